@@ -1,4 +1,4 @@
-"""Cooperating worker processes for training scripts: `connect` joins the job that ``platoon launch`` started."""
+"""Cooperating worker processes for training scripts; `connect` joins the job of the launcher."""
 
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ __all__ = [
 
 __version__ = "0.1.0.dev0"
 
-# ``platoon --help`` needs none of them, and a script imports NumPy when it wants to.
+# Names are imported at their first use: ``platoon --help`` needs none of them, nor NumPy.
 __getattr__ = lazy_names(
     __name__,
     {

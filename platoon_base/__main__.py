@@ -4,8 +4,9 @@ import contextlib
 import sys
 from pathlib import Path
 
-# `python -m` puts the working directory first on the path: a user's numpy.py would be imported in place of NumPy.
-with contextlib.suppress(OSError):  # it has been removed
+# `python -m` puts the working directory first on the path: a user's numpy.py would hide NumPy.
+# The working directory may have been removed.
+with contextlib.suppress(OSError):
     if (
         not getattr(sys.flags, "safe_path", False)
         and Path(sys.path[0]).resolve() == Path.cwd() != Path(__file__).resolve().parents[1]

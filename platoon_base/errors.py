@@ -1,6 +1,6 @@
 """The errors and the warning that this package raises.
 
-Every message says what was got, why it is wrong and what to do about it.
+Every message says what was passed, why it is wrong and how to fix it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class PlatoonError(Exception):
 
 
 class ConfigurationError(PlatoonError, ValueError):
-    """A value given by the user cannot work."""
+    """A value given by the user is invalid."""
 
 
 class DataMismatchError(ConfigurationError):
-    """Workers that divide data have different data; the job ends even if some have trained already."""
+    """Workers that divide data have different data; the job ends, even during training."""
 
 
 class RowIndexError(PlatoonError, IndexError):
-    """The number of a row that a data set does not have."""
+    """A row number is outside of the data set."""
 
 
 class LayoutMismatchError(PlatoonError, ValueError):
@@ -42,7 +42,7 @@ class LayoutMismatchError(PlatoonError, ValueError):
 
 
 class ProtocolError(PlatoonError):
-    """A control message that cannot be understood, or one that came out of turn."""
+    """A control message is invalid or out of order."""
 
 
 class WorkerFailedError(PlatoonError, RuntimeError):
@@ -50,7 +50,7 @@ class WorkerFailedError(PlatoonError, RuntimeError):
 
 
 class WorkerLostError(PlatoonError, ConnectionError):
-    """Another process of the job (a worker or the controller) is gone."""
+    """Another process of the job (a worker or the controller) is lost."""
 
 
 class CollectiveTimeoutError(PlatoonError, TimeoutError):
@@ -66,4 +66,4 @@ class BackendUnavailableError(PlatoonError, ImportError):
 
 
 class PlatoonWarning(UserWarning):
-    """Something works otherwise than the user probably expects."""
+    """Something works differently from what the user probably expects."""

@@ -1,4 +1,4 @@
-"""Fingerprints and checksums of data: workers detect by them that their data differ, or that data have changed."""
+"""Fingerprints and checksums that show whether workers have the same data."""
 
 from __future__ import annotations
 
@@ -17,15 +17,7 @@ _ROWS = 64
 
 
 def checksum(array: Any, before: int = 0) -> int:
-    """Return the CRC-32 of all bytes of an array, which differs if a value does but for one case in 4e9.
-
-    Parameters
-    ----------
-    array : array_like
-        Of any shape and of a dtype without objects; the order in memory does not matter.
-    before : int
-        The checksum of what comes before it.
-    """
+    """Return the CRC-32 of an array without objects; ``before`` is that of earlier data."""
     values = np.ascontiguousarray(array)
     return zlib.crc32(values.reshape(-1).view(np.uint8).data, before) if values.nbytes else before
 
@@ -33,28 +25,10 @@ def checksum(array: Any, before: int = 0) -> int:
 def fingerprint(*data: Any) -> str:
     """Return a hash of the shapes, the dtypes and a sample of the rows of each argument.
 
-    At most 64 rows spread over each array are read, of a long row some parts, and of a small array everything: so data
-    of any size, in files too, costs milliseconds. Data that differ in single rows may have
-    the same fingerprint; two random splits or shuffles of one data set have not. The result is the same in every
-    process.
-
-    Parameters
-    ----------
-    *data : array, sequence, data frame, mapping of these, number, string or None
-        Arrays of NumPy and of other packages (torch, TensorFlow, h5py, scipy.sparse). Of other objects only
-        the class counts.
-
-    Returns
-    -------
-    str
-        16 hexadecimal digits.
-
-    Examples
-    --------
-    >>> fingerprint(np.arange(3)) == fingerprint(np.arange(3))
-    True
-    >>> fingerprint(np.arange(3)) == fingerprint(np.arange(3)[::-1])
-    False
+    It is 16 hexadecimal digits, the same in every process. At most 64 rows of each array are read,
+    so any size costs milliseconds: data that differ in single rows may have the same fingerprint,
+    but two random splits or shuffles do not. Arrays of torch, TensorFlow, h5py, scipy.sparse and
+    pandas are read too; for other objects only the class counts.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in data:
@@ -63,7 +37,6 @@ def fingerprint(*data: Any) -> str:
 
 
 def _add(digest: hashlib.blake2b, data: Any, rows: int) -> None:
-    """Add one value to the hash, after a tag for its type."""
     if isinstance(data, Mapping):
         _mark(digest, "mapping", len(data))
         for key in sorted(data, key=repr):
@@ -83,7 +56,8 @@ def _add(digest: hashlib.blake2b, data: Any, rows: int) -> None:
 
 def _add_array(digest: hashlib.blake2b, array: Any, rows: int) -> None:
     if isinstance(array, np.ndarray) or not len(array.shape):
-        array = np.asarray(array)  # a row of np.matrix would be a matrix again
+        # A row of np.matrix would be a matrix again.
+        array = np.asarray(array)
     shape = tuple(int(n) for n in array.shape)
     _mark(digest, "array", shape, getattr(array, "dtype", None))
     if isinstance(array, np.ndarray) and not array.dtype.hasobject and (array.nbytes <= _WHOLE_BYTES or array.ndim < 2):
@@ -91,13 +65,14 @@ def _add_array(digest: hashlib.blake2b, array: Any, rows: int) -> None:
     elif isinstance(array, np.ndarray) and not array.ndim:
         _add(digest, array.item(), rows)
     elif shape:
-        by_row = getattr(array, "iloc", array)  # of pandas, whose [] selects columns
+        # pandas selects columns by [].
+        by_row = getattr(array, "iloc", array)
         for index in _sample(shape[0], rows):
             _add(digest, plain(by_row[index]), max(2, rows // 8))
 
 
 def _thinned(array: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
-    """Return a small array whole, and of a long vector parts spread over it: each may be read from a disk."""
+    """Return a small array, or parts spread over a long vector, which may be on a disk."""
     if array.nbytes <= _WHOLE_BYTES:
         return array
     length = max(1, _WHOLE_BYTES // _ROWS // array.itemsize)
@@ -105,21 +80,23 @@ def _thinned(array: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
 
 
 def plain(row: Any) -> Any:
-    """Return a row as NumPy's, where it is an array of another package."""
+    """Return a row of another package's array as a NumPy array."""
     if isinstance(row, np.ndarray):
         return row
-    if hasattr(row, "toarray"):  # scipy.sparse
+    # A matrix of scipy.sparse.
+    if hasattr(row, "toarray"):
         return row.toarray()
-    if hasattr(row, "detach"):  # torch
+    # A tensor of torch.
+    if hasattr(row, "detach"):
         row = row.detach().cpu()
-        return (row.float() if str(row.dtype) == "torch.bfloat16" else row).numpy()  # NumPy has no bfloat16
+        # NumPy has no bfloat16.
+        return (row.float() if str(row.dtype) == "torch.bfloat16" else row).numpy()
     if hasattr(row, "shape"):
         return np.asarray(row)
     return row
 
 
 def _sample(n: int, count: int) -> list[int]:
-    """Spread ``count`` indices evenly over 0 .. n - 1, the first and the last among them."""
     if n <= count:
         return list(range(n))
     return [i * (n - 1) // (count - 1) for i in range(count)]

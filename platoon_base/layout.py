@@ -1,4 +1,4 @@
-"""Names, shapes and dtypes of a model's parameters, and where each lies in one flat buffer."""
+"""Names, shapes and dtypes of a model's parameters, and the place of each in one flat buffer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ALIGNMENT", "Layout", "ParameterSpec", "Piece"]
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+# In bytes: a cache line, and the widest vector register.
+ALIGNMENT = 64
 
 
 class ParameterSpec(NamedTuple):
-    """Name, shape and dtype of one parameter.
-
-    Attributes
-    ----------
-    name : str
-        The name that error messages use; may be empty.
-    shape : tuple of int
-    dtype : str
-        A NumPy dtype name, such as ``"float32"``.
-    """
+    """Name, shape and NumPy dtype name of one parameter; the name may be empty."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,12 +32,10 @@ class ParameterSpec(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes."""
         return self.size * np.dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
@@ -53,7 +43,7 @@ class ParameterSpec(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements ``start`` to ``stop`` of parameter number ``parameter``, counted in the flattened array."""
+    """Elements ``start`` to ``stop`` of the flattened parameter number ``parameter``."""
 
     parameter: int
     start: int
@@ -62,15 +52,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The order, names, shapes and dtypes of parameters, placed in one flat buffer.
+    """The specs of parameters in one flat buffer; the last ``moments`` specs are moments.
 
     Two workers may share a center only if their layouts have the same `fingerprint`.
-
-    Parameters
-    ----------
-    specs : tuple of ParameterSpec
-    moments : int
-        How many of the last ones are moments of the others.
     """
 
     specs: tuple[ParameterSpec, ...]
@@ -78,13 +62,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Iterable[Any], names: Sequence[str] | None = None, moments: int = 0) -> Layout:
-        """Describe arrays, or anything with ``shape`` and ``dtype``, in the order given; the last ones are moments.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no array at all.
-        """
+        """Describe arrays, or anything with ``shape`` and ``dtype``, in the given order."""
         arrays = list(arrays)
         names = [""] * len(arrays) if names is None else names
         if len(names) != len(arrays):
@@ -115,12 +93,10 @@ class Layout:
 
     @property
     def num_trained(self) -> int:
-        """How many of the parameters are trained; moments follow."""
         return len(self.specs) - self.moments
 
     @property
     def trained(self) -> Layout:
-        """The layout without the moments."""
         return Layout(self.specs[: self.num_trained])
 
     @cached_property
@@ -130,20 +106,15 @@ class Layout:
         return hashlib.sha256(text.encode()).digest()
 
     def views(self, buffer: Any, offset: int = 0) -> list[np.ndarray[Any, Any]]:
-        """Arrays of the right shapes and dtypes that lie on ``buffer``, from byte ``offset`` on."""
         return [
             array_on(buffer, spec.shape, spec.dtype, offset + start) for spec, start in zip(self.specs, self.offsets)
         ]
 
     def empty(self) -> list[np.ndarray[Any, Any]]:
-        """Make arrays of the right shapes and dtypes, of any values."""
         return [np.empty(spec.shape, spec.dtype) for spec in self.specs]
 
     def stripes(self, stripe_bytes: int) -> list[tuple[Piece, ...]]:
-        """Cut the parameters into stripes of about ``stripe_bytes`` each.
-
-        Every element is in exactly one stripe; a cut inside a parameter is at a multiple of 64 bytes.
-        """
+        """Cut the parameters into stripes of about ``stripe_bytes``, at multiples of 64 bytes."""
         stripes: list[tuple[Piece, ...]] = []
         current: list[Piece] = []
         room = stripe_bytes
@@ -164,7 +135,6 @@ class Layout:
         return stripes
 
     def require_same(self, other: Layout, whose: str = "the job's") -> None:
-        """Raise `LayoutMismatchError`, naming the first difference, unless ``other`` is the same layout."""
         if self.fingerprint == other.fingerprint:
             return
         if len(self.specs) != len(other.specs):

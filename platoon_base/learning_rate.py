@@ -1,4 +1,4 @@
-"""The learning rate of N workers: scaled with their number, warmed up, and schedules for it. No clock, no I/O."""
+"""The learning rate of N workers: scaling, warm-up and schedules. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -16,37 +16,17 @@ SCALINGS = ("linear", "sqrt", "none")
 
 
 def scale_factor(workers: int, how: str = "linear") -> float:
-    """Return the number by which N workers multiply the learning rate of one.
+    """Return the factor of the learning rate for N workers: N, sqrt(N) or 1.
 
-    ::
+    N workers that keep the batch size of one process take mini-batches N times as large together.
+    With SGD and momentum, one such step is about N steps of one process (linear). The square root
+    keeps the covariance of a step of SGD, and is the rule for Adam and RMSProp.
 
-        f := N            linear
-        f := sqrt(N)      sqrt
-        f := 1            none
+    Deviation: Malladi et al. also change beta_1, beta_2 and epsilon with N; they stay unchanged
+    here.
 
-    N workers that each keep the batch size of one process take mini-batches N times as large together. With plain SGD
-    and with momentum, one step on such a mini-batch then moves the parameters about as N steps of one process do. The
-    square root keeps the covariance of a step of SGD the same. It is also the rule for Adam and RMSProp.
-
-    Deviation: for Adam and RMSProp, Malladi et al. also let beta_1, beta_2 and epsilon change with N. Those stay what
-    they are here.
-
-    Parameters
-    ----------
-    workers : int, at least 1
-    how : {"linear", "sqrt", "none"}
-
-    Returns
-    -------
-    float
-        1.0 for one worker.
-
-    References
-    ----------
-    linear: Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.1.
-    sqrt: Krizhevsky: One weird trick for parallelizing convolutional neural networks, arXiv 1404.5997. Hoffer et al.:
-    Train longer, generalize better, arXiv 1705.08741. For Adam and RMSProp, Malladi et al.: On the SDEs and scaling
-    rules for adaptive gradient algorithms, arXiv 2205.10287.
+    Sources: linear, Goyal et al., arXiv 1706.02677, section 2.1. sqrt, Krizhevsky, arXiv 1404.5997;
+    Hoffer et al., arXiv 1705.08741; for Adam and RMSProp, Malladi et al., arXiv 2205.10287.
     """
     if how not in SCALINGS:
         raise ConfigurationError(f"got how={how!r}: it must be one of {', '.join(SCALINGS)}")
@@ -56,13 +36,7 @@ def scale_factor(workers: int, how: str = "linear") -> float:
 
 
 def scaled(rate: Any, workers: int, how: str = "linear") -> float:
-    """Return ``f rate``, with the f of `scale_factor`.
-
-    Raises
-    ------
-    ConfigurationError
-        If the rate is no finite number.
-    """
+    """Return ``f rate``, with the f of `scale_factor`; raise if the rate is not finite."""
     return _number(rate) * scale_factor(workers, how)
 
 
@@ -72,22 +46,10 @@ class Warmup:
 
     ::
 
-        lr := rate / f (p (f - 1) + 1)        for p = min(e / warmup_epochs, 1), with the f of `scale_factor`
+        lr := rate / f (p (f - 1) + 1)        for p = min(e / warmup_epochs, 1)
 
-    e are the epochs done, with the part of the present one. The ramp is a straight line, whatever f is.
-
-    Parameters
-    ----------
-    rate : float, greater than 0
-        The learning rate after the warm-up, that of N workers.
-    warmup_epochs : float, greater than 0
-    workers : int, at least 1
-    how : {"linear", "sqrt", "none"}
-        How ``rate`` was scaled.
-
-    References
-    ----------
-    Goyal et al. (see `scale_factor`), section 2.2, gradual warm-up.
+    f is that of `scale_factor`, e the epochs done with the part of the present one, and ``rate``
+    the learning rate after the warm-up. Source: Goyal et al. (see `scale_factor`), section 2.2.
     """
 
     rate: float
@@ -106,10 +68,7 @@ class Warmup:
         self.factor = scale_factor(self.workers, self.how)
 
     def at(self, epochs: float) -> float | None:
-        """Return the learning rate after so many epochs, or None if it has been ``rate`` before.
-
-        From then on others may change it. With a factor of 1 that is so after the first call.
-        """
+        """Return the learning rate after so many epochs; None once it has been ``rate``."""
         if self.finished:
             return None
         self.finished = epochs >= self.warmup_epochs or self.factor == 1
@@ -118,30 +77,7 @@ class Warmup:
 
 
 def scaled_schedule(schedule: Callable[[Any], Any], workers: int) -> Callable[[Any], Any]:
-    """Let a schedule that was written for one process end at the same epoch on N workers.
-
-    ::
-
-        lr(k) := schedule(N k)        for k, the steps of one of the workers
-
-    In an epoch these are N times fewer than those of one process with the same batch size.
-
-    Parameters
-    ----------
-    schedule : callable
-        Takes the number of steps done, and returns the learning rate.
-    workers : int, at least 1
-
-    Returns
-    -------
-    callable
-        Takes one argument. It can be pickled if ``schedule`` can. The schedule itself for one worker.
-
-    Raises
-    ------
-    ConfigurationError
-        If the schedule cannot be called, or is scaled already.
-    """
+    """Return lr(k) := schedule(N k), for the k steps of one worker; it ends at the same epoch."""
     if not callable(schedule):
         raise ConfigurationError(
             f"got {schedule!r}: pass a function of the number of steps done; a number is scaled by scale_learning_rate"
@@ -156,7 +92,6 @@ def _at(schedule: Callable[[Any], Any], workers: int, step: Any) -> Any:
 
 
 def _number(rate: Any) -> float:
-    """Return a learning rate as a float; NumPy's numbers and arrays of no dimension are numbers too."""
     try:
         number = math.nan if isinstance(rate, (str, bytes, bool)) else float(rate)
     except (TypeError, ValueError):

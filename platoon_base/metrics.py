@@ -1,4 +1,4 @@
-"""Sums over batches and over workers: exact pairs of a weighted sum and its weight, and vectors of float64."""
+"""Sums over batches and workers: exact pairs of a weighted sum and its weight, and vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VECTOR_ITEM_BYTES = 8
 
 
 def add_pairs(contributions: Iterable[Mapping[str, tuple[float, float]]]) -> Pairs:
-    """Add ``{name: (sum, weight)}`` mappings name by name, exactly rounded and independent of their order."""
+    """Add ``{name: (sum, weight)}`` mappings, exactly rounded and independent of their order."""
     columns: dict[str, list[tuple[float, float]]] = {}
     for pairs in contributions:
         for name, pair in pairs.items():
@@ -29,10 +29,12 @@ def _sum(values: Iterable[float]) -> float:
     values = list(values)
     special = [v for v in values if not math.isfinite(v)]
     if special:
-        return sum(special)  # inf, -inf, or NaN, whatever else there is
+        # The result is inf, -inf or NaN.
+        return sum(special)
     try:
         return math.fsum(values)
-    except OverflowError:  # a partial sum beyond the largest float; the whole may still be representable
+    except OverflowError:
+        # A partial sum is too large, but the total may still be representable.
         total = sum(map(Fraction, values), Fraction())
     try:
         return float(total)
@@ -41,45 +43,31 @@ def _sum(values: Iterable[float]) -> float:
 
 
 def add_vectors(vectors: Iterable[bytes]) -> bytes:
-    """Add vectors of one length, of little-endian float64, element by element in the order given."""
+    """Add vectors of one length, of little-endian float64, in the given order."""
     parts = [np.frombuffer(vector, dtype="<f8") for vector in vectors]
     if not parts[0].size:
         return b""
     total = parts[0].copy()
-    with np.errstate(all="ignore"):  # infinities are passed on, and their differences are NaN
+    # Infinities are kept, and their differences are NaN.
+    with np.errstate(all="ignore"):
         for part in parts[1:]:
             total += part
     return total.tobytes()
 
 
 def means(pairs: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Divide each sum by its weight; a weight of 0 gives NaN: nothing was measured."""
+    """Divide each sum by its weight; a weight of 0 gives NaN."""
     return {name: total / weight if weight else math.nan for name, (total, weight) in pairs.items()}
 
 
 class MeanAccumulator:
-    """Collect per-batch means with their sample counts, as exact sums.
-
-    Examples
-    --------
-    >>> acc = MeanAccumulator()
-    >>> acc.add({"loss": 2.0}, weight=3)
-    >>> acc.add({"loss": 4.0}, weight=1)
-    >>> means(acc.pairs)
-    {'loss': 2.5}
-    """
+    """Collects per-batch means with their sample counts, as exact sums."""
 
     def __init__(self) -> None:
         self._batches: list[Pairs] = []
 
     def add(self, batch_means: Mapping[str, float], weight: float) -> None:
-        """Add one batch: its mean values and the number of samples behind them.
-
-        Raises
-        ------
-        ConfigurationError
-            If the weight is negative or not finite.
-        """
+        """Add the means of one batch; ``weight`` is its number of samples."""
         if not (weight >= 0 and math.isfinite(weight)):
             raise ConfigurationError(f"got weight {weight!r}: it counts samples and must be finite and >= 0")
         weight = float(weight)
@@ -87,5 +75,4 @@ class MeanAccumulator:
 
     @property
     def pairs(self) -> Pairs:
-        """The sums so far, as ``{name: (sum, weight)}``."""
         return add_pairs(self._batches)

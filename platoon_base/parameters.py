@@ -1,7 +1,7 @@
-"""A model's parameters behind one face: NumPy arrays, tensors, device arrays and Theano shared variables.
+"""A common interface for parameters: NumPy arrays, tensors, device arrays, shared variables.
 
-Where the memory of a parameter can be reached it is changed in place; where it cannot, it is copied out and back.
-Objects are recognized by their methods, so no framework is imported here.
+A parameter is changed in place if its memory is accessible, and copied otherwise. Objects are
+recognized by their methods, so no framework is imported here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.device_arrays import is_device_array, is_gpu_array
+from platoon_base.device_arrays import Order, is_device_array, is_gpu_array, memory_order
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.layout import Layout
@@ -24,11 +24,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Parameter(Protocol):
-    """The methods of a parameter; objects of an adapter that have them are taken as they are.
+    """The methods of a parameter; adapters' objects that have them are used unchanged.
 
-    A parameter whose values are on a device may also have ``prefetch()``, which starts the copy that `borrow` waits
-    for, and ``flush()``, which waits for the copy that `give_back` has started: so the copies of all parameters are
-    queued before the first wait.
+    On a device it may also have ``prefetch()``, which starts the copy that `borrow` waits for, and
+    ``flush()``, which waits for the copy that `give_back` has started. All copies are then queued
+    before the first wait.
     """
 
     name: str
@@ -42,25 +42,22 @@ class Parameter(Protocol):
         ...
 
     def memory(self) -> Array | None:
-        """Return the memory of the value, or None if it cannot be reached."""
+        """Return the memory of the value, or None if it is not accessible."""
         ...
 
     def on_device(self) -> Any:
-        """Return the value as a device array: a GpuArray or a `CudaArray`; None if it is on the host.
-
-        It is the memory itself, or a copy that `give_back` makes the value.
-        """
+        """Return a GpuArray or `CudaArray` of the value, memory or copy; None on the host."""
         ...
 
 
 def is_tensor(array: Any) -> bool:
-    """Return whether an array is one of torch, without importing torch."""
+    """Return whether an array is a tensor of torch, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
 
 def assign(array: Any, values: Any) -> None:
-    """Do ``array[...] = values``, for 0-d GpuArrays too, which pygpu does not index."""
+    """Do ``array[...] = values``, also for 0-d GpuArrays, which pygpu does not index."""
     if array.shape or not is_gpu_array(array):
         array[...] = values
     else:
@@ -68,27 +65,27 @@ def assign(array: Any, values: Any) -> None:
 
 
 class Group(Protocol):
-    """Borrows parameters all at once, where they have it as their ``group``, all the same one."""
+    """Borrows parameters together, if all have the same object as their ``group``."""
 
     def borrow(self, parameters: Sequence[Any]) -> list[Array] | None:
-        """Return what `Parameter.borrow` would of each; None if it has to be asked."""
+        """Return `Parameter.borrow` of each; None if each must be called."""
         ...
 
     def give_back(self, parameters: Sequence[Any], arrays: Sequence[Any]) -> bool:
-        """Do what `Parameter.give_back` would for each; return False if it has to be asked."""
+        """Call `Parameter.give_back` for each; return False if each must be called."""
         ...
 
     def borrow_on_device(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
-        """Return what `Parameter.on_device` would of each; None if each has to be asked.
+        """Return `Parameter.on_device` of each; None if each must be called.
 
-        The sequence has an attribute ``like``, another object whenever shapes, dtypes or devices are not those of the
-        call before; a list of indices gives a part of it, whose changes are changes of the whole. Its method
-        ``change(queue, may_wait)`` is `DeviceRuntime.change` for it.
+        The sequence's attribute ``like`` is a new object whenever shapes, dtypes or devices have
+        changed. A list of indices selects a part, a view. ``change(queue, may_wait)`` is that of
+        `DeviceRuntime`.
         """
         ...
 
     def share_on_device(self, parameters: Sequence[Any]) -> None:
-        """Prepare for a center on devices, with which these parameters are synchronized from now on."""
+        """Prepare for synchronization with a center on devices."""
         ...
 
 
@@ -98,7 +95,7 @@ class _NumPyParameter:
         self._array = array
 
     def borrow(self) -> Array:
-        # Not ascontiguousarray: it makes a scalar's shape (1,).
+        # np.ascontiguousarray would change the shape of a scalar to (1,).
         return self._array if self._array.flags.c_contiguous else np.array(self._array, order="C")
 
     def give_back(self, array: Array) -> None:
@@ -186,19 +183,10 @@ def _wrap(parameter: Any, index: int) -> Parameter:
 
 
 class Parameters:
-    """The parameters of one model, in a fixed order.
+    """The parameters of one model, in a fixed order; the last ``moments`` ones are moments.
 
-    Parameters
-    ----------
-    parameters : iterable of ndarray, torch.Tensor, GpuArray, Theano shared variable or `Parameter`
-        Each of a float dtype; or pairs of a name and one of these, such as ``model.named_parameters()``.
-    moments : int
-        How many of the last ones are moments of the others.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are none, one is something else, one is no float, or one is given twice.
+    Pairs of a name and a parameter are accepted too, such as ``model.named_parameters()``. All
+    dtypes are floats, and no parameter appears twice.
     """
 
     def __init__(self, parameters: Iterable[Any], moments: int = 0) -> None:
@@ -230,7 +218,7 @@ class Parameters:
             raise ConfigurationError("all parameters are empty: there is nothing to synchronize")
 
     def borrow(self) -> list[Array]:
-        """Return the values: C-contiguous, the memory of the parameters itself where that can be had."""
+        """Return C-contiguous values: the memory of the parameters itself where possible."""
         found = None if self._group is None else self._group.borrow(self._parameters)
         if found is not None:
             return found
@@ -249,43 +237,48 @@ class Parameters:
 
     @property
     def frozen(self) -> set[int]:
-        """The indices of those that are not trained now, as far as that is known: torch's with a requires_grad."""
+        """The indices of parameters that are known not to be trained, by torch's requires_grad."""
         return {i for i, parameter in enumerate(self._parameters) if getattr(parameter, "frozen", False)}
 
     @property
     def context(self) -> Any:
-        """The context of the parameters, if all are C-contiguous device arrays of one; None otherwise."""
+        """The common context, if all parameters are dense device arrays; otherwise None."""
         arrays = self.borrow_on_device()
         contexts = {array.context.ptr: array.context for array in arrays if array is not None}
-        if len(contexts) != 1 or any(array is None or not array.flags.c_contiguous for array in arrays):
+        if len(contexts) != 1 or any(array is None or memory_order(array) is None for array in arrays):
             return None
         return next(iter(contexts.values()))
 
     def off_device(self) -> str:
-        """Return the first parameter that keeps a center off the device, and why; empty if there is none."""
+        """Return why a parameter keeps a center off the device; empty if none does."""
         first: Any = None
         for spec, array in zip(self.layout.specs, self.borrow_on_device()):
             if array is None:
                 return f"{spec.name} is in the memory of the host"
-            if not array.flags.c_contiguous:
-                return f"{spec.name} is not C-contiguous (torch.channels_last and transposed views are not)"
+            if memory_order(array) is None:
+                return f"{spec.name} is not contiguous (a transposed or sliced view)"
             first = array.context if first is None else first
             if array.context.ptr != first.ptr:
                 return f"{spec.name} is on another device than {self.layout.specs[0].name}"
         return "" if first is None or first.kind == b"cuda" else f"{self.layout.specs[0].name} is on no CUDA device"
 
     def borrow_on_device(self) -> Sequence[Any]:
-        """Return the values as device arrays, to be given back if they change; None for each that is on the host."""
+        """Return the values as device arrays, for `give_back`; None for each on the host."""
         found = None if self._group is None else self._group.borrow_on_device(self._parameters)
         return [p.on_device() for p in self._parameters] if found is None else found
 
-    def share_on_device(self) -> None:
-        """Prepare for a center on devices."""
+    def orders_on_device(self) -> list[Order | None]:
+        """Return the order in memory of each parameter on the device."""
+        return [memory_order(array) for array in self.borrow_on_device()]
+
+    def share_on_device(self, orders: Sequence[Order]) -> list[str]:
+        """Prepare for a center on devices; return the names of those that are copied, as their memory differs."""
         if self._group is not None:
             self._group.share_on_device(self._parameters)
+        pairs = [(p, p.keep_order, order) for p, order in zip(self._parameters, orders) if hasattr(p, "keep_order")]
+        return [parameter.name for parameter, keep_order, order in pairs if keep_order(order)]
 
     def _require_apart(self) -> None:
-        """Raise if two parameters lie on the same memory: it would be synchronized twice."""
         placed = [(*_extent(m), p.name, m) for p in self._parameters if (m := p.memory()) is not None and m.size]
         before: list[Any] = []
         for start, stop, name, array in sorted(placed, key=lambda place: place[0]):
@@ -308,14 +301,12 @@ class Parameters:
 
 
 def _extent(array: Array) -> tuple[int, int]:
-    """Return the address of the lowest byte of an array, and that behind the highest."""
     reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides)]
     low, high = (sum(f(each, 0) for each in reach) for f in (min, max))
     return array.ctypes.data + low, array.ctypes.data + high + array.itemsize
 
 
 def _overlaps_itself(array: Array) -> bool:
-    """Return whether two elements of an array have the same address."""
     reach = array.itemsize
     for stride, n in sorted((abs(stride), n) for stride, n in zip(array.strides, array.shape) if n > 1):
         if stride < reach:

@@ -1,4 +1,4 @@
-"""When to synchronize and when to stop: small state machines over counters and reported values. No clock, no I/O."""
+"""When to synchronize and when to stop: small state machines. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -25,27 +25,16 @@ STOP_POLICIES = ("any", "all", "leader")
 
 
 def part_is_over(part: float, count: int, n: int) -> bool:
-    """Return whether ``count`` steps of a period of ``n`` are that part of it, or more; at least one step."""
+    """Return whether ``count`` steps, at least one, are that part of a period of ``n`` or more."""
     return count >= max(1, int(n * part))
 
 
 @dataclass
 class EveryN:
-    """True at every ``n``-th call of `due`.
-
-    Parameters
-    ----------
-    n : int, at least 1
-
-    Attributes
-    ----------
-    count : int
-        The steps since the last that was due.
-    periods : int
-        How many were due by now.
-    """
+    """True at every ``n``-th call of `due`."""
 
     n: int
+    # Steps since the last that was due, and the number of those that were due.
     count: int = field(default=0, init=False)
     periods: int = field(default=0, init=False)
 
@@ -55,7 +44,7 @@ class EveryN:
             raise ConfigurationError(f"got a period of {self.n!r}: it counts updates and must be a whole number >= 1")
 
     def due(self) -> bool:
-        """Count one step and tell whether it is the ``n``-th since the last that was due."""
+        """Count one step and return whether it is the ``n``-th since the last that was due."""
         self.count += 1
         if self.count < self.n:
             return False
@@ -64,27 +53,21 @@ class EveryN:
         return True
 
     def is_past(self, part: float) -> bool:
-        """Return whether that part of a period is over since the last that was due; see `part_is_over`."""
+        """Return whether that part of the current period is over; see `part_is_over`."""
         return part_is_over(part, self.count, self.n)
 
     @property
     def part(self) -> float:
-        """The steps since the last that was due, as a part of the period: from 0 to less than 1."""
+        """The steps of the current period divided by ``n``: from 0 to less than 1."""
         return self.count / self.n
 
     def restart(self) -> None:
-        """Start a new period."""
         self.count = 0
 
 
 @dataclass
 class EverySeconds:
-    """True when ``seconds`` have passed since it was last true.
-
-    Parameters
-    ----------
-    seconds : float, greater than 0
-    """
+    """True when ``seconds`` have passed since it was last true."""
 
     seconds: float
     last: float | None = field(default=None, init=False)
@@ -94,7 +77,7 @@ class EverySeconds:
             raise ConfigurationError(f"got a period of {self.seconds!r} s: it must be greater than 0")
 
     def due(self, now: float) -> bool:
-        """Return whether the period is over at time ``now`` (seconds of any steady clock); the first call starts it."""
+        """Return whether the period is over at ``now``, in seconds; the first call starts it."""
         if self.last is None:
             self.last = now
         if now - self.last < self.seconds:
@@ -105,17 +88,7 @@ class EverySeconds:
 
 @dataclass
 class Patience:
-    """Stop when a metric has not improved for ``patience`` reports in a row.
-
-    Parameters
-    ----------
-    patience : int, at least 1
-        Number of reports without improvement that are tolerated.
-    min_delta : float, at least 0
-        An improvement is a change for the better by more than this.
-    mode : {"min", "max"}
-        Whether smaller or greater is better.
-    """
+    """Stop when a metric has not improved by more than ``min_delta`` for ``patience`` reports."""
 
     patience: int
     min_delta: float = 0.0
@@ -132,7 +105,7 @@ class Patience:
             raise ConfigurationError(f"got mode={self.mode!r}: it must be 'min' or 'max'")
 
     def improved(self, value: float) -> bool:
-        """Add one reported value and return whether it is the best so far; NaN never is."""
+        """Add a reported value and return whether it is the best so far; NaN never is."""
         sign = 1.0 if self.mode == "min" else -1.0
         better = not math.isnan(value) and (math.isnan(self.best) or sign * value < sign * self.best - self.min_delta)
         if better:
@@ -143,20 +116,11 @@ class Patience:
 
     @property
     def exhausted(self) -> bool:
-        """Whether it is time to stop."""
         return self.waited >= self.patience
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of a run; None means no bound.
-
-    Parameters
-    ----------
-    epochs, batches : int, optional
-    seconds : float, optional
-    """
-
     epochs: int | None = None
     batches: int | None = None
     seconds: float | None = None
@@ -168,7 +132,7 @@ class Limits:
                 raise ConfigurationError(f"got {name}={value!r}: a limit must be greater than 0, or None for no limit")
 
     def reached(self, epochs: int = 0, batches: int = 0, seconds: float = 0.0) -> str | None:
-        """Name the first bound that the counters have reached, such as ``"epochs >= 10"``, or None."""
+        """Return the first bound that is reached, such as ``"epochs >= 10"``, or None."""
         for name, count in (("epochs", epochs), ("batches", batches), ("seconds", seconds)):
             limit = getattr(self, name)
             if limit is not None and count >= limit:
@@ -177,24 +141,13 @@ class Limits:
 
 
 def require_policy(policy: Any) -> None:
-    """Raise `ConfigurationError` unless ``policy`` is one of `STOP_POLICIES`."""
     if policy not in STOP_POLICIES:
         raise ConfigurationError(f"got policy={policy!r}: it must be one of {', '.join(STOP_POLICIES)}")
 
 
 def votes_suffice(policy: str, voters: Collection[int], participants: Collection[int]) -> bool:
-    """Return whether the votes to stop decide for all participants.
-
-    Votes are counted here alone, however they came: as messages, in the shared memory of the job, or in a collective
-    call. Adapters pass the ranks that they learnt of in their own ways.
-
-    Parameters
-    ----------
-    policy : {"any", "all", "leader"}
-        One vote is enough; every participant must vote; the vote of the lowest rank present decides.
-    voters, participants : collection of int
-        Ranks that voted to stop, and ranks that take part. The votes of others do not count.
-    """
+    """Return whether votes to stop decide for all participants; others' votes do not count."""
+    # "leader": the vote of the lowest rank present decides.
     require_policy(policy)
     present = set(participants)
     votes = present.intersection(voters)

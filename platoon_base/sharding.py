@@ -1,4 +1,4 @@
-"""The rows, batches and seeds of each worker, by pure functions of (n, rank, size, seed, epoch)."""
+"""Rows, batches and seeds of each worker, as pure functions of (n, rank, size, seed, epoch)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,14 @@ UNEVEN = ("keep", "drop", "wrap")
 
 
 class Position(NamedTuple):
-    """How far a worker has come, and so where it goes on after it was started again.
-
-    Attributes
-    ----------
-    epoch : int
-        As passed to `Worker.progress`; 0 if none was.
-    epoch_steps : int
-        Number of mini-batches done since that epoch began.
-    steps : int
-        Number of mini-batches done since the training began.
-    """
+    """A worker's progress, from which it continues after a restart."""
 
     epoch: int = 0
     epoch_steps: int = 0
     steps: int = 0
 
     def done_in(self, epoch: int) -> int:
-        """Return how many mini-batches of an epoch are done: those to skip; 0 in any but this one."""
+        """Return the number of mini-batches of an epoch that are done; 0 for other epochs."""
         return self.epoch_steps if epoch == self.epoch else 0
 
 
@@ -48,13 +38,12 @@ def _check(rank: int, size: int) -> None:
 
 
 def require_uneven(uneven: Any) -> None:
-    """Raise `ConfigurationError` unless ``uneven`` is one of `UNEVEN`; see `epoch_indices`."""
     if uneven not in UNEVEN:
         raise ConfigurationError(f"got uneven={uneven!r}: it must be one of {', '.join(UNEVEN)}")
 
 
 def shard_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
-    """Return start and stop of the contiguous shard of ``rank``: sizes differ by at most one, nothing is left out."""
+    """Return start and stop of the contiguous shard of ``rank``; sizes differ by at most one."""
     _check(rank, size)
     return n * rank // size, n * (rank + 1) // size
 
@@ -69,36 +58,19 @@ def epoch_indices(
     epoch: int = 0,
     uneven: str = "keep",
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the row numbers that ``rank`` trains on in ``epoch``: every ``size``-th of the epoch's order.
+    """Return the row numbers of ``rank`` in ``epoch``: every ``size``-th of the epoch's order.
 
     ::
 
         rows := order[rank], order[rank + size], order[rank + 2 size], ...
 
-    All workers have the same order: 0 .. n - 1, or one permutation drawn from ``(seed, epoch)``. So the k-th
-    mini-batches of all workers are together the k-th of one process with mini-batches ``size`` times as large.
+    All workers have the same order: 0 .. n - 1, or with ``shuffle`` one permutation drawn from
+    ``(seed, epoch)``. The k-th mini-batches of all workers together are the k-th of one process
+    with mini-batches ``size`` times as large.
 
-    Parameters
-    ----------
-    n : int
-        Number of rows.
-    rank, size : int
-    shuffle : bool
-        Deal out a new permutation in each epoch.
-    seed, epoch : int
-        Common to all workers.
-    uneven : {"keep", "drop", "wrap"}
-        If ``size`` does not divide ``n``: shards that differ by one row; the last ``n % size`` rows left out of this
-        epoch; or the first rows repeated, so that all shards have ``ceil(n / size)`` rows.
-
-    Returns
-    -------
-    ndarray, shape (about n / size,), int64
-
-    Raises
-    ------
-    ConfigurationError
-        If "drop" would leave nothing of the rows that there are.
+    If ``size`` does not divide ``n``, ``uneven="keep"`` makes shards that differ by one row, "drop"
+    skips the last ``n % size`` rows, and raises if none are left, and "wrap" repeats the first
+    rows.
     """
     _check(rank, size)
     if seed < 0 or epoch < 0:
@@ -122,13 +94,13 @@ def epoch_indices(
 
 
 def shard_seed(seed: int, rank: int) -> int:
-    """Return a seed for the noise of one worker (dropout, augmentation), unlike those of all other ranks."""
+    """Return a seed for the noise of one worker (dropout, augmentation), different on each rank."""
     return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
 
 
 def take(data: Any, indices: np.ndarray[Any, Any]) -> Any:
-    """Return the given rows of an array or of any other sequence."""
-    if hasattr(data, "iloc"):  # of pandas, whose [] selects columns
+    # pandas selects columns by [].
+    if hasattr(data, "iloc"):
         return data.iloc[indices]
     if hasattr(data, "shape"):
         return data[indices]
@@ -142,7 +114,7 @@ def take(data: Any, indices: np.ndarray[Any, Any]) -> Any:
 
 
 def shard(data: Any, rank: int, size: int, *, shuffle: bool, seed: int, epoch: int, uneven: str) -> Any:
-    """Return the part of ``rank``: of a number of rows its row numbers; see `Worker.shard`."""
+    """Return the part of ``rank``, or row numbers if ``data`` is a number of rows."""
     if isinstance(data, (int, np.integer)):
         n = int(data)
     elif hasattr(data, "__len__"):

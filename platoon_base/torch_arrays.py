@@ -1,7 +1,4 @@
-"""Tensors of torch as parameters: on the CPU their memory itself, on a CUDA device for a center there or on the host.
-
-Nothing imports this before there are tensors.
-"""
+"""Tensors of torch as parameters, on the CPU or on a CUDA device; imported only with tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from platoon_base.device_arrays import CudaArray, Queue
+from platoon_base.device_arrays import CudaArray, Order, Queue
 from platoon_base.errors import ConfigurationError
 
 __all__ = ["HostCopy", "TensorMemory", "TensorParameter", "TorchArray", "host_copy", "on_cuda"]
@@ -21,22 +18,16 @@ Tensor = Any
 
 
 class TorchArray(CudaArray):
-    """A tensor on a device. torch queues copies on its current stream, on which the center launches its kernels too.
-
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        A tensor on a CUDA device, of a dtype that NumPy has.
-    """
+    """A tensor on a CUDA device. Copies and the center's kernels use torch's current stream."""
 
     def __init__(self, tensor: Any) -> None:
         dtype = str(tensor.dtype)[len("torch.") :]
         shape = tuple(tensor.shape)
-        super().__init__(shape, dtype, tensor.device.index, tensor.is_contiguous())
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        super().__init__(shape, dtype, tensor.device.index, strides)
         self._tensor = tensor
 
     def is_on(self, tensor: Any) -> bool:
-        """Return whether this array has the memory, shape and dtype of a tensor."""
         mine = self._tensor
         return bool(
             mine.data_ptr() == tensor.data_ptr()
@@ -46,7 +37,6 @@ class TorchArray(CudaArray):
 
     @staticmethod
     def change(arrays: Sequence[TorchArray], queue: Queue) -> None:
-        """Queue work on the memory of the tensors."""
         tensors = [array._tensor for array in arrays]
         stream = torch.cuda.current_stream(tensors[0].device).cuda_stream
         queue([tensor.data_ptr() for tensor in tensors], int(stream))
@@ -62,15 +52,23 @@ class TorchArray(CudaArray):
         return TorchArray(self._tensor[key])
 
     def reshape(self, shape: tuple[int, ...]) -> TorchArray:
-        """Return the values in another shape; a view, if the array is contiguous."""
         return TorchArray(self._tensor.reshape(shape))
 
     def copy(self) -> TorchArray:
         return TorchArray(self._tensor.clone())
 
+    def copy_in(self, order: Order) -> TorchArray:
+        """Return a copy whose memory has another order."""
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return TorchArray(self._tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back))
+
+    def copy_to(self, tensor: Any) -> None:
+        """Copy the values to a tensor."""
+        tensor.detach().copy_(self._tensor)
+
 
 def on_cuda(tensor: Any) -> TorchArray | None:
-    """Return a TorchArray of a tensor; None if that is not on a CUDA device, or NumPy lacks its dtype."""
+    """Return a TorchArray of a tensor; None unless on a CUDA device, with a dtype of NumPy."""
     if tensor.device.type != "cuda" or torch.version.cuda is None or tensor.dtype not in _DTYPES:
         return None
     return TorchArray(tensor.detach())
@@ -80,77 +78,58 @@ _DTYPES = {torch.float16, torch.float32, torch.float64}
 
 
 class HostCopy:
-    """A copy of a tensor in page-locked memory of the host, reused as new memory would take longer than the copy.
-
-    Copies are queued on torch's current stream, after the work that computes the value and before its next use.
-
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        A tensor on a CUDA device, of a dtype that NumPy has.
-
-    Attributes
-    ----------
-    array : ndarray
-        The memory of the copy.
-    started : bool
-        Whether a copy was started for which `wait` has not waited.
-    """
+    """A copy of a tensor in page-locked memory, reused as allocating is slower than copying."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._device = tensor.device
         self.array: np.ndarray[Any, Any] = self._tensor.numpy()
+        # Whether a copy was started since the last `wait`.
         self.started = False
 
     def fits(self, tensor: Any) -> bool:
-        """Return whether a tensor has this copy's device, shape and dtype."""
         mine = self._tensor
         return bool((tensor.device, tensor.shape, tensor.dtype) == (self._device, mine.shape, mine.dtype))
 
     def start(self, tensor: Any) -> None:
-        """Queue the copy from the device."""
         self._tensor.copy_(tensor.detach(), non_blocking=True)
         self.started = True
 
     def wait(self) -> np.ndarray[Any, Any]:
-        """Wait for the copy from the device; return its memory."""
         torch.cuda.current_stream(self._device).synchronize()
         self.started = False
         return self.array
 
     def write(self, tensor: Any) -> None:
-        """Queue the copy to the device. The memory must not change before `wait` for a later copy has returned."""
+        """Queue the copy to the device; the memory must stay until a later `wait` returns."""
         tensor.detach().copy_(self._tensor, non_blocking=True)
 
 
 def host_copy(tensor: Any) -> HostCopy | None:
-    """Return a HostCopy for a tensor; None if that is not on a CUDA device, or NumPy lacks its dtype."""
     return None if on_cuda(tensor) is None else HostCopy(tensor)
 
 
 class TensorMemory:
-    """The methods of `platoon_base.parameters.Parameter` for a value that is a tensor.
-
-    Values are changed outside of autograd, in the memory of the tensor.
-    """
+    """The methods of `Parameter` for a tensor, which is changed in place, outside of autograd."""
 
     _array: TorchArray | None = None
     _copy: HostCopy | None = None
-    _lent: Array | None = None  # the memory itself, as `borrow` has returned it
+    # The memory itself, if `borrow` has returned it.
+    _lent: Array | None = None
+    _ordered: Any = None
+    # The memory order of the center on devices.
+    _order: Order | None = None
 
     def tensor(self) -> Tensor:
         """Return the tensor that has the value now."""
         raise NotImplementedError
 
     def memory(self) -> Array | None:
-        """Return the memory of the value, if it is on the CPU."""
         tensor = self.tensor()
         found: Array | None = tensor.detach().numpy() if tensor.device.type == "cpu" else None
         return found
 
     def prefetch(self) -> None:
-        """Start a copy of the value from a CUDA device; `borrow` waits for it."""
         tensor = self.tensor()
         if tensor.device.type == "cpu":
             self._copy = None
@@ -161,50 +140,54 @@ class TensorMemory:
             self._copy.start(tensor)
 
     def borrow(self) -> Array:
-        """Return the memory of the value itself on the CPU, or of a page-locked copy from a CUDA device."""
+        """Return the memory itself on the CPU, or a page-locked copy from a CUDA device."""
         memory = self.memory()
         self._lent = memory if memory is not None and memory.flags.c_contiguous else None
         if memory is not None:
-            return np.array(memory, order="C") if self._lent is None else memory
+            return self._in_c_order() if self._lent is None else memory
         if self._copy is None or not self._copy.started:
             self.prefetch()
         return np.array(self.tensor().detach().cpu().numpy(), order="C") if self._copy is None else self._copy.wait()
 
     def on_device(self) -> TorchArray | None:
-        """Return the memory of the value itself, if it is on a CUDA device."""
+        """Return the memory itself, if it is on a CUDA device, or a copy in the center's memory order."""
         tensor = self.tensor()
         if self._array is None or not self._array.is_on(tensor):
             self._array = on_cuda(tensor)
-        return self._array
+        array = self._array
+        if array is None or array.order == self._order or (array.order is not None and self._order is None):
+            return array
+        return array.copy_in(tuple(range(tensor.ndim)) if self._order is None else self._order)
+
+    def keep_order(self, order: Order) -> bool:
+        """Let `on_device` return arrays of this order; return whether each is then a copy."""
+        self._order = order
+        return self.on_device() is not self._array
 
     def give_back(self, array: Any) -> None:
-        """Set the value to the array that `borrow` or `on_device` returned, unless they share their memory."""
         if array is self._array or array is self._lent:
+            return
+        if isinstance(array, TorchArray):
+            array.copy_to(self.tensor())
             return
         if self._copy is not None and array is self._copy.array:
             self._copy.write(self.tensor())
             return
         memory = self.memory()
-        if memory is None:
+        if memory is None or memory.ctypes.data != array.ctypes.data:
             self.tensor().detach().copy_(torch.from_numpy(np.asarray(array)))
-        elif memory.ctypes.data != array.ctypes.data:
-            memory[...] = array
+
+    def _in_c_order(self) -> Array:
+        """Return a copy in memory that is used again: torch transposes faster than NumPy."""
+        tensor = self.tensor().detach()
+        if self._ordered is None or (self._ordered.shape, self._ordered.dtype) != (tensor.shape, tensor.dtype):
+            self._ordered = torch.empty(tensor.shape, dtype=tensor.dtype)
+        found: Array = self._ordered.copy_(tensor).numpy()
+        return found
 
 
 class TensorParameter(TensorMemory):
-    """A tensor as a parameter.
-
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        Of a dtype that NumPy has.
-    name : str
-
-    Raises
-    ------
-    ConfigurationError
-        If the dtype is none of NumPy's, or the tensor is not dense.
-    """
+    """A dense tensor as a parameter, of a dtype that NumPy has."""
 
     def __init__(self, tensor: Tensor, name: str) -> None:
         self.name = name
@@ -216,11 +199,11 @@ class TensorParameter(TensorMemory):
 
     @property
     def frozen(self) -> bool:
-        """Whether it is a module's parameter that is not trained; tensors without autograd may be trained by hand."""
+        """Whether it is a module's parameter without requires_grad; others may be trained."""
         return isinstance(self._tensor, torch.nn.Parameter) and not self._tensor.requires_grad
 
     def tensor(self) -> Tensor:
-        """Return the tensor; raise `ConfigurationError` if it has become one of a dtype that NumPy has not."""
+        """Return the tensor; raise if its dtype has changed to one that NumPy lacks."""
         tensor = self._tensor
         if tensor.dtype is not self._checked:
             if not hasattr(np, str(tensor.dtype).rpartition(".")[2]):

@@ -1,4 +1,4 @@
-"""Arrays on memory that is unmapped later, such as shared memory, and arrays that are more than their memory."""
+"""Arrays on memory that is unmapped later, and a check for arrays that are more than memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ __all__ = ["array_on", "require_plain"]
 
 
 def require_plain(array: Any, name: str) -> None:
-    """Raise `ConfigurationError` for a subclass of ndarray whose assignment is more than a copy: a masked array.
-
-    Matrices, memory maps and others that assign as an ndarray does are taken.
-    """
+    """Raise for a subclass of ndarray that does not assign by copying, as a masked array."""
     if isinstance(array, np.ndarray) and type(array).__setitem__ is not np.ndarray.__setitem__:
         raise ConfigurationError(
             f"got a {type(array).__name__} as {name}: workers exchange values alone, so its mask, unit or the like "
@@ -24,18 +21,7 @@ def require_plain(array: Any, name: str) -> None:
 
 
 def array_on(buffer: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
-    """Return an array that lies on a buffer, which cannot be unmapped or resized for as long as the array lives.
-
-    An array made by ``numpy.ndarray(..., buffer=mmap)`` does not keep the memory mapped: after ``mmap.close()``
-    reading the array ends the process.
-
-    Parameters
-    ----------
-    buffer : writable buffer
-    shape : tuple of int
-    dtype : dtype
-    offset : int
-        Bytes from the start of the buffer to the first element.
-    """
-    # numpy.frombuffer holds a memoryview, the export that mmap.close() counts; numpy.ndarray goes past that of others.
+    """Return an array on a buffer, which cannot be unmapped or resized while the array lives."""
+    # numpy.ndarray alone would not keep a mmap mapped: after close() reading ends the process. The
+    # memoryview of numpy.frombuffer is an export, which makes mmap.close() fail instead.
     return np.ndarray(shape, dtype, np.frombuffer(buffer, np.uint8), offset)

@@ -1,4 +1,4 @@
-"""The interface by which couriers and workers make the centers of several hosts equal."""
+"""Interface by which couriers and workers make the centers of several hosts equal."""
 
 from __future__ import annotations
 
@@ -16,16 +16,10 @@ Array = np.ndarray[Any, Any]
 
 
 class AcrossHosts(Protocol):
-    """The center of one host in rounds of all hosts: `HostsRounds` if the rule waits, else `HostsMeans`.
+    """One host's center in rounds of all hosts: `HostsRounds` if rules wait, or `HostsMeans`."""
 
-    Attributes
-    ----------
-    workers_wait : bool
-        Whether other hosts change the center only in these rounds. Otherwise couriers exchange centers in between too.
-    fragments : Fragments
-        The parts of it that the rounds take in turn.
-    """
-
+    # Other hosts change the center only in these rounds; else couriers also exchange centers in
+    # between.
     workers_wait: bool
 
     @property
@@ -50,25 +44,17 @@ class AcrossHosts(Protocol):
         ...
 
     def wait(self, number: int, timeout_s: float) -> None:
-        """Wait until `are_gathered`; raises `CollectiveTimeoutError`."""
+        """Wait until `are_gathered`, or raise `CollectiveTimeoutError`."""
         ...
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy this host's contribution to a round; False if a stripe stayed locked: call it again."""
+        """Copy this host's contribution to a round; False if a stripe stayed locked: retry."""
         ...
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Combine the hosts' contributions, in order; False if a stripe stayed locked: call it again.
-
-        Parameters
-        ----------
-        totals : sequence of RoundTotals
-        number : int
-        workers : sequence of int
-            Of each host.
-        """
+        """Combine the hosts' contributions, in order; False if a stripe stayed locked: retry."""
         ...
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Overwrite this center with another host's, at round ``number``; False if a stripe stayed locked."""
+        """Overwrite this center with another host's; False if a stripe stayed locked: retry."""
         ...

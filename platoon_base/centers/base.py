@@ -1,4 +1,4 @@
-"""The protocols of all centers, and the type that names an element which would not have been finite."""
+"""Protocols of all centers, and the type that identifies a non-finite element."""
 
 from __future__ import annotations
 
@@ -18,80 +18,37 @@ Array = np.ndarray[Any, Any]
 
 
 class NonFiniteElement(NamedTuple):
-    """An element of the center that was left unchanged because its new value would not have been finite.
-
-    Attributes
-    ----------
-    parameter : int
-        Index of the parameter in the layout.
-    element : int
-        Index into the flattened parameter.
-    """
+    """Element of the center left unchanged because its new value would not have been finite."""
 
     parameter: int
     element: int
 
 
 class Center(Protocol):
-    """The shared copy of the parameters, with which all workers synchronize.
+    """Shared copy of the parameters; arguments are C-contiguous arrays in the layout's order."""
 
-    Arguments are lists of C-contiguous arrays, one for each parameter of the layout, in its order.
+    on_device: bool  # The arrays are GpuArrays, else ndarrays.
+    whole: bool  # The latest synchronization covered the whole center.
 
-    Attributes
-    ----------
-    on_device : bool
-        Whether the arrays are GpuArrays; otherwise ndarrays.
-    whole : bool
-        Whether the latest synchronization covered the whole center.
-    """
-
-    on_device: bool
-    whole: bool
-
+    # `sync` raises CollectiveTimeoutError if another worker holds a part for longer than
+    # ``timeout_s``. A center on devices returns a skipped element from a later synchronization.
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
-        """Apply the rule once between ``arrays``, changed in place, and the center.
-
-        An element of the center that would not stay finite is left unchanged, and so is the local element.
-
-        Returns
-        -------
-        NonFiniteElement or None
-            The first element left out; a center on devices returns it from a later synchronization.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If another worker held a part of the center for longer than ``timeout_s``.
-        """
+        """Apply the rule once between ``arrays``, in place, and the center."""
         ...
 
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
     ) -> None:
-        """Copy the center into ``out``; with ``begin`` reset the rule's local states to it, atomically.
-
-        With ``averaged`` parameters get the average of the center, if the rule has one.
-        """
+        """Copy the center, or its average, into ``out``; ``begin`` also resets local states."""
         ...
 
+    # Momentum is set to zero where values change; a center state that workers follow is kept.
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """Overwrite the center with ``values``, and reset the rule's local states to them, atomically.
-
-        Momentum, which is a center state that no local state follows, is set to zero at elements whose values change.
-        A center state that workers follow stays.
-        """
+        """Overwrite the center, and reset the rule's local states to ``values``, atomically."""
         ...
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
-        """Fill a new center with the initial values, and reset the rule's local states; before others attach.
-
-        Parameters
-        ----------
-        values : sequence of array
-        states : sequence of sequence of ndarray
-            The rule's center states from a checkpoint: for each state one array for each parameter. States that are
-            not given stay zero.
-        """
+        """Fill a new center before others attach; states that are not given stay zero."""
         ...
 
     def finish(self) -> None:
@@ -99,71 +56,46 @@ class Center(Protocol):
         ...
 
     def settle(self) -> None:
-        """Make the values readable for the controller; call it once all workers have finished synchronizing."""
+        """Make the values readable for the controller, after all workers have finished."""
         ...
 
+    # With ``over``, memory that cannot be freed may be reused.
     def close(self, over: bool = False) -> None:
-        """Release the memory; a second call does nothing.
-
-        ``over`` states that no worker uses the center any more: memory that cannot be freed may be reused then.
-        """
+        """Release the memory; idempotent. With ``over``, no worker uses the center any more."""
         ...
 
 
 class RoundCenter(Center, Protocol):
-    """A center for an outer-step rule, with which all workers synchronize together in rounds.
-
-    Attributes
-    ----------
-    fragments : Fragments
-        The parts of the center that the rounds take in turn.
-    """
+    """Center of an outer-step rule: all workers synchronize together in rounds."""
 
     fragments: Fragments
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int = 0) -> None:
-        """Fill a new center that comes after round ``number``; see `Center.fill`."""
+        """Fill a new center that follows round ``number``; see `Center.fill`."""
         ...
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
-        """Add this worker's progress in the next round's fragment since it copied that, except where it has changed.
-
-        An element whose progress is not finite contributes nothing.
-
-        Returns
-        -------
-        NonFiniteElement or None
-            The first element left out.
-        """
+        """Add this worker's progress to the next round, unless it began from an older center."""
         ...
 
     def note_met(self, number: int, timeout_s: float) -> None:
-        """Let nobody contribute to round ``number`` any more, which all have met for, though its step is made later."""
+        """Close round ``number`` to contributions: all workers are at its barrier."""
         ...
 
+    # Call it after all workers of the round have contributed, with the same ``number`` on each,
+    # which increases from round to round. With ``apart``, ``arrays`` are the pieces of the
+    # fragment.
     def take_over(
         self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float, apart: bool = False
     ) -> NonFiniteElement | None:
-        """Make the outer step of round ``number`` where no other worker has, and copy its fragment to ``arrays``.
-
-        They are the parameters, or ``apart`` the pieces of the fragment.
-
-        Call it after all workers of the round have contributed, with the same number on each, greater than that of
-        the previous round.
-        """
+        """Make the outer step where no other worker has, and copy the fragment to ``arrays``."""
         ...
 
 
 class CenterFactory(Protocol):
-    """Opens the center of a job.
+    """Opens the center of a job."""
 
-    Attributes
-    ----------
-    location : str
-        Where the center is: ``"host"`` or ``"device"``.
-    """
-
-    location: str
+    location: str  # "host" or "device"
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> Center:
         """Create the center, filled with zeros."""

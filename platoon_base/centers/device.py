@@ -1,8 +1,9 @@
-"""A center in the memory of the job's CUDA devices: each owns a partition, which the others open through CUDA IPC.
+"""Center in the memory of the job's CUDA devices.
 
-A synchronization is one kernel over all tiles, on whichever devices they are. No data passes the host, and no call
-waits. A segment of shared memory, the directory, records the owner of each partition. It also holds a mirror of the
-values and center states, copied every few seconds.
+Each device owns a partition, which the others open through CUDA IPC. A synchronization is one
+kernel over all tiles on all devices; no data passes through the host and no call waits. A segment
+of shared memory, the directory, records the owner of each partition and a mirror of the values and
+center states, copied every few seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_partitions import Partitions
 from platoon_base.centers.device_source import kernel_source, kernel_types
 from platoon_base.centers.device_tiles import Tiling, split_element_code, tile_table
-from platoon_base.device_arrays import Flush, Queue
+from platoon_base.device_arrays import Flush, Order, Queue
 from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.errors import LayoutMismatchError
@@ -31,34 +32,17 @@ from platoon_base.shm.segments import Name, Segment
 
 __all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
 
-DeviceArray = Any  # a pygpu GpuArray or a CudaArray, depending on the runtime
+DeviceArray = Any  # A pygpu GpuArray or a CudaArray, depending on the runtime.
 
 MIRROR_EVERY_S = 5.0
-LOCK_NS = 500_000_000  # a tile's lock, normally held for microseconds, is broken after this time
+# A tile's lock, normally held for microseconds, is broken after this time.
+LOCK_NS = 500_000_000
 _THREADS, _BLOCKS_EACH = 256, 8
 _NOTHING_REFUSED = np.array([np.iinfo(np.uint64).max], np.uint64)
 
 
 class DeviceCenter:
-    """One worker's handle of the center; see `Center`. Arrays are C-contiguous, on the device of the runtime.
-
-    A value refused is returned from a later synchronization, since no call waits for the device. Rules that are not a
-    single addition to the center always synchronize under locks.
-
-    Parameters
-    ----------
-    directory : DeviceDirectory
-    runtime : DeviceRuntime
-        Of the device on which the parameters are.
-    layout : Layout
-    rule : Rule
-        One that `DeviceCenters.takes`.
-    rank : int
-        In the job. A rank below the number of partitions makes the partition of that number.
-    gone, incarnation : callable
-        Of `Liveness`: whether a worker has left or died, and the number of its process.
-    mirror_every_s : float
-    """
+    """A worker's handle of the center, see `Center`; arrays are on the device of the runtime."""
 
     on_device = True
     whole = True
@@ -75,6 +59,7 @@ class DeviceCenter:
         mirror_every_s: float = MIRROR_EVERY_S,
     ) -> None:
         self._directory = directory
+        self.orders = directory.orders
         self._runtime = runtime
         self._layout = layout
         self._rank = rank
@@ -95,25 +80,23 @@ class DeviceCenter:
         self._states = runtime.zeros(max(states_bytes, 1), "uint8")
         self._refused = runtime.buffer(_NOTHING_REFUSED)
         self._launches: list[_Launch] = []
-        self._queued = False  # whether kernels may be under way
-        self._put_off: list[tuple[_Work, Flush]] = []  # launches at the next use of their arrays
-        self._planned = 0  # version of the partitions for which the launches were planned
+        self._queued = False  # Kernels may be running.
+        # Launches deferred to the next use of their arrays.
+        self._put_off: list[tuple[_Work, Flush]] = []
+        self._planned = 0  # Version of the partitions in the planned launches.
         self._next_mirror = 0.0
-        self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions being copied
+        # Number of the latest mirror, and the partitions being copied.
+        self._mirror: tuple[int, list[int]] = 0, []
 
     def has_made_all(self) -> bool:
-        """Return whether no synchronization waits for the next use of its arrays, or for `finish`."""
         return all(work.is_queued for work, _ in self._put_off)
 
     def sync(
         self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
     ) -> NonFiniteElement | None:
-        """Apply the rule once between ``arrays``, changed in place, and the center.
-
-        Where that is possible, it is done when ``arrays`` are used next.
-        """
+        """Apply the rule once, at the next use of ``arrays`` where the runtime supports that."""
         self._launch_all()
-        self._put_off = []  # what was not launched was left out
+        self._put_off = []  # Launches that did not run are dropped.
         self._partitions.open_all(timeout_s)
         refused = self._take_refused()
         of_moments = self._call(rule_of_moments(rule), locked, moments=True)
@@ -124,7 +107,6 @@ class DeviceCenter:
         return refused
 
     def _call(self, rule: Rule, locked: bool, moments: bool = False) -> _Call:
-        """Return the kernel of a rule, with its scalars."""
         atomic = f"{rule.kernel}_atomic"
         known = self._operations_of_moments if moments else self._operations
         return _Call(atomic if not locked and atomic in known else str(rule.kernel), rule.kernel_args())
@@ -137,7 +119,7 @@ class DeviceCenter:
         begin: bool = False,
         averaged: bool = False,
     ) -> None:
-        """Copy the center into ``out``; with ``begin`` start the rule's states on this worker, at the same moment."""
+        """Copy the center into ``out``; ``begin`` resets this worker's states atomically."""
         self._launch_all()
         average = self._average if averaged else None
         if self._directory.complete:
@@ -145,20 +127,20 @@ class DeviceCenter:
             kernel = "take_over" if begin else "pull"
             self._launch(_Call(kernel if average is None else f"{kernel}_average"), out, _Call(kernel))
             return
-        self._directory.read_buffer(0, out)  # valid, since no worker has synchronized yet
+        self._directory.read_buffer(0, out)  # Valid: no worker has synchronized yet.
         if average is not None:
             self._directory.read_buffer(1 + average, out[: self._trained])
         if begin:
             self._start_from_mirror(0 if average is None else 1 + average)
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
-        """Put ``values`` in place of the center's, and start the rule's states on this worker, at the same moment."""
+        """Overwrite the center and reset this worker's states at the same moment."""
         self._launch_all()
         self._partitions.open_all(timeout_s)
         self._launch(_Call("overwrite"), values)
 
     def fill(self, values: Sequence[DeviceArray], states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
-        """Give a new center its first values: partitions are made out of the mirror."""
+        """Write the initial values to the mirror, from which partitions are made."""
         if self._average is not None:
             self._directory.write_buffer(1 + self._average, values)
         for buffer, arrays in enumerate([values, *states]):
@@ -167,16 +149,13 @@ class DeviceCenter:
         self._start_from_mirror()
 
     def _start_from_mirror(self, values: int = 0) -> None:
-        """Reset this worker's states from the mirror, which has the initial values until the first synchronization.
-
-        States that remember begin with the buffer ``values``.
-        """
+        """Reset this worker's states from the mirror, valid until the first synchronization."""
         if self._sources:
             buffers = [values if source is None else 1 + source for source in self._sources]
             self._states.write(np.concatenate([self._directory.buffer_as_state(buffer) for buffer in buffers]))
 
     def make_partition(self) -> None:
-        """Make this worker's partition, if it has one, from the mirror, unless another worker owns it."""
+        """Make this worker's partition, if any, from the mirror, unless another worker owns it."""
         if self._rank < self._directory.workers:
             self._partitions.adopt(self._rank, 0)
 
@@ -200,10 +179,9 @@ class DeviceCenter:
             self._mirror = number, []
 
     def finish(self) -> None:
-        """Wait until the center has all values that this worker gave it; on devices calls are queued."""
         self._launch_all()
         if self._queued:
-            self._refused.read()  # each kernel was launched with it
+            self._refused.read()  # Each kernel uses this buffer.
             self._queued = False
 
     def settle(self) -> None:
@@ -213,15 +191,14 @@ class DeviceCenter:
         self._memory.finish_copies()
         for partition in self._partitions.own:
             self._directory.mirrored(partition)
-        self._next_mirror = 0.0  # mirror at once if another synchronization follows
+        self._next_mirror = 0.0  # The next synchronization mirrors immediately.
 
     def close(self, over: bool = False) -> None:
-        """Release the memory; a second call does nothing."""
         if self._directory.closed:
             return
-        self._put_off = []  # a worker that leaves does not make up for them
+        self._put_off = []  # A worker that leaves drops deferred launches.
         self._launches = []
-        with contextlib.ExitStack() as always:  # in the opposite order
+        with contextlib.ExitStack() as always:  # Callbacks run in reverse order.
             always.callback(self._directory.close)
             always.callback(self._partitions.close, over)
             always.callback(self._memory.close)
@@ -231,7 +208,7 @@ class DeviceCenter:
     # The kernels.
 
     def _launch_all(self) -> None:
-        """Launch the kernels that were put off, so that all that follows comes behind them."""
+        """Launch the deferred kernels, before any later work."""
         for _, flush in self._put_off:
             flush()
         self._put_off = [(work, flush) for work, flush in self._put_off if not work.is_queued]
@@ -243,7 +220,7 @@ class DeviceCenter:
         of_moments: _Call | None = None,
         may_wait: bool = False,
     ) -> None:
-        """Launch a kernel on the parameters, and that of the moments, by default the same, on these."""
+        """Launch ``call`` for the parameters, and ``of_moments`` or ``call`` for the moments."""
         if not self._launches or self._planned != self._partitions.version:
             self._launches, self._planned = self._plan(), self._partitions.version
         for launch in self._launches:
@@ -265,7 +242,7 @@ class DeviceCenter:
         stream: int,
     ) -> None:
         """Queue one launch, on arrays whose memory starts at ``bases``."""
-        if self._directory.closed:  # since it was put off
+        if self._directory.closed:  # Closed while the launch was deferred.
             return
         self._queued = True
         if bases != launch.bases:
@@ -295,7 +272,7 @@ class DeviceCenter:
         return self._kernels[key]
 
     def _plan(self) -> list[_Launch]:
-        """Group the parameters by dtype into launches, with the current addresses of their tiles."""
+        """Group the parameters by dtype into launches with the current addresses of their tiles."""
         specs, most = self._layout.specs, self._runtime.most_parameters
         by_dtype: dict[tuple[str, bool], list[int]] = {}
         for index, spec in enumerate(specs):
@@ -324,17 +301,20 @@ class DeviceCenter:
         self._refused.write(_NOTHING_REFUSED)
         if word == _NOTHING_REFUSED:
             return None
-        return NonFiniteElement(*split_element_code(word))
+        parameter, place = split_element_code(word)
+        order, shape = self.orders[parameter], self._layout.specs[parameter].shape
+        index = np.unravel_index(place, [shape[axis] for axis in order])
+        return NonFiniteElement(parameter, int(np.ravel_multi_index([index[i] for i in np.argsort(order)], shape)))
 
 
 def _chosen(arrays: Sequence[DeviceArray], indices: list[int]) -> Sequence[DeviceArray]:
-    """Return some of the arrays: of those that were borrowed at once a part, see `platoon_base.parameters.Group`."""
+    """Return some of the arrays; `platoon_base.parameters.Group` has arrays borrowed together."""
     found: Sequence[DeviceArray] = arrays[indices] if hasattr(arrays, "like") else [arrays[i] for i in indices]  # type: ignore[call-overload]
     return found
 
 
 class _Work:
-    """A launch for `DeviceRuntime.change`, which may be made later."""
+    """Launch for `DeviceRuntime.change`, which may defer it."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -346,14 +326,14 @@ class _Work:
 
 
 class _Call(NamedTuple):
-    """A kernel, by its name, with its scalars."""
+    """Name and scalars of a kernel."""
 
     kernel: str
     scalars: Sequence[float] = ()
 
 
 class _Launch:
-    """The arguments of the kernels for one group of parameters, kept from launch to launch."""
+    """Arguments of the kernels for one group of parameters, reused by each launch."""
 
     def __init__(
         self,
@@ -376,17 +356,9 @@ class _Launch:
 
 
 class DeviceCenters:
-    """Opens the center of one job under its name.
+    """Opens the center of a job under its name; each of the first ``workers`` makes a partition.
 
-    Parameters
-    ----------
-    name : str or HiddenName
-        Posix name of the segment with the directory.
-    workers : int
-        Number of workers launched together; each makes a partition.
-    runtime : DeviceRuntime
-    gone, incarnation : callable
-        Of `Liveness`: whether a worker has left or died, and the number of its process.
+    A center that is created has each parameter in the memory order given by ``orders``.
     """
 
     location = "device"
@@ -396,10 +368,12 @@ class DeviceCenters:
         name: Name,
         workers: int,
         runtime: DeviceRuntime,
+        orders: Sequence[Order],
         gone: Callable[[int], bool],
         incarnation: Callable[[int], int],
     ) -> None:
         self.name = name
+        self._orders = orders
         self._workers = workers
         self._runtime = runtime
         self._gone = gone
@@ -411,25 +385,18 @@ class DeviceCenters:
         return form_of(rule) is not None and {spec.dtype for spec in layout.specs} <= {"float32", "float64"}
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
-        """Create the segment; replace one that was left by a creator which died."""
+        """Create the segment; replace one left by a dead creator."""
         tiling = Tiling(layout, self._workers, len(rule.center_state))
         plan = DirectoryLayout(layout, tiling)
         directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)
-        directory.begin()
+        directory.begin(self._orders)
         return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
 
     def unlink(self) -> None:
-        """Remove the center's name: its memory is freed when the last worker closes it."""
         Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
-        """Open the segment, and make this worker's partition.
-
-        Raises
-        ------
-        LayoutMismatchError
-            If the segment was made for another model or by another version of this package.
-        """
+        """Open the segment and make this worker's partition; may raise `LayoutMismatchError`."""
         segment = Segment.attach(self.name)
         directory = DeviceDirectory.of(segment, layout)
         if directory is not None and directory.tiling.center_states == len(rule.center_state):

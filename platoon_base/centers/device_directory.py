@@ -1,17 +1,19 @@
-"""The directory of a center on devices: the owner of each partition, and a mirror of the values and center states.
+"""Directory of a center on devices: owners of the partitions, and a mirror of the center.
 
-It is one segment of shared memory: a header, a flag for each worker, an entry for each partition, and a copy of the
-buffers of all partitions, which is a few seconds old.
+One segment of shared memory holds a header, a flag for each worker, an entry for each partition,
+and a copy of the buffers of all partitions, which is a few seconds old.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base.centers.device_tiles import Tile, Tiling
+from platoon_base.device_arrays import Order
 from platoon_base.devices.cuda import HANDLE_BYTES
 from platoon_base.layout import Layout
 from platoon_base.parameters import assign
@@ -22,9 +24,9 @@ from platoon_base.views import array_on
 __all__ = ["NO_OWNER", "DeviceDirectory", "DirectoryLayout", "Entry"]
 
 MAGIC = b"PLTNPART"
-VERSION = 5
+VERSION = 6
 NO_OWNER = -1
-FINAL = 1 << 62  # mirror number of an owner that has left
+FINAL = 1 << 62  # Mirror number of an owner that has left.
 _PAGE = 4096
 
 _HEADER = np.dtype(
@@ -48,35 +50,28 @@ _ENTRY = np.dtype(
 )
 
 
+# Parameters with more dimensions are stored in C order.
+MAX_DIMENSIONS = 8
+
+
 class Entry(NamedTuple):
-    """The owner of a partition.
+    """Owner of a partition, which is valid for one incarnation of the owner's process."""
 
-    Attributes
-    ----------
-    generation : int
-        0 until the partition is made; it grows with every new owner.
-    owner : int
-        A rank, or `NO_OWNER` while the entry is being written, or if its writer died.
-    handle : bytes
-        The CUDA IPC handle of its memory.
-    incarnation : int
-        The number of the owner's process; see `Liveness.incarnation`.
-    """
-
-    generation: int
-    owner: int
-    handle: bytes
+    generation: int  # 0 until the partition is made; it grows with every new owner.
+    owner: int  # NO_OWNER while the entry is being written, or if its writer died.
+    handle: bytes  # CUDA IPC handle
     incarnation: int = 0
 
 
 class DirectoryLayout:
-    """The offsets in the segment."""
+    """Offsets in the segment."""
 
     def __init__(self, layout: Layout, tiling: Tiling) -> None:
         self.layout = layout
         self.tiling = tiling
         self.partitions = len(tiling.partition_bytes)
-        position = -(-(_ENTRIES + _ENTRY.itemsize * self.partitions) // _PAGE) * _PAGE
+        self.orders = _ENTRIES + _ENTRY.itemsize * self.partitions
+        position = -(-(self.orders + MAX_DIMENSIONS * len(layout)) // _PAGE) * _PAGE
         self.mirrors: list[tuple[int, int]] = []
         for size, start in zip(tiling.partition_bytes, tiling.values_start):
             self.mirrors.append((position, size - start))
@@ -84,7 +79,6 @@ class DirectoryLayout:
         self.size_bytes = -(-position // _PAGE) * _PAGE
 
     def fits(self, segment: Segment) -> bool:
-        """Return whether a segment was made with this layout."""
         header: Any = array_on(segment.buffer, (), _HEADER)
         return bool(
             len(segment.buffer) == self.size_bytes
@@ -95,16 +89,7 @@ class DirectoryLayout:
 
 
 class DeviceDirectory:
-    """The directory in an open segment.
-
-    Attributes
-    ----------
-    tiling : Tiling
-    workers : int
-        Number of partitions, and of workers launched together.
-    address, size_bytes : int
-        Of the whole segment.
-    """
+    """Directory in an open segment."""
 
     def __init__(self, segment: Segment, plan: DirectoryLayout) -> None:
         self._segment = segment
@@ -117,6 +102,7 @@ class DeviceDirectory:
         self._header: Any = array_on(segment.buffer, (), _HEADER)
         self._flags: Any = array_on(segment.buffer, (MAX_WORKERS,), "u4", _FLAGS)
         self._entries: Any = array_on(segment.buffer, (plan.partitions,), _ENTRY, _ENTRIES)
+        self._orders: Any = array_on(segment.buffer, (len(plan.layout), MAX_DIMENSIONS), "u1", plan.orders)
 
     @staticmethod
     def partitions_in(segment: Segment) -> int:
@@ -136,21 +122,31 @@ class DeviceDirectory:
         plan = DirectoryLayout(layout, Tiling(layout, partitions, int(header["center_states"])))
         return cls(segment, plan) if plan.fits(segment) else None
 
-    def begin(self) -> None:
-        """Write the header of a new directory."""
+    def begin(self, orders: Sequence[Order]) -> None:
+        """Write the header of a new directory, and the order in memory of each parameter."""
+        for row, order in zip(self._orders, orders):
+            row[:] = (*order, *range(len(order), MAX_DIMENSIONS))[:MAX_DIMENSIONS]
         self._header["version"], self._header["partitions"] = VERSION, self._plan.partitions
         self._header["center_states"] = self.tiling.center_states
         self._header["fingerprint"] = np.void(self._plan.layout.fingerprint)
         self._header["magic"] = MAGIC
 
+    @functools.cached_property
+    def orders(self) -> list[Order]:
+        """The order in memory of each parameter: that of its elements in the partitions and in the mirror."""
+        shapes = [spec.shape for spec in self._plan.layout.specs]
+        return [
+            tuple(row[: len(shape)].tolist()) if len(shape) <= MAX_DIMENSIONS else tuple(range(len(shape)))
+            for row, shape in zip(self._orders, shapes)
+        ]
+
     @property
     def version(self) -> int:
-        """A number that changes with every entry."""
+        """Number that changes with every entry."""
         return int(self._header["changes"])
 
     @property
     def complete(self) -> bool:
-        """Whether every partition has been made."""
         return bool((self._entries["writes"] > 1).all())
 
     def entry(self, partition: int) -> Entry:
@@ -163,9 +159,9 @@ class DeviceDirectory:
         return Entry(writes // 2, int(found["owner"]), found["handle"].tobytes(), int(found["incarnation"]))
 
     def publish(self, partition: int, owner: int, handle: bytes, incarnation: int = 0) -> None:
-        """Write a new owner, whose partition is not mirrored yet; call it under the partition's lock."""
+        """Write a new owner, whose partition is not mirrored yet; the caller holds the lock."""
         entry = self._entries[partition]
-        entry["writes"] |= 1  # odd already if the last writer died while writing
+        entry["writes"] |= 1  # Already odd if the last writer died while writing.
         entry["handle"], entry["owner"], entry["incarnation"], entry["mirrored"] = (
             np.void(handle),
             owner,
@@ -176,32 +172,27 @@ class DeviceDirectory:
         self._header["changes"] += 1
 
     def try_lock(self, partition: int) -> bool:
-        """Try to acquire the lock of a partition's entry, without waiting."""
         return self._segment.try_lock(_ENTRIES + _ENTRY.itemsize * partition)
 
     def unlock(self, partition: int) -> None:
-        """Release the lock of a partition's entry."""
         self._segment.unlock(_ENTRIES + _ENTRY.itemsize * partition)
 
-    # Flags, by which a device notifies its worker of refused elements.
+    # A device sets its worker's flag when it refuses an element.
 
     def flag_offset(self, rank: int) -> int:
-        """Return the offset of a worker's flag in the segment."""
         return _FLAGS + _FLAG_BYTES * rank
 
     def flag(self, rank: int) -> bool:
-        """Return whether a worker's flag is set."""
         return bool(self._flags[rank])
 
     def clear_flag(self, rank: int) -> None:
-        """Clear a worker's flag."""
         self._flags[rank] = 0
 
-    # The mirror. A process requests a new one by writing a number; each owner writes that number after the copy.
+    # Mirror: a process requests one by writing a number; each owner writes it after its copy.
 
     @property
     def wanted(self) -> int:
-        """The number of the latest mirror requested."""
+        """Number of the latest mirror requested."""
         return int(self._header["wanted"])
 
     def want_mirror(self) -> int:
@@ -210,19 +201,18 @@ class DeviceDirectory:
         return self.wanted
 
     def mirrored(self, partition: int, number: int = FINAL) -> None:
-        """Record that the mirror of a partition satisfies the request of this number, or is its owner's last."""
+        """Record that a partition's mirror satisfies a request; `FINAL` is its owner's last one."""
         self._entries[partition]["mirrored"] = number
 
     def has_mirror(self, number: int) -> bool:
-        """Return whether all partitions satisfy the request; those never made still have their initial values."""
+        """Return whether all partitions made so far have a mirror for the request."""
         return bool(((self._entries["mirrored"] >= number) | (self._entries["writes"] < 2)).all())
 
     def mirror_of(self, partition: int) -> tuple[int, int]:
-        """Return the mirror of a partition's buffers: offset in the segment and size in bytes."""
+        """Return offset in the segment and size in bytes of the mirror of a partition."""
         return self._plan.mirrors[partition]
 
     def mirror(self, partition: int) -> np.ndarray[Any, Any]:
-        """Return the mirrored buffers of a partition, as bytes."""
         start, size = self._plan.mirrors[partition]
         found: np.ndarray[Any, Any] = self._bytes[start : start + size]
         return found
@@ -230,17 +220,18 @@ class DeviceDirectory:
     # Buffer 0 has the center's values, buffer 1 its first state, and so on.
 
     def read_buffer(self, buffer: int, out: Sequence[Any]) -> None:
-        """Copy a buffer of the mirror into arrays, one for each parameter of the layout, of any kind."""
-        values = self._plan.layout.empty()
+        """Copy a buffer of the mirror into arrays of any kind, one for each parameter."""
+        specs = self._plan.layout.specs
+        values = [np.empty([spec.shape[axis] for axis in order], spec.dtype) for spec, order in zip(specs, self.orders)]
         for tile, mirrored in self._mirrored_tiles(buffer):
             flat = values[tile.parameter].reshape(-1)
             flat[tile.start : tile.start + tile.size] = mirrored.view(flat.dtype)
-        for array, value in zip(out, values):
-            assign(array, value)
+        for array, value, order in zip(out, values, self.orders):
+            assign(array, value.transpose(np.argsort(order)))
 
     def write_buffer(self, buffer: int, values: Sequence[Any]) -> None:
-        """Copy arrays, one for each parameter of the layout, of any kind, into a buffer of the mirror."""
-        flat = [np.asarray(value, order="C").reshape(-1) for value in values]
+        """Copy arrays of any kind, one for each parameter, into a buffer of the mirror."""
+        flat = [np.asarray(value).transpose(order).reshape(-1) for value, order in zip(values, self.orders)]
         for tile, mirrored in self._mirrored_tiles(buffer):
             mirrored[:] = flat[tile.parameter][tile.start : tile.start + tile.size].view(np.uint8)
 
@@ -252,7 +243,6 @@ class DeviceDirectory:
         return state
 
     def _mirrored_tiles(self, buffer: int) -> Iterator[tuple[Tile, Any]]:
-        """Yield the tiles with the mirrored bytes of a buffer."""
         for t in self.tiling.tiles:
             start = self._plan.mirrors[t.partition][0] + self.tiling.buffer_bytes[t.partition] * buffer
             start += t.offset - self.tiling.values_start[t.partition]
@@ -261,10 +251,8 @@ class DeviceDirectory:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._segment.closed
 
     def close(self) -> None:
-        """Release the segment; a second call does nothing."""
-        del self._header, self._flags, self._entries, self._bytes
+        del self._header, self._flags, self._entries, self._bytes, self._orders
         self._segment.close()

@@ -1,4 +1,4 @@
-"""The operations on one element of a center on devices, as C expressions made from the form of its rule."""
+"""Operations on one element of a center on devices, generated from the form of its rule."""
 
 from __future__ import annotations
 
@@ -11,38 +11,19 @@ __all__ = ["Operation", "operations"]
 
 
 class Operation(NamedTuple):
-    """An element-wise operation, for which one kernel is made.
+    """Element-wise operation with a kernel of its own; all values have the type ``T``."""
 
-    All values have the type ``T``, float or double. An element is left unchanged, locally and in the center, if its
-    center or a center state would not be finite.
-
-    Attributes
-    ----------
-    new : mapping of str to str
-        The expression of each value that changes, from the old values and the variables of ``compute``.
-    compute : str
-        Declares common subexpressions. ``times(a, b)`` is a product without a fused multiply-add.
-    scalars : tuple of str
-        Names of the rule's ``kernel_args()``.
-    adds : str
-        See `Form`.
-    locked : bool
-    """
-
-    new: Mapping[str, str]
-    compute: str = ""
+    # An element is unchanged, locally and in the center, if its center or a center state would not
+    # be finite. ``times(a, b)`` in an expression is a product without a fused multiply-add.
+    new: Mapping[str, str]  # Expression of each value that changes.
+    compute: str = ""  # Declarations of common subexpressions.
     scalars: tuple[str, ...] = ()
     adds: str = ""
     locked: bool = False
 
 
 def operations(rule: Rule) -> dict[str, Operation]:
-    """Return the operations on the center of a rule that has a form, by the names of their kernels.
-
-    These are the rule itself, its ``_atomic`` form without locks if it has one, both kinds of `Adopt`, ``overwrite``
-    (c := x) and ``take_over`` (x := c), which start the local states, and ``pull`` (x := c). With an average a of the
-    center ``take_over_average`` and ``pull_average`` give x its values.
-    """
+    """Return the operations on the center of a rule with a form, by the names of their kernels."""
     form: Any = form_of(rule)
     lines, new = form.in_c("times")
     compute = " ".join(f"T {name} = {value};" for name, value in lines)
@@ -53,6 +34,8 @@ def operations(rule: Rule) -> dict[str, Operation]:
     averages = [] if average is None else [form.center[average]]
     adopt = {"c": "x", **{form.center[i]: f"x == c ? {form.center[i]} : 0" for i in momenta(rule)}}
     copies = dict.fromkeys([*remembered, *averages], "x")
+    # ``overwrite`` and ``take_over`` reset the local states, ``pull`` does not. With an average of
+    # the center, ``take_over_average`` and ``pull_average`` copy it to x.
     found = {
         form.name: Operation(new, compute, form.scalars, locked=True),
         "adopt": Operation(adopt, locked=True),

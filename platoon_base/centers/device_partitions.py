@@ -1,4 +1,4 @@
-"""The partitions of a center on devices, as one worker has them open: their owners and addresses."""
+"""Partitions of a center on devices that one worker has open: owners and addresses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from platoon_base.errors import CollectiveTimeoutError
 
 __all__ = ["Partitions"]
 
-_POLL_INTERVAL_S = 0.25  # between checks whether the owners of partitions live
-_PATIENCE_S = 20.0  # after which another worker makes a partition in its owner's place
+_POLL_INTERVAL_S = 0.25  # Interval of the checks that owners live.
+_PATIENCE_S = 20.0  # After this time another worker makes a missing partition.
 _PAUSE_S = 0.002
 
 
@@ -21,20 +21,7 @@ def _nothing() -> None:
 
 
 class Partitions:
-    """Opens the partitions of other workers, and makes those that are missing or whose owner has died.
-
-    Parameters
-    ----------
-    directory : DeviceDirectory
-    driver : Driver
-        Of the device on which this worker makes partitions.
-    rank : int
-        In the job.
-    gone, incarnation : callable
-        Of `Liveness`: whether a worker has left or died, and the number of its process.
-    finish : callable
-        Waits for the queued kernels of this worker; called before memory that they may use is closed.
-    """
+    """Opens the partitions of other workers; makes missing ones and those of dead owners."""
 
     def __init__(
         self,
@@ -52,30 +39,23 @@ class Partitions:
         self._incarnation = incarnation
         self._finish = finish
         self._tiling = directory.tiling
-        self._open: dict[int, tuple[int, DeviceMemory]] = {}  # partition -> generation and memory
+        self._open: dict[int, tuple[int, DeviceMemory]] = {}  # By partition: generation and memory.
         self._own: set[int] = set()
-        self._seen = -1  # version of the directory
+        self._seen = -1  # Version of the directory.
         self._next_poll_at = 0.0
-        self.version = 0  # grows whenever the address of a partition changes
+        self.version = 0  # Grows whenever the address of a partition changes.
 
     @property
     def own(self) -> set[int]:
-        """The partitions in this worker's memory."""
+        """Partitions in this worker's memory."""
         return self._own
 
     @property
     def addresses(self) -> Mapping[int, int]:
-        """The address of each partition."""
         return {partition: memory.address for partition, (_, memory) in self._open.items()}
 
     def open_all(self, timeout_s: float) -> None:
-        """Open all partitions that are not open yet.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If a partition was not made within ``timeout_s`` seconds.
-        """
+        """Open all partitions; raise `CollectiveTimeoutError` if one is not made in time."""
         now = time.monotonic()
         if self._seen == self._directory.version and now < self._next_poll_at:
             return
@@ -106,7 +86,7 @@ class Partitions:
         return self.adopt(partition, entry.generation)
 
     def _owned(self, partition: int, entry: Entry) -> bool:
-        """Return whether the owning process lives; a later process of the same rank does not have the memory."""
+        """Return whether the owning process lives; a restarted one does not have the memory."""
         if entry.owner == self._rank:
             return partition in self._own
         return (
@@ -125,26 +105,14 @@ class Partitions:
         self.version += 1
 
     def _close_borrowed(self, partition: int, memory: DeviceMemory) -> None:
-        """Close another process's memory; own memory stays, even if another worker has replaced the partition."""
+        """Close another process's memory; own memory stays, even if its partition was replaced."""
         if partition in self._own:
             self._own.discard(partition)
         else:
             memory.close()
 
     def adopt(self, partition: int, generation: int) -> bool:
-        """Make a partition again, from its dead owner's memory if that is still open here, otherwise from the mirror.
-
-        Parameters
-        ----------
-        partition : int
-        generation : int
-            The partition's current generation, 0 if it was never made.
-
-        Returns
-        -------
-        bool
-            Whether this worker has made it; otherwise another worker has, or holds the lock to do so.
-        """
+        """Remake a partition; False if another worker has made it, or holds the lock."""
         try:
             if not self._directory.try_lock(partition):
                 return False
@@ -155,9 +123,10 @@ class Partitions:
             known = self._open.get(partition)
             if known is not None:
                 self._finish()
+            # Memory of the dead owner that is open here is newer than the mirror.
             if known is not None and known[0] == generation:
                 memory.copy(known[1], start)
-            else:  # memory that is open here may be outdated: another owner may have followed
+            else:  # Open memory of an earlier owner may be outdated.
                 memory.write(start, self._directory.mirror(partition))
             if known is not None:
                 self._close_borrowed(partition, known[1])
@@ -165,16 +134,16 @@ class Partitions:
             self._open[partition] = generation + 1, memory
             self._own.add(partition)
             self.version += 1
-        finally:  # a Ctrl-C may come between acquiring the lock and knowing so
+        finally:  # A Ctrl-C may arrive just after the lock is acquired.
             self._directory.unlock(partition)
         return True
 
     def close(self, over: bool) -> None:
-        """Close other workers' memory; ``over`` states that no worker uses the center: own memory may be reused."""
+        """Close other workers' memory; ``over`` states that no worker uses the center any more."""
         for partition, (_, memory) in self._open.items():
             if partition not in self._own:
                 memory.close()
             elif over:
                 memory.reuse()
         self._open = {}
-        self._finish = _nothing  # breaks a reference cycle, so that the center is freed with its last reference
+        self._finish = _nothing  # Breaks a reference cycle with the center.

@@ -1,7 +1,7 @@
-"""The source of the CUDA kernels: one launch covers all tiles of a synchronization, on all devices.
+"""Source of the CUDA kernels: one launch covers all tiles of a synchronization.
 
-A kernel gets a table with one row per tile and the addresses of the parameters. It also gets the parameters
-themselves, unused, where libgpuarray has to order it against other work.
+A kernel receives a table with a row for each tile and the addresses of the parameters. The unused
+parameters among its arguments let libgpuarray order the kernel against other work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ struct Tile { u64 where; unsigned index, size; u64 lock, at[BUFFERS]; };  /* as 
 struct alignas(sizeof(T) * VECTOR) Vec { T v[VECTOR]; };
 """
 
-# Functions of the device that the kernels call.
+# Device functions; tests replace them to run a kernel without a GPU.
 CUDA = r"""
 __device__ __forceinline__ bool finite_bits(float v) { return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u; }
 __device__ __forceinline__ bool finite_bits(double v)
@@ -135,27 +135,7 @@ extern "C" __global__ void $name(const Tile *tiles, const u64 *bases, u64 count,
 def kernel_source(
     name: str, form: Form, operation: Operation, dtype: np.dtype[Any], parameters: int, lock_ns: int, device: str = CUDA
 ) -> str:
-    """Write a kernel for parameters of a dtype, float32 or float64.
-
-    Its arguments: table of tiles, addresses of the parameters, number of tiles, first tile, this worker's value in
-    the locks, word for the first element refused, address of the flag for the host, the operation's scalars, the
-    parameters.
-
-    Parameters
-    ----------
-    name : str
-        Of the kernel.
-    form : Form
-        Of the center's rule; it determines the states of a tile.
-    operation : Operation
-    dtype : dtype
-    parameters : int
-        Number of parameters at the end of the arguments.
-    lock_ns : int
-        Nanoseconds after which a lock is broken.
-    device : str
-        Functions of the device; tests pass others than `CUDA` to run the kernel without a GPU.
-    """
+    """Write a kernel for parameters of a dtype; a lock is broken after ``lock_ns`` nanoseconds."""
     settings = {
         "T": "float" if dtype == np.float32 else "double",
         "VECTOR": 4 if dtype == np.float32 else 2,
@@ -176,13 +156,12 @@ def kernel_source(
 
 
 def kernel_types(operation: Operation, dtype: np.dtype[Any]) -> list[str | None]:
-    """List the types of a kernel's arguments, as `DeviceRuntime.compile` takes them."""
+    """List the types of a kernel's arguments for `DeviceRuntime.compile`."""
     fixed = [None, None, "uint64", "uint64", "uint32", None, "uint64"]
     return [*fixed, *[dtype.name] * len(operation.scalars)]
 
 
 def _update(form: Form, operation: Operation) -> str:
-    """Write the update of one element."""
     # Compute all new values before the first old one is overwritten.
     values = " ".join(f"T new_{name} = {value};" for name, value in operation.new.items())
     keep = " ".join(f"{name} = new_{name};" for name in operation.new)
@@ -208,7 +187,7 @@ def _memory(form: Form, operation: Operation) -> dict[str, str]:
     written = [name for name in ("x", *columns) if name in operation.new]
     read = set(re.findall(r"\w+", " ".join([operation.compute, *operation.new.values()])))
     if _guarded(form, operation):
-        read |= set(written)  # vectors are written whole, so elements left out are written back
+        read |= set(written)  # A vector is written whole: refused elements are written back.
     used = [name for name in ("x", *columns) if name in read or name in written]
     added = ["added"] if operation.adds else []
 

@@ -1,4 +1,4 @@
-"""The tiles of a center on devices: pieces of the parameters, assigned to the partitions in turn."""
+"""Tiles of a center on devices: pieces of the parameters, assigned to the partitions in turn."""
 
 from __future__ import annotations
 
@@ -13,62 +13,36 @@ __all__ = [
     "ALIGNMENT", "ELEMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling", "split_element_code", "tile_table",
 ]  # fmt: skip
 
-TILE_BYTES = 1 << 16  # measured on NVLink: large against the cost of a lock, small enough for all blocks of a device
-ALIGNMENT = 256  # bytes
+# Measured on NVLink: large relative to the cost of a lock, small enough to use all blocks.
+TILE_BYTES = 1 << 16
+ALIGNMENT = 256  # Bytes.
 _ELEMENT_BITS = 40
-ELEMENT = (1 << _ELEMENT_BITS) - 1  # the bits of a word that number an element; those above number a parameter
-LOCK_BYTES = 32  # distance of the tiles' locks: a sector of the device's cache
+# These bits of a word number an element, the bits above a parameter.
+ELEMENT = (1 << _ELEMENT_BITS) - 1
+LOCK_BYTES = 32  # Distance of the tiles' locks: a sector of the device's cache.
 
 
 class Tile(NamedTuple):
-    """Elements ``start`` to ``start + size`` of a parameter, and their place in the center.
-
-    Attributes
-    ----------
-    parameter, start, size : int
-        ``start`` and ``size`` in elements of the flattened parameter.
-    partition : int
-    lock, offset : int
-        Bytes from the start of the partition to the tile's lock and to its values. The tile of each center state
-        follows `Tiling.buffer_bytes` after the previous one.
-    state : int
-        Bytes from the start of a state buffer of one worker, which holds all tiles.
-    """
+    """Elements ``start`` to ``start + size`` of a flattened parameter, and their place."""
 
     parameter: int
     start: int
     size: int
     partition: int
+    # Bytes from the start of the partition. The tile of each center state follows buffer_bytes
+    # after the previous one.
     lock: int
     offset: int
-    state: int
+    state: int  # Bytes from the start of a worker's state buffer, which holds all tiles.
 
 
 class Tiling:
-    """The tiles of a layout, assigned to the partitions in turn, so that all links are used at once.
-
-    Parameters
-    ----------
-    layout : Layout
-    partitions : int
-    center_states : int
-        Number of the rule's center states.
-
-    Attributes
-    ----------
-    tiles : list of Tile
-    center_states : int
-    partition_bytes : list of int
-        Size of each partition: its locks, then its values, then each center state.
-    values_start : list of int
-        Offset of the values in each partition, in bytes.
-    buffer_bytes : list of int
-        Size of the values of each partition, and of each center state.
-    state_bytes : int
-        Size of a state buffer.
-    """
+    """Tiles of a layout, assigned to the partitions in turn to use all links at the same time."""
 
     def __init__(self, layout: Layout, partitions: int, center_states: int = 0) -> None:
+        # A partition holds its locks, then its values, then each center state. ``values_start`` is
+        # the offset of the values in each partition, ``buffer_bytes`` the size of its values and of
+        # each state.
         self.center_states = center_states
         pieces = [
             (index, start, min(spec.size - start, step), np.dtype(spec.dtype).itemsize)
@@ -97,22 +71,10 @@ class Tiling:
 def tile_table(
     tiling: Tiling, parameters: Sequence[int], partition_at: Mapping[int, int], states_at: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Make the kernel's table of the tiles of some parameters: one row of words per tile.
-
-    The words of a row are: the tile's first element, with the parameter's number in the layout in the bits above
-    `ELEMENT`; the parameter's index in ``parameters``, with the tile's size in the upper half; the address of the
-    tile's lock; the addresses of its values in the center, in each center state, and in each local state.
-
-    Parameters
-    ----------
-    tiling : Tiling
-    parameters : sequence of int
-        Numbers of the kernel's parameters, in order.
-    partition_at : mapping of int to int
-        The address of each partition.
-    states_at : sequence of int
-        The addresses of the worker's state buffers.
-    """
+    """Return the kernel's table of the tiles of ``parameters``: one row of words per tile."""
+    # The words of a row: the tile's first element, with the parameter's number in the layout above
+    # ELEMENT; the parameter's index in ``parameters``, with the tile's size in the upper half; the
+    # addresses of the tile's lock, its values, each center state and each local state.
     index = {parameter: i for i, parameter in enumerate(parameters)}
     rows = []
     for t in tiling.tiles:
@@ -126,7 +88,7 @@ def tile_table(
 
 
 def split_element_code(word: int) -> tuple[int, int]:
-    """Split the word with which a kernel reports an element: the parameter's number in the layout, and the element."""
+    """Return the parameter's number and the element from the word that a kernel reports."""
     return word >> _ELEMENT_BITS, word & ELEMENT
 
 

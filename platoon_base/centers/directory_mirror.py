@@ -1,4 +1,4 @@
-"""The mirror of a center on devices, from which the controller reads its values and states on the host."""
+"""Mirror of a center on devices, from which the controller reads values and states on the host."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ __all__ = ["DirectoryMirror"]
 
 Array = np.ndarray[Any, Any]
 
-# Workers copy their partitions when they synchronize, after the work that is queued on their devices.
+# Workers copy their partitions when they synchronize, after the work queued on their devices.
 _SETTLE_S, _MIRROR_S, _POLL_INTERVAL_S = 0.5, 10.0, 0.005
 
 
 class DirectoryMirror:
-    """The controller's handle of a center on devices; see `Readable`.
-
-    Parameters
-    ----------
-    directory : DeviceDirectory
-        Closed together with this handle.
-    layout : Layout
-    """
+    """The controller's handle of a center on devices, see `Readable`; owns the directory."""
 
     has_hosts_rounds = False
 
@@ -39,7 +32,7 @@ class DirectoryMirror:
     def snapshot(
         self, may_wait: bool, publish: Callable[[int, int], object] | None = None
     ) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and states from a new mirror, or the last one if all owners have left; workers continue."""
+        """Copy a new mirror, or the last one if all owners have left; workers continue."""
         if not self._directory.has_mirror(FINAL):
             self._await_mirror(may_wait)
         values, *states = (self._layout.empty() for _ in range(1 + self._directory.tiling.center_states))
@@ -60,6 +53,5 @@ class DirectoryMirror:
             time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
-        """Release the memory; a second call does nothing."""
         if not self._directory.closed:
             self._directory.close()

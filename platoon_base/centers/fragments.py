@@ -1,6 +1,6 @@
 """Rounds in fragments: each round takes one contiguous part of the center, in turn.
 
-The number of the round says which, so all workers and hosts agree without a message.
+The round's number determines the fragment: all workers and hosts agree without a message.
 """
 
 from __future__ import annotations
@@ -17,51 +17,19 @@ __all__ = ["Fragment", "Fragments", "stripe_bytes_for"]
 
 
 class Fragment(NamedTuple):
-    """The part of the center that a round takes.
-
-    Attributes
-    ----------
-    stripes : range
-        Their indices.
-    pieces : tuple of Piece
-        What it has of each parameter.
-    layout : Layout
-        Of these pieces.
-    within : tuple of tuple of Piece
-        For each of its stripes, the pieces of arrays of ``layout``.
-    """
+    """Part of the center that a round takes; ``layout`` describes its ``pieces``."""
 
     stripes: range
     pieces: tuple[Piece, ...]
     layout: Layout
-    within: tuple[tuple[Piece, ...], ...]
+    within: tuple[tuple[Piece, ...], ...]  # For each stripe, its pieces of arrays of ``layout``.
 
     def of_stripe(self, index: int) -> tuple[Piece, ...]:
-        """Return the pieces of a stripe, in arrays of ``layout``."""
         return self.within[index - self.stripes.start]
 
 
 class Fragments:
-    """The fragments of a center; a single one is the whole center.
-
-    Parameters
-    ----------
-    layout : Layout
-    stripes : sequence of tuple of Piece
-        The pieces of each stripe of the center.
-    count : int
-
-    Attributes
-    ----------
-    stripes : sequence of tuple of Piece
-    largest_bytes : int
-        The size of the largest one's layout.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are fewer stripes.
-    """
+    """Fragments of a center; a single one is the whole center."""
 
     def __init__(self, layout: Layout, stripes: Sequence[tuple[Piece, ...]], count: int = 1) -> None:
         self.stripes = stripes
@@ -73,11 +41,10 @@ class Fragments:
         self.largest_bytes = max(each.layout.nbytes for each in self._all)
 
     def of_round(self, number: int) -> Fragment:
-        """Return the fragment of a round; they are counted from 1."""
+        """Return the fragment of a round; rounds are counted from 1."""
         return self._all[self.index_of(number)]
 
     def index_of(self, number: int) -> int:
-        """Return which fragment a round takes."""
         return (number - 1) % len(self._all)
 
     def __len__(self) -> int:
@@ -88,7 +55,7 @@ class Fragments:
 
 
 def stripe_bytes_for(layout: Layout, count: int, wanted: int) -> int:
-    """Return the size of stripes: ``wanted``, or so much less that each fragment has the same number of them."""
+    """Return the stripe size, at most ``wanted``, with equally many stripes in each fragment."""
     if count == 1:
         return wanted
     each = sum(spec.nbytes for spec in layout.specs) // count
@@ -97,7 +64,7 @@ def stripe_bytes_for(layout: Layout, count: int, wanted: int) -> int:
 
 
 def _groups(layout: Layout, stripes: Sequence[tuple[Piece, ...]], count: int) -> list[range]:
-    """Cut the stripes into groups of about equal bytes; each stripe is in the one in which its middle lies."""
+    """Group the stripes by about equal bytes; the middle of a stripe determines its group."""
     sizes = [
         sum((p.stop - p.start) * np.dtype(layout.specs[p.parameter].dtype).itemsize for p in pieces)
         for pieces in stripes

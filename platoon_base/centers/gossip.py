@@ -1,12 +1,11 @@
-"""Gossip: each worker has a slot in its host's posix shared memory, in which the others merge what they send.
+"""Gossip: each worker has a slot in its host's shared memory, into which others merge parameters.
 
-There is no center. In its place the job validates and saves the consensus, which is the mean of all slots by weight.
-The courier carries what is for workers of other hosts, see `platoon_base.centers.gossip_hosts`.
-
-A slot has the parameters that its worker has published at its latest synchronization, merged with what has come since.
-Weights are whole units of `WHOLE`, so halves add up exactly. A sender halves the weight of its own slot first, and then
-merges under the lock of the other one. It holds one lock at a time, so there is no deadlock, and what it has not
-delivered, because a stalled worker holds that lock, it takes back at its next synchronization.
+There is no center: the consensus, the mean of all slots by weight, is validated and saved. A slot
+holds the parameters of its worker's latest synchronization, merged with those received since.
+Weights are integers in units of `WHOLE`, because halves then add up exactly. A sender first halves
+its own slot's weight and then merges under the receiver's lock. It holds one lock at a time, which
+excludes deadlocks. If a stalled worker holds that lock, the sender merges the undelivered part back
+at its next synchronization.
 """
 
 from __future__ import annotations
@@ -47,42 +46,14 @@ Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
 _ADOPT: Any = Adopt(EASGD())  # c := x
-_STRIPES = 16  # at most, of each slot
-_MIN_S = 1.0  # for the other hosts to get an overwrite, even if the stripes have used up the timeout
-_PUSH_PATIENCE_S = 0.2  # with a stalled receiver's lock; what is not delivered is taken back
+_STRIPES = 16  # Maximum number of stripes of a slot.
+# Other hosts have at least this time to receive an overwrite.
+_MIN_S = 1.0
+_PUSH_PATIENCE_S = 0.2  # Maximum wait for a stalled receiver's lock.
 
 
 class GossipCenter:
-    """A worker's handle of all slots, its own among them; that of the controller has none of its own.
-
-    Parameters
-    ----------
-    name : str or HiddenName
-        Of the segment.
-    segment : Segment
-    shape : GossipShape
-    rank : int
-    rule : GoSGD or None
-        None for the controller.
-    gone : callable
-        See `HostCenter`.
-    world : World, optional
-        The hosts of the job; this one alone by default.
-
-    Attributes
-    ----------
-    slots : Slots
-    hosts : HostsMemory or None
-        The part of the memory that is about other hosts, if there are any.
-    across_hosts : AcrossHosts or None
-        The interface by which couriers agree on the consensus of all hosts; None in a job on one host.
-    overwrites : Overwrites
-        Those that other hosts have to receive.
-    under_way : list of int
-        For each stripe the weight that this worker has sent and not delivered.
-    whole : bool
-        Whether the latest synchronization covered the whole slot.
-    """
+    """A worker's handle of all slots, including its own; the controller has no slot of its own."""
 
     on_device = has_hosts_rounds = False
     states: ClassVar[list[list[Array]]] = []
@@ -102,10 +73,11 @@ class GossipCenter:
         self._shape, self._rank = shape, rank
         self._pid = os.getpid()
         self._one_thread = threading.Lock()
-        self.under_way = [0] * shape.stripes
+        self.under_way = [0] * shape.stripes  # Weight sent but not delivered, by stripe.
         self.whole = True
-        self._left_out: dict[int, int] = {}  # stripes left out by the last `sync`, and their counts of visits then
-        self._plans: list[Plan] = []  # of the own stripes, without a state
+        # Stripes left out by the last `sync`, with their numbers of visits then.
+        self._left_out: dict[int, int] = {}
+        self._plans: list[Plan] = []  # Plans of the own stripes, without states.
         self._random = None if rule is None else np.random.default_rng((rule.seed, rank))
         self.hosts = shape.hosts_memory(segment)
         self.overwrites = Overwrites(no_header()) if self.hosts is None else self.hosts.overwrites
@@ -117,10 +89,8 @@ class GossipCenter:
             self._roads = Roads(self.hosts, rank)
 
     def sync(self, rule: Any, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
-        """Merge what has come into ``arrays``, and send them to another worker if the rule draws that.
-
-        Locks are held even if ``locked`` is False, since a weight belongs to its values.
-        """
+        """Merge received values into ``arrays``, and send to another worker if drawn."""
+        # Locks are held even if ``locked`` is False: a weight belongs to its values.
         own = self.slots.require_own()
         if self.hosts is not None:
             self.hosts.agreed = False
@@ -172,14 +142,14 @@ class GossipCenter:
         else:
             refused = self._plans[index].run(_ADOPT, pieces)
         own.received[index] = 0
-        if sends:  # an interrupt in between loses weight, and makes none
+        if sends:  # An interrupt in between loses weight but never adds any.
             weight = int(own.weights[index])
             own.weights[index] = weight - weight // 2
             self.under_way[index] = weight // 2
         return refused
 
     def _take_back(self, own: Slot, stripe: Stripe) -> None:
-        """Merge what was not delivered into the own slot again; only its weight if the slot was overwritten since."""
+        """Merge the undelivered part back; only its weight if the own slot was overwritten."""
         index, sent = stripe.index, self.under_way[stripe.index]
         if sent and own.is_overwritten(index):
             self.under_way[index] = 0
@@ -189,14 +159,14 @@ class GossipCenter:
             self._merge(own, stripe, cut(published, stripe.pieces), received=False)
 
     def _merge(self, slot: Slot, stripe: Stripe, pieces: Sequence[Array], received: bool = True) -> None:
-        """Merge values that have the weight under way into a stripe of a slot."""
+        """Merge values, whose weight is in flight, into a stripe of a slot."""
         sent = self.under_way[stripe.index]
         slot.mix(stripe, pieces, sent, received)
         self.under_way[stripe.index] = 0
         slot.add(stripe.index, sent, received)
 
     def _draw(self, rule: GoSGD) -> Slot | Outgoing | None:
-        """Draw whether to send, and to which worker of all hosts: to those of this one first, by rank."""
+        """Draw whether to send, and the receiver among the workers of all hosts."""
         random: Any = self._random
         if random.random() >= rule.probability:
             return None
@@ -210,15 +180,16 @@ class GossipCenter:
         return None if self._roads is None else self._roads.claim(drawn - len(others))
 
     def _deliver(self, target: Slot, arrays: Sequence[Array]) -> None:
-        """Merge ``arrays``, with the weight that is under way, into the slot of another worker."""
+        """Merge ``arrays``, with the weight in flight, into another worker's slot."""
         owner, own = target.owner, self.slots.require_own()
 
         def merge(stripe: Stripe) -> None:
             index = stripe.index
             sent = self.under_way[index]
-            if not sent or not target.owner == owner >= 0:  # one that leaves takes nothing any more
+            if not sent or not target.owner == owner >= 0:  # A worker that leaves receives nothing.
                 return
-            if own.is_overwritten(index):  # since these values were published; so the target is, too
+            # Overwritten after these values were published, as the target was.
+            if own.is_overwritten(index):
                 self.under_way[index] = 0
                 target.add(index, sent, received=target.is_overwritten(index))
             else:
@@ -229,11 +200,9 @@ class GossipCenter:
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
     ) -> None:
-        """Copy the consensus into ``out``; with ``begin``, but for ``averaged``, what is in this worker's slot.
-
-        The consensus stays what it is: in ``out`` it counts as a step, which the next synchronization publishes. So all
-        workers that read it while none synchronizes get the same.
-        """
+        """Copy the consensus, or with ``begin`` and without ``averaged`` this worker's slot."""
+        # The consensus in ``out`` counts as a step of this worker, published at the next
+        # synchronization.
         if not begin or averaged:
             self._consensus(out, timeout_s)
             return
@@ -248,7 +217,7 @@ class GossipCenter:
             raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
 
     def _consensus(self, out: Sequence[Array], timeout_s: float) -> None:
-        """Copy the mean of all hosts, while it is that; else of the slots of this one."""
+        """Copy the mean of all hosts while it is current, else the mean of this host's slots."""
         if self.hosts is not None and self.hosts.agreed:
             copy_all(out, self.hosts.mean)
         else:
@@ -259,7 +228,7 @@ class GossipCenter:
             return self._mean(out, PATIENCE_S)
 
     def _mean(self, out: Sequence[Array], timeout_s: float) -> list[int]:
-        """Copy the mean of the slots by weight, and return the weights; locked stripes are read as they are."""
+        """Copy the weighted mean of the slots, even of locked stripes; return the weights."""
         slots = self.slots.counted()
         totals = [0] * self._shape.stripes
         sums = [array if array.dtype.itemsize >= 4 else array.astype(np.float32) for array in out]
@@ -271,13 +240,13 @@ class GossipCenter:
                 for target, value in zip(cut(sums, stripe.pieces), stripe.center):
                     if weight and totals[stripe.index] == weight:
                         np.copyto(target, value)
-                    elif weight:  # the mean of equal values is that value
+                    elif weight:  # This mean of equal values is exactly that value.
                         target += target.dtype.type(weight / totals[stripe.index]) * (value - target)
 
             for stripe in slot.locks.visit(add, True, min(timeout_s, PATIENCE_S), {}):
                 add(stripe)
         for stripe in slots[0].stripes:
-            if not totals[stripe.index]:  # all its weight was lost with workers that have died
+            if not totals[stripe.index]:  # All weight was lost with dead workers.
                 copy_all(cut(sums, stripe.pieces), stripe.center)
         for array, total in zip(out, sums):
             if array is not total:
@@ -285,15 +254,13 @@ class GossipCenter:
         return totals
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """Overwrite all slots with ``values``: workers go on from there, without what they have not yet published.
-
-        On several hosts it returns once all of them have the values.
-        """
+        """Overwrite all slots, on all hosts; unpublished progress of workers is discarded."""
         self.slots.require_own()
         deadline, count = awake() + timeout_s, 0
         with self._one_thread:
             slots = self.slots.every()
-            try:  # all are locked together, so that what was sent before comes before the first of them or behind all
+            # All slots are locked together: a message is merged before all overwrites or after all.
+            try:
                 for slot in slots:
                     if not slot.locks.lock_all(deadline):
                         taken = [stripe for stripe in slot.stripes if stripe.holder["rank"] != self._rank]
@@ -328,17 +295,17 @@ class GossipCenter:
 
     def _put_stripe(self, slot: Slot, stripe: Stripe, values: Sequence[Array]) -> None:
         copy_all(stripe.center, cut(values, stripe.pieces))
-        # Nothing of the other owners counts.
+        # Other owners must not merge their own values.
         slot.received[stripe.index] = 0 if slot is self.slots.own else slot.weights[stripe.index]
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Overwrite all slots with another host's consensus, of round ``number``; False if a stripe stayed locked."""
+        """Overwrite all slots with another host's consensus; False if a stripe stayed locked."""
         if self.across_hosts is None:
             raise ConfigurationError("these slots are those of a job on one host: there is no other to replace them")
         return self.across_hosts.replace(values, states, number)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
-        """Give all slots the first values, and equal weights; before others attach."""
+        """Write initial values and equal weights to all slots before others attach."""
         slots = self.slots.every()
         world = self._world
         shares = shares_of(world.size)[world.ranks_here.start :] if world.several else shares_of(len(slots))
@@ -349,22 +316,21 @@ class GossipCenter:
     def snapshot(
         self, may_wait: bool = True, publish: Callable[[int, int], object] | None = None
     ) -> tuple[list[Array], list[list[Array]]]:
-        """Return the consensus, and no states."""
-        with self._one_thread:  # file locks do not exclude threads of the same process
+        with self._one_thread:  # File locks do not exclude threads of the same process.
             out = self._shape.layout.empty()
             self._consensus(out, PATIENCE_S)
             return out, []
 
     def finish(self) -> None:
-        """Do nothing: no work is queued here."""
+        """Do nothing: no calls are queued."""
 
     def settle(self) -> None:
-        """Do nothing: the controller reads this very memory."""
+        """Do nothing: the controller reads the same memory."""
 
     def close(self, over: bool = False) -> None:
-        """Release the memory; a second call does nothing. Unless all is ``over``, another worker gets the weight."""
+        """Release the memory; idempotent. Unless ``over``, another worker receives the weight."""
         if not (self.slots.closed or over or self.slots.own is None) and os.getpid() == self._pid:
-            with contextlib.suppress(ConfigurationError):  # another thread has closed it meanwhile
+            with contextlib.suppress(ConfigurationError):  # Another thread may have closed it.
                 self._hand_over(self.slots.own)
         self.slots.close()
         self._plans = []
@@ -372,14 +338,11 @@ class GossipCenter:
         self.overwrites = Overwrites(no_header())
 
     def _hand_over(self, own: Slot) -> None:
-        """Send the whole weight to another worker, if there is any, and leave the slot to a new one.
-
-        The last worker of a host sends half of its weight to another host, and leaves half to one that may come here.
-        """
+        """Send the whole weight to another worker, and free the slot for a new one."""
         if not self.slots.others():
             self._send_half(own)
             return
-        own.owner = LEAVING  # from now on nothing comes
+        own.owner = LEAVING  # Others no longer send to this slot.
 
         def empty(stripe: Stripe) -> None:
             self._take_back(own, stripe)
@@ -392,7 +355,7 @@ class GossipCenter:
             self._deliver(other, own.values)
             if not any(self.under_way):
                 break
-        if any(self.under_way):  # the last ones leave together
+        if any(self.under_way):  # No receiver was left: keep the weight.
             own.weights += np.array(self.under_way, np.uint64)
             own.owner = self._rank
             return
@@ -426,31 +389,19 @@ class GossipCenter:
             roads.release()
 
     def _leave_to_courier(self, outgoing: Outgoing, arrays: Sequence[Array]) -> None:
-        """Put ``arrays``, with the weight that is under way, where the courier finds them."""
+        """Queue ``arrays``, with the weight in flight, for the courier."""
         if self.hosts is not None:
             outgoing.write(self.hosts.life, self.under_way, arrays)
-            self.under_way = [0] * self._shape.stripes  # an interrupt in between loses weight, and makes none
+            self.under_way = [0] * self._shape.stripes  # An interrupt may only lose weight.
             outgoing.road.post()
 
     def join(self) -> None:
-        """Take a slot, with weight and values; see `Slots.join`."""
         self.slots.join()
         self._plans = [Plan(stripe.center) for stripe in self.slots.require_own().stripes]
 
 
 class GossipCenters:
-    """Opens the slots of one job under their name.
-
-    Parameters
-    ----------
-    name : str or HiddenName
-    workers : int
-        For how many slots are prepared; more are added for those that join.
-    gone : callable, optional
-        See `HostCenter`.
-    world : World, optional
-        The hosts of the job; this one alone by default.
-    """
+    """Opens the slots of a job under its name; ``workers`` slots are prepared, others added."""
 
     location = "host"
 
@@ -466,7 +417,7 @@ class GossipCenters:
         self._gone = gone
 
     def create(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
-        """Create the segment with a slot for each worker; replace one that was left by a creator which died."""
+        """Create the segment with a slot for each worker; replace one left by a dead creator."""
         world = self._world
         if world.several and world.compression != NONE and not world.host:
             log.warning(
@@ -480,13 +431,7 @@ class GossipCenters:
         return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone, self._world))
 
     def attach(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
-        """Open the segment, and take a slot.
-
-        Raises
-        ------
-        LayoutMismatchError
-            If the segment was made for another model or by another version of this package.
-        """
+        """Open the segment and join; raise `LayoutMismatchError` if it does not fit the layout."""
         segment = Segment.attach(self.name)
         shape = GossipShape.of(segment, layout)
         if shape is None:
@@ -498,7 +443,7 @@ class GossipCenters:
         return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone, self._world))
 
     def watch(self, layout: Layout, by: int = CONTROLLER) -> GossipCenter | None:
-        """Open the segment for the controller, or for the courier; None if there is a center in it."""
+        """Open the segment for the controller or the courier; None if it contains a center."""
         segment = Segment.attach(self.name, populate=False)
         shape = GossipShape.of(segment, layout)
         if shape is not None:
@@ -515,5 +460,4 @@ class GossipCenters:
         return center
 
     def unlink(self) -> None:
-        """Remove the name: the memory is freed when the last worker closes it."""
         Segment.unlink(self.name)

@@ -1,9 +1,9 @@
-"""Gossip over several hosts: messages that wait in a host's memory for its courier, and what has come from others.
+"""Gossip between hosts: messages that wait for the courier, and the state of received ones.
 
-Each host has a road to every other one, with room for one message. A worker puts its parameters there with half of its
-weight, and trains on. The courier sends the message, and keeps it until the courier of the other host has acknowledged
-that it is merged. That one writes down the number of each stripe that it merges before it does so: a message that comes
-twice, as after a link was broken or a courier was started again, is merged once.
+Each host has a queue of one message to every other host. A worker writes its parameters and half of
+its weight there and continues to train. The courier sends the message, and keeps it until the other
+courier has acknowledged the merge. The receiver records the number of each stripe before it merges
+it: a message that arrives twice, after a reconnect or a courier's restart, is merged once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAGE = 4096
 
 
 def new_life() -> int:
-    """Return a number that no other memory of the job has, so that its messages are not taken for those of another."""
+    """Return a random id of a host's memory, which distinguishes its messages from earlier ones."""
     return int.from_bytes(os.urandom(7), "little") + 1
 
 
@@ -39,24 +39,7 @@ def _aligned(size_bytes: int, to: int = ALIGNMENT) -> int:
 
 
 class Message:
-    """Parameters with their weights, as they are sent to another host.
-
-    Parameters
-    ----------
-    layout : Layout
-    stripes : int
-    buffer : writable buffer, optional
-        Where it lies, from byte ``start`` on; by default in memory of its own.
-    start : int
-
-    Attributes
-    ----------
-    buffer : memoryview
-        All of it.
-    weights : ndarray of uint64, one for each stripe
-        0 where there is nothing to merge.
-    values : list of ndarray
-    """
+    """Parameters with a weight for each stripe, 0 where there is nothing to merge."""
 
     def __init__(self, layout: Layout, stripes: int, buffer: Any = None, start: int = 0) -> None:
         size_bytes = self.size_bytes(layout, stripes)
@@ -69,27 +52,26 @@ class Message:
 
     @staticmethod
     def size_bytes(layout: Layout, stripes: int) -> int:
-        """Return the size of a message."""
         return ALIGNMENT + _aligned(8 * stripes) + layout.nbytes
 
     @property
     def life(self) -> int:
-        """That of the sender's memory, see `new_life`."""
+        """Id of the sender's memory, see `new_life`."""
         return int(self._head["life"])
 
     @property
     def number(self) -> int:
-        """Its number on its road, from 1."""
+        """Number of the message in its queue, from 1."""
         return int(self._head["number"])
 
     @property
     def index(self) -> int:
-        """Which of the living workers of the other host it is for, in the order of their ranks."""
+        """Index of the receiver among the live workers of its host, by rank."""
         return int(self._head["index"])
 
     @property
     def stamp(self) -> int:
-        """That of the latest overwrite that the sender knew; see `platoon_base.centers.overwrites`."""
+        """Version of the latest overwrite the sender had, see `Overwrites`."""
         return int(self._head["stamp"])
 
     def write(self, life: int, index: int, stamp: int, weights: Sequence[int], values: Sequence[Array]) -> None:
@@ -101,23 +83,7 @@ class Message:
 
 
 class Road:
-    """The way to another host, with room for one message.
-
-    Parameters
-    ----------
-    host : int
-        The other one.
-    segment : Segment
-    lock_byte : int
-        Whose lock a worker has that writes a message.
-    words : structured scalar
-    message : Message
-
-    Attributes
-    ----------
-    host : int
-    message : Message
-    """
+    """Queue of one message to another host; a worker that writes the message holds the lock."""
 
     def __init__(self, host: int, segment: Segment, lock_byte: int, words: Any, message: Message) -> None:
         self.host, self.message = host, message
@@ -125,7 +91,7 @@ class Road:
 
     @property
     def workers(self) -> int:
-        """How many workers a message could be for: those that live there, while the host can be reached."""
+        """Number of possible receivers: live workers of a reachable host."""
         return int(self._words["workers"])
 
     @workers.setter
@@ -138,60 +104,39 @@ class Road:
         return bool(self._words["full"])
 
     def claim(self) -> bool:
-        """Reserve the room for a message, without waiting; False if there is none."""
+        """Try to reserve the queue without waiting; on success the caller must `release` it."""
         if self.full or not self._segment.try_lock(self._lock_byte):
             return False
-        if self.full:  # another worker was here in between
+        if self.full:  # Another worker posted before the lock was acquired.
             self.release()
             return False
         return True
 
     def release(self) -> None:
-        """End what `claim` began."""
         self._segment.unlock(self._lock_byte)
 
     def post(self) -> None:
-        """Leave the message that was written to the courier."""
+        """Pass the written message to the courier."""
         self._words["full"] = 1
 
     def clear(self) -> None:
-        """Make room for the next message."""
+        """Free the queue for the next message."""
         self.message.weights[...] = 0
         self._words["full"] = 0
 
 
 class HostsMemory:
-    """The part of a host's memory that is about other hosts.
-
-    Parameters
-    ----------
-    segment : Segment
-    layout : Layout
-    stripes : int
-    header : structured scalar
-        With ``hosts``, ``host``, ``life``, ``valid``, ``mean`` and the words of `Overwrites`.
-    start : int
-        Where this part begins.
-
-    Attributes
-    ----------
-    roads : dict of int to Road
-        By host.
-    merged : ndarray of uint64, shape (hosts, stripes)
-        The number of the latest message of a host that was merged, or begun to be, for each stripe.
-    mean : list of ndarray
-        The consensus of all hosts, as their couriers have agreed on it last.
-    overwrites : Overwrites
-    """
+    """Part of a host's shared memory about other hosts: queues, merged messages, the consensus."""
 
     def __init__(self, segment: Segment, layout: Layout, stripes: int, header: Any, start: int) -> None:
         self._layout, self._stripes, self._header = layout, stripes, header
         hosts, here = int(header["hosts"]), int(header["host"])
         self._roads_words: Array = array_on(segment.buffer, (hosts,), _ROAD, start)
         at = start + _aligned(_ROAD.itemsize * hosts)
+        # By host and stripe: number of the latest message whose merge has at least begun.
         self.merged: Array = array_on(segment.buffer, (hosts, stripes), "u8", at)
         at += _aligned(8 * hosts * stripes)
-        self.mean = layout.views(segment.buffer, at)
+        self.mean = layout.views(segment.buffer, at)  # Latest consensus of all hosts.
         at += layout.nbytes
         self.roads: dict[int, Road] = {}
         for host in (host for host in range(hosts) if host != here):
@@ -203,19 +148,17 @@ class HostsMemory:
 
     @property
     def life(self) -> int:
-        """See `new_life`."""
         return int(self._header["life"])
 
     def new_message(self) -> Message:
-        """Return memory for a message that comes."""
         return Message(self._layout, self._stripes)
 
     def has_heard(self, host: int, life: int) -> bool:
-        """Return whether `merged` is about the messages of a host whose memory has this life."""
+        """Return whether `merged` refers to the messages of this ``life`` of a host's memory."""
         return bool(self._roads_words["life"][host] == life)
 
     def merged_of(self, host: int, life: int) -> Array:
-        """Return the row of `merged` of a host whose memory has this life; an earlier one is forgotten."""
+        """Return a host's row of `merged`; reset it if the host's memory has a new ``life``."""
         row: Array = self.merged[host]
         if not self.has_heard(host, life):
             row[...] = 0
@@ -224,7 +167,7 @@ class HostsMemory:
 
     @property
     def agreed(self) -> bool:
-        """Whether `mean` is the consensus of all hosts: no worker of this one has trained since."""
+        """Whether `mean` is the current consensus: no worker of this host has trained since."""
         return bool(self._header["valid"])
 
     @agreed.setter
@@ -234,7 +177,7 @@ class HostsMemory:
 
     @property
     def made(self) -> int:
-        """The number of the round that `mean` is of."""
+        """Number of the round of `mean`."""
         return int(self._header["mean"])
 
     @made.setter
@@ -243,7 +186,7 @@ class HostsMemory:
 
 
 def hosts_bytes(layout: Layout, stripes: int, hosts: int) -> int:
-    """Return the size of the memory of `HostsMemory`, in whole pages; 0 for a job on one host."""
+    """Return the size of `HostsMemory` in whole pages; 0 for a job on one host."""
     if hosts < 2:
         return 0
     words = _aligned(_ROAD.itemsize * hosts) + _aligned(8 * hosts * stripes)

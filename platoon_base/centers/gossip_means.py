@@ -1,9 +1,8 @@
-"""The consensus of all hosts, taken while all workers wait.
+"""Consensus of all hosts, computed in a round while all workers wait; see `hosts_means`.
 
-It is a round like those of `platoon_base.centers.hosts_means`. When no message is under way any more, each host's
-courier takes the mean of its slots and its weight, and sends both to the others. Then each host takes the mean of
-these, by their weights and in the order of the hosts, so all hosts have the same bits. Slots stay as they are: what
-workers read is that mean, until one of them trains on.
+Once no message is in flight, each host's courier sends the mean and weight of its slots to the
+others. Each host then computes the weighted mean in the order of the hosts, which gives the same
+bits on all. Slots do not change; workers read this mean until one of them trains.
 """
 
 from __future__ import annotations
@@ -31,30 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class GossipMeans:
-    """The slots of one host, for means over several hosts; see `AcrossHosts`.
-
-    Parameters
-    ----------
-    layout : Layout
-    pieces : list of tuple of Piece
-        Of each stripe.
-    slots : Slots
-    memory : HostsMemory
-    own_mean : callable
-        ``own_mean(out)`` copies the mean of this host's slots, and returns their weight for each stripe.
-    put : callable
-        ``put(values)`` overwrites all slots; it returns False if a stripe stayed locked.
-
-    Attributes
-    ----------
-    slots : Slots
-    memory : HostsMemory
-    is_quiet : callable
-        ``is_quiet(number)`` returns whether every message from before this round is merged; the courier sets it.
-    """
+    """The slots of one host, for means over several hosts; see `AcrossHosts`."""
 
     workers_wait = False
-    wanted = 0  # no worker waits for a round that it had no part in
+    wanted = 0  # No worker waits for a round it did not take part in.
 
     def __init__(
         self,
@@ -69,27 +48,25 @@ class GossipMeans:
         self._pieces, self._own_mean, self._put = pieces, own_mean, put
         weights = ParameterSpec("weights", (len(pieces),), "float64")
         self.fragments = Fragments(Layout((*layout.specs, weights)), ())
+        # Set by the courier: whether every message from before a round is merged.
         self.is_quiet: Callable[[int], bool] = lambda number: True
 
     @property
     def made(self) -> int:
-        """The latest mean that this host has."""
+        """Latest round whose mean this host has."""
         return self.memory.made
 
     def wait(self, number: int, timeout_s: float) -> None:
-        """Wait until this host has a mean; raises `CollectiveTimeoutError`."""
         await_count(lambda: self.made, number, timeout_s, "the mean of the workers of all hosts")
 
     def new_totals(self) -> RoundTotals:
-        """Allocate memory for the mean and the weights of a host."""
         return RoundTotals(self.fragments)
 
     def are_gathered(self, number: int) -> bool:
-        """Return whether this host has a mean."""
         return self.made >= number
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy the mean of this host's slots, and their weights; False while messages are under way."""
+        """Copy the mean and weights of this host's slots; False while messages are in flight."""
         if not self.is_quiet(number):
             return False
         totals.arrays[-1][...] = self._own_mean(totals.arrays[:-1])
@@ -97,10 +74,7 @@ class GossipMeans:
         return True
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Keep the mean of several hosts, in order; one with NaN or infinity is left out, on all hosts.
-
-        The totals have their weights, so ``workers`` is not used.
-        """
+        """Store the weighted mean of several hosts, in order, without non-finite ones."""
         finite = [each.arrays for each in totals if all(map(is_finite, each.arrays))]
         if len(finite) < len(totals):
             log.warning(
@@ -111,7 +85,8 @@ class GossipMeans:
             )
         self.memory.agreed = False
         for index, pieces in enumerate(self._pieces if finite else []):
-            weighted = [each for each in finite if each[-1][index]] or finite[:1]  # else all of it was lost
+            # Without any weight, use the first host.
+            weighted = [each for each in finite if each[-1][index]] or finite[:1]
             weights = [float(each[-1][index]) for each in weighted] if len(weighted) > 1 else [1.0]
             copy_all(cut(self.memory.mean, pieces), weighted_mean([cut(each, pieces) for each in weighted], weights))
         self.memory.agreed = bool(finite)
@@ -119,7 +94,7 @@ class GossipMeans:
         return True
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Overwrite all slots with another host's values, which are the mean of round ``number``, if that is new."""
+        """Overwrite all slots with another host's values, the mean of round ``number``."""
         self.memory.agreed = False
         if not self._put(values):
             return False
@@ -127,7 +102,7 @@ class GossipMeans:
         return True
 
     def take_mean(self, values: Sequence[Array], number: int) -> None:
-        """Keep the mean of a round in which this host had no workers; these train on as they are."""
+        """Store the mean of a round without workers of this host; its slots do not change."""
         if number > self.made:
             self.memory.agreed = False
             copy_all(self.memory.mean, values)

@@ -1,7 +1,4 @@
-"""The shared memory of workers that gossip: a header, and for each worker a slot with parameters and their weight.
-
-In a job on several hosts the part about the others lies between them, see `platoon_base.centers.gossip_hosts`.
-"""
+"""Shared memory of workers that gossip: a header, data about other hosts, and a slot per worker."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ __all__ = ["TABLE_LOCK", "WHOLE", "GossipShape", "Slot", "count_slots", "shares_
 
 Array = np.ndarray[Any, Any]
 
-WHOLE = 1 << 60  # all weights together: they are counted in units, so that halves add up exactly
+WHOLE = 1 << 60  # Sum of all weights; as integers, halves add up exactly.
 _MOST = 1 << 63
-TABLE_LOCK = 0  # the byte whose lock is that of the table of owners
+TABLE_LOCK = 0  # Byte of the lock of the table of owners.
 _MAGIC = b"PLTNGSSP"
 _VERSION = 2
 _HEADER = np.dtype(
@@ -49,7 +46,7 @@ _HEADER = np.dtype(
     ]
 )
 _PAGE = 4096
-_FIRST_HOLDER = 64  # in a slot, behind its owner
+_FIRST_HOLDER = 64  # Offset in a slot, after its owner.
 
 
 def shares_of(workers: int) -> list[int]:
@@ -59,15 +56,7 @@ def shares_of(workers: int) -> list[int]:
 
 
 class GossipShape(NamedTuple):
-    """Describes the memory besides its values.
-
-    Attributes
-    ----------
-    stripe_bytes : int
-    layout : Layout
-    hosts : int
-        Of the job.
-    """
+    """Describes the memory besides its values; ``hosts`` is the number of hosts in the job."""
 
     stripe_bytes: int
     layout: Layout
@@ -75,35 +64,32 @@ class GossipShape(NamedTuple):
 
     @property
     def stripes(self) -> int:
-        """Number of the stripes of a slot."""
         return len(self.layout.stripes(self.stripe_bytes))
 
     @property
     def weights_start(self) -> int:
-        """Offset of the weights in a slot: one for each stripe, and then what has come of each."""
+        """Offset in a slot of the weights, one for each stripe; the received weights follow."""
         _, holders = lock_bytes(self.stripes)
         return _FIRST_HOLDER + -(-holders // 64) * 64
 
     @property
     def values_start(self) -> int:
-        """Offset of the values in a slot; those that its owner has published follow."""
+        """Offset in a slot of the values; the owner's published values follow."""
         return -(-(self.weights_start + 16 * self.stripes) // _PAGE) * _PAGE
 
     @property
     def slot_bytes(self) -> int:
-        """Size of a slot, in whole pages."""
         return self.values_start + -(-2 * self.layout.nbytes // _PAGE) * _PAGE
 
     def size_bytes(self, slots: int) -> int:
-        """Return the size of the memory with this number of slots."""
         return _PAGE + hosts_bytes(self.layout, self.stripes, self.hosts) + slots * self.slot_bytes
 
     def start_of(self, slot: int) -> int:
-        """Return the offset of a slot, of whose owner it is the lock as well."""
+        """Return the offset of a slot, which is also the byte of its owner's lock."""
         return self.size_bytes(slot)
 
     def write_header(self, segment: Segment, slots: int, world: World = ONE_HOST) -> None:
-        """Write the header, and that no slot has an owner."""
+        """Write the header and clear the slots."""
         header = _header_on(segment)
         header["hosts"], header["host"], header["life"] = self.hosts, world.host, new_life()
         header["version"], header["stripe_bytes"] = _VERSION, self.stripe_bytes
@@ -114,7 +100,7 @@ class GossipShape(NamedTuple):
         header["magic"] = _MAGIC
 
     def clear(self, segment: Segment, slot: int) -> None:
-        """Write that a slot has no owner, and that its stripes are free."""
+        """Mark a slot and its stripes as free."""
         start = self.start_of(slot)
         _owner_on(segment, start)[...] = FREE
         holders_on(segment, self.stripes, start + _FIRST_HOLDER)["rank"] = FREE
@@ -127,7 +113,7 @@ class GossipShape(NamedTuple):
 
     @classmethod
     def of(cls, segment: Segment, layout: Layout) -> GossipShape | None:
-        """Read the header; None if the memory is another one, or was made for another model or by another version."""
+        """Read the header; None if the memory has another kind, model or version."""
         if len(segment.buffer) < _PAGE:
             return None
         header = _header_on(segment)
@@ -135,41 +121,12 @@ class GossipShape(NamedTuple):
         if found != (_MAGIC, _VERSION, layout.fingerprint) or not header["stripe_bytes"]:
             return None
         shape = cls(header["stripe_bytes"].item(), layout, header["hosts"].item())
-        # Not all slots: the memory may have grown since it was mapped.
+        # Check one slot only: the memory may have grown since it was mapped.
         return shape if len(segment.buffer) >= shape.size_bytes(1) else None
 
 
 class Slot:
-    """A worker's part of the memory: its parameters as it has published them, merged with what has come since.
-
-    Weights are those of the stripes, each of which gossips by itself: a worker that dies loses whole stripes, no parts.
-
-    Parameters
-    ----------
-    segment : Segment
-    shape : GossipShape
-    index : int
-    rank : int
-        Of the worker that has this handle, for the holder words.
-    gone : callable
-        See `StripeLocks`.
-    own : bool
-        Whether it is that of this worker.
-
-    Attributes
-    ----------
-    values : list of ndarray
-        ``c`` of `GoSGD`.
-    published : list of ndarray
-        Its ``x_old``: the owner's values before anything was merged with them. Where nothing has come they are the
-        same as ``values``, and are not written.
-    weights : ndarray of uint64, one for each stripe
-        The weight of the values.
-    received : ndarray of uint64
-        The part of it that has come since the owner was here.
-    stripes : list of Stripe
-    locks : StripeLocks
-    """
+    """A worker's part of the memory: its published parameters, merged with those received since."""
 
     def __init__(
         self,
@@ -186,9 +143,13 @@ class Slot:
         self._owner_byte, self._owner = start, _owner_on(segment, start)
         pieces = layout.stripes(shape.stripe_bytes)
         holders = holders_on(segment, len(pieces), start + _FIRST_HOLDER)
+        # Each stripe has a weight and gossips separately: a dead worker loses whole stripes.
+        # ``received`` is the part of the weight received since the owner's last synchronization.
         self.weights: Array = array_on(segment.buffer, (len(pieces),), "u8", start + shape.weights_start)
         behind = start + shape.weights_start + self.weights.nbytes
         self.received: Array = array_on(segment.buffer, (len(pieces),), "u8", behind)
+        # ``values`` is c of `GoSGD`, ``published`` its x_old, which is written only once something
+        # is merged.
         self.values = layout.views(segment.buffer, start + shape.values_start)
         self.published = layout.views(segment.buffer, start + shape.values_start + layout.nbytes)
         own_states = [self.published] if own else []
@@ -200,7 +161,7 @@ class Slot:
 
     @property
     def owner(self) -> int:
-        """The rank of the worker whose slot it is; negative if there is none."""
+        """Rank of the worker that owns the slot; negative if there is none."""
         return int(self._owner)
 
     @owner.setter
@@ -208,19 +169,17 @@ class Slot:
         self._owner[...] = rank
 
     def mix(self, stripe: Stripe, pieces: Sequence[Array], weight: int, received: bool = True) -> None:
-        """Merge values of a weight, which `add` adds afterwards, into a stripe of this slot."""
+        """Merge values into a stripe; `add` must follow and adds their weight."""
         index = stripe.index
         if received and not self.received[index]:
             copy_all(cut(self.published, stripe.pieces), stripe.center)
-        # c := c + ratio (x - c); what it does with x is of no use here.
+        # c := c + ratio (x - c); the change of x is discarded.
         ratio = weight / (int(self.weights[index]) + weight)
         Plan(stripe.center).run(EASGD(ratio), [piece.copy() for piece in pieces])
 
     def add(self, index: int, weight: int, received: bool = True) -> None:
-        """Add to the weight of a stripe, and to the part of it that has come.
-
-        Hosts that are lost and return bring weight again and again: what does not fit into the word is left out.
-        """
+        """Add to the weight of a stripe, and to its received part."""
+        # A host that is lost and returns adds weight each time: the sum saturates.
         before = int(self.weights[index])
         after = min(before + weight, _MOST)
         self.weights[index] = after
@@ -228,35 +187,31 @@ class Slot:
             self.received[index] = int(self.received[index]) + after - before
 
     def is_overwritten(self, index: int) -> bool:
-        """Return whether the owner has not been here since a stripe was overwritten, so that nothing of it counts."""
+        """Return whether a stripe was overwritten since the owner's last synchronization."""
         return bool(self.received[index] and self.received[index] == self.weights[index])
 
     def claim(self) -> bool:
-        """Take the lock that shows that the owner lives; False if another process has it."""
+        """Acquire the lock that shows that the owner lives; False if another process holds it."""
         return self._segment.try_lock(self._owner_byte)
 
     def unclaim(self) -> None:
-        """Free that lock."""
         self._segment.unlock(self._owner_byte)
 
     @property
     def claimed(self) -> bool:
-        """Whether another handle has that lock."""
+        """Whether another handle holds the owner's lock."""
         return self._segment.locked(self._owner_byte)
 
     @property
     def weight(self) -> int:
-        """The weight of all stripes together."""
         return sum(map(int, self.weights))
 
 
 def slots_on(segment: Segment) -> int:
-    """Return the number of slots."""
     return int(_header_on(segment)["slots"])
 
 
 def count_slots(segment: Segment, slots: int) -> None:
-    """Write the number of slots."""
     _header_on(segment)["slots"] = slots
 
 

@@ -1,4 +1,4 @@
-"""How one worker sends to workers of other hosts: it draws among them, and leaves its message to the courier."""
+"""How a worker sends to other hosts: it draws a worker and queues a message for the courier."""
 
 from __future__ import annotations
 
@@ -16,43 +16,24 @@ Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 
-_ENOUGH, _MOST_UNSENT = 30, 0.9  # from how many messages and from which part of them on a warning says so
+# A warning is logged from this many messages and this unsent part on.
+_ENOUGH, _MOST_UNSENT = 30, 0.9
 
 
 class Outgoing(NamedTuple):
-    """Room for a message to a worker of another host.
-
-    Attributes
-    ----------
-    road : Road
-    worker : int
-        Which of the living workers there, in the order of their ranks.
-    stamp : int
-        That of the latest overwrite, from before the values of the message were read.
-    """
+    """Reserved queue for a message to a worker of another host."""
 
     road: Road
-    worker: int
-    stamp: int
+    worker: int  # Index among the live workers there, by rank.
+    stamp: int  # Version of the latest overwrite, read before the values of the message.
 
     def write(self, life: int, weights: Sequence[int], values: Sequence[Array]) -> None:
-        """Write a message, which `Road.post` leaves to the courier."""
+        """Write a message; `Road.post` then passes it to the courier."""
         self.road.message.write(life, self.worker, self.stamp, weights, values)
 
 
 class Roads:
-    """The roads to other hosts, for one worker.
-
-    Parameters
-    ----------
-    memory : HostsMemory
-    rank : int
-
-    Attributes
-    ----------
-    sent, unsent : int
-        The messages to other hosts so far, and those for which there was no room.
-    """
+    """Queues to other hosts, for one worker."""
 
     def __init__(self, memory: HostsMemory, rank: int) -> None:
         self._memory, self._rank = memory, rank
@@ -61,26 +42,23 @@ class Roads:
         self._has_warned = False
 
     def count(self) -> int:
-        """Return how many workers of other hosts can be reached."""
+        """Return the number of reachable workers on other hosts."""
         return sum(road.workers for road in self._memory.roads.values())
 
     def claim(self, index: int) -> Outgoing | None:
-        """Reserve the room for a message to one of these workers, host by host; None if there is none.
-
-        The room is full while an earlier message is under way: a worker keeps its weight then, and sends later.
-        """
+        """Reserve the queue to worker ``index`` of other hosts; None if it is full."""
         for road in self._memory.roads.values():
             workers = road.workers
             if index < workers:
-                self._claimed = road  # before: an interrupt must not leave the lock behind
+                self._claimed = road  # Set first: an interrupt must not leave the lock held.
                 outgoing = Outgoing(road, index, self._memory.overwrites.stamp) if road.claim() else None
                 self._count(outgoing is not None, road.host)
                 return outgoing
             index -= workers
-        return None  # the courier has counted fewer meanwhile
+        return None  # The courier has reduced the counts meanwhile.
 
     def claim_any(self) -> Outgoing | None:
-        """Reserve the room for a message to any host that can be reached; None if there is none."""
+        """Reserve the queue to any reachable host; None if all are full."""
         for road in self._memory.roads.values():
             if road.workers:
                 self._claimed = road
@@ -104,7 +82,6 @@ class Roads:
             )  # fmt: skip
 
     def release(self) -> None:
-        """End what `claim` began."""
         road, self._claimed = self._claimed, None
         if road is not None:
             road.release()

@@ -1,4 +1,4 @@
-"""Which worker has which slot: workers join and leave, and slots whose workers have ended are used again."""
+"""Ownership of slots: workers join and leave, and slots of ended workers are reused."""
 
 from __future__ import annotations
 
@@ -13,30 +13,12 @@ from platoon_base.shm.segments import Name, Segment
 
 __all__ = ["LEAVING", "Slots"]
 
-LEAVING = -4  # in place of an owner, while that hands its weight over
+LEAVING = -4  # Owner of a slot while its worker passes on the weight.
 _JOIN_TIMEOUT_S = 30.0
 
 
 class Slots:
-    """All slots, as one worker or the controller sees them.
-
-    A worker holds the kernel's lock of its slot, which shows that it lives.
-
-    Parameters
-    ----------
-    name : str or HiddenName
-        Of the segment, to map what is added.
-    segment : Segment
-    shape : GossipShape
-    rank : int
-    gone : callable
-        See `HostCenter`.
-
-    Attributes
-    ----------
-    own : Slot or None
-        That of this worker.
-    """
+    """All slots, for one worker or the controller; a worker holds a file lock on its slot."""
 
     def __init__(
         self, name: Name, segment: Segment, shape: GossipShape, rank: int, gone: Callable[[int], bool]
@@ -54,18 +36,18 @@ class Slots:
             if len(self._segments[-1].buffer) < self._shape.size_bytes(count):
                 try:
                     self._segments.append(Segment.attach(self._name))
-                except ConfigurationError:  # the name is gone: go on with the workers that are known
+                except ConfigurationError:  # The name was removed: use the known slots.
                     return self._mapped
             self._mapped += [self._map(index) for index in range(len(self._mapped), count)]
         return self._mapped
 
     def others(self) -> list[Slot]:
-        """Return the slots of the other workers that take part, by rank."""
+        """Return the slots of the other live workers, by rank."""
         found = [slot for slot in self.every() if slot is not self.own and self._lives(slot)]
         return sorted(found, key=lambda slot: slot.owner)
 
     def counted(self) -> list[Slot]:
-        """Return the slots of which the consensus is the mean: once all workers have ended, all that have weight."""
+        """Return the slots in the consensus: live ones, or after the training all with weight."""
         slots = self.every()
         return (
             [slot for slot in slots if self._lives(slot)]
@@ -81,49 +63,48 @@ class Slots:
         return self.own
 
     def join(self) -> None:
-        """Take a slot: a prepared one, with its weight, or one with half of the weight of another worker."""
+        """Acquire a prepared slot and its weight, or a slot with half of a worker's weight."""
         with self._table(_JOIN_TIMEOUT_S) as taken:
             if not taken:
                 raise CollectiveTimeoutError(
                     f"waited {_JOIN_TIMEOUT_S:g} s for another worker that joins: is it stopped (SIGSTOP)? End it"
                 )
             slots = self.every()
-            if not any(map(self._lives, slots)):  # the last ones that leave keep their weight; see `GossipCenter.close`
+            if not any(map(self._lives, slots)):  # The last workers that leave keep their weight.
                 wait_until(lambda: not any(map(self._leaves, slots)), PATIENCE_S)
             living = [slot for slot in slots if self._lives(slot) and slot.owner != self._rank]
             prepared = [slot for slot in slots if slot.owner == FREE and slot.weight]
             earlier = [slot for slot in slots if slot.owner == self._rank]
             donor = max(living, key=_weight, default=None)
             if donor is None or (prepared and not earlier):
-                # If none lives, the worker goes on from what the heaviest has left, with its weight.
+                # If no worker lives, continue from the slot with the largest weight.
                 left = [slot for slot in slots if not self._leaves(slot)] or slots
                 index, donor = max(prepared or [*earlier, *left], key=_weight).index, None
             else:
                 unused = earlier or [slot for slot in slots if not (self._lives(slot) or self._leaves(slot))]
                 index = unused[0].index if unused else self._add()
             own = self._mapped[index] = self.own = self._map(index, own=True)
-            own.claim()  # a child that C code has forked may still hold the lock of a dead owner, which serves as well
+            # A lock that a dead owner's forked child still holds serves as well.
+            own.claim()
             if donor is not None:
                 self._take_half(donor, own)
             own.owner = self._rank
 
     def leave(self, timeout_s: float) -> None:
-        """Give the slot, whose weight is another worker's by now, to the next one that joins."""
+        """Free the slot, whose weight another worker has received."""
         own = self.require_own()
         with self._table(timeout_s) as taken:
-            if taken:  # else it is that of a worker which has ended
+            if taken:  # On a timeout the slot counts as that of an ended worker.
                 own.unclaim()
                 own.owner = FREE
 
     def close(self) -> None:
-        """Release the memory; a second call does nothing."""
         segments, self._segments, self._mapped, self.own = self._segments, [], [], None
         for segment in segments:
             segment.close()
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return not self._segments
 
     def _require_open(self) -> None:
@@ -134,7 +115,6 @@ class Slots:
         return Slot(self._segments[-1], self._shape, index, self._rank, self._gone, own)
 
     def _lives(self, slot: Slot) -> bool:
-        """Return whether the owner of a slot takes part."""
         return slot is self.own or (slot.owner >= 0 and slot.claimed and not self._gone(slot.owner))
 
     @staticmethod
@@ -143,7 +123,7 @@ class Slots:
 
     @contextlib.contextmanager
     def _table(self, timeout_s: float) -> Iterator[bool]:
-        """Lock the table of owners within the ``with`` block; yields False if that was not free in time."""
+        """Lock the table of owners within the ``with`` block; yield False on a timeout."""
         segment = self._segments[0]
         taken = wait_until(lambda: segment.try_lock(TABLE_LOCK), timeout_s)
         try:
@@ -153,7 +133,7 @@ class Slots:
                 segment.unlock(TABLE_LOCK)
 
     def _add(self) -> int:
-        """Make the memory larger by a slot; other workers map it when they need it."""
+        """Extend the memory by a slot; other workers map it on demand."""
         index = len(self._mapped)
         self._segments[0].grow(self._shape.size_bytes(index + 1))
         self._segments.append(Segment.attach(self._name))
@@ -163,7 +143,7 @@ class Slots:
         return index
 
     def _take_half(self, donor: Slot, own: Slot) -> None:
-        """Take half of a worker's weight, with a copy of its values: the mean of all stays the same."""
+        """Move half of a worker's weight, with a copy of its values, which preserves the mean."""
         values, weights = self._shape.layout.empty(), [0] * self._shape.stripes
 
         def split(stripe: Stripe) -> None:
@@ -177,7 +157,8 @@ class Slots:
             copy_all(stripe.center, cut(values, stripe.pieces))
             own.weights[stripe.index], own.received[stripe.index] = weights[stripe.index], 0
 
-        for stripe in donor.locks.visit(split, True, PATIENCE_S, {}):  # without weight
+        # Locked stripes contribute values without weight.
+        for stripe in donor.locks.visit(split, True, PATIENCE_S, {}):
             copy_all(cut(values, stripe.pieces), stripe.center)
         for stripe in own.locks.visit(put, True, PATIENCE_S, {}):
             put(stripe)

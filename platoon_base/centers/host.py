@@ -1,4 +1,4 @@
-"""A center in posix shared memory, cut into stripes that are locked one by one."""
+"""Center in posix shared memory, cut into stripes with a lock each; see `host_memory`."""
 
 from __future__ import annotations
 
@@ -41,47 +41,12 @@ Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 
-STRIPES_EACH = 4  # per worker, if there are several, so that a free one is always found
-_MIN_S = 1.0  # for visiting the stripes, even if the wait for other hosts has used up the timeout
+STRIPES_EACH = 4  # Stripes per worker, if there are several.
+_MIN_S = 1.0  # Minimum time for the stripes after a wait for other hosts.
 
 
 class HostCenter:
-    """The center on one host.
-
-    `platoon_base.centers.host_memory` describes the segment. A stripe's lock is a file lock on its holder word: the
-    kernel releases it when the holder dies, and the word names the holder. Workers start at different stripes and
-    retry locked ones later, so N workers update N stripes at once. A stripe whose holder is stalled is left out until
-    it is released; rules are element-wise, so the rest of the center is valid without it.
-
-    Parameters
-    ----------
-    segment : Segment
-    layout : Layout
-    rule : Rule or None
-        The rule, which determines the states; None for a process that does not synchronize.
-    shape : Shape
-        Of the segment.
-    rank : int
-        Of this worker, for the holder words and the first stripe to visit.
-    gone : callable, optional
-        ``gone(rank)`` returns whether that worker's process has ended. Its locks are then ignored: a child that C code
-        has forked may still hold them.
-
-    Attributes
-    ----------
-    across_hosts : AcrossHosts or None
-        The interface that makes the centers of all hosts equal; None in a job on one host.
-    has_hosts_rounds : bool
-        See `platoon_base.checkpoints.writer.Readable`.
-    fragments : Fragments
-        The parts of the center that its rounds take in turn.
-    overwrites : Overwrites
-        The overwrites that other hosts have to receive.
-    values : list of ndarray
-        The center's memory, one array for each parameter.
-    states : list of list of ndarray
-        The rule's center states, each a list of one array for each parameter.
-    """
+    """Center on one host; stripes with a stalled holder are left out until they are released."""
 
     on_device = False
 
@@ -137,10 +102,11 @@ class HostCenter:
         self.whole = True
         self.has_hosts_rounds = self._rounds is not None and shape.several_hosts
         self._one_thread = threading.Lock()
-        self._left_out: dict[int, int] = {}  # stripes left out by the last `sync`, and their counts of visits then
+        # Stripes left out by the last `sync`, with their numbers of visits then.
+        self._left_out: dict[int, int] = {}
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
-        """Apply the rule once to each stripe, but for those that another worker has held longer than `PATIENCE_S`."""
+        """Apply the rule once to each stripe, except those locked for longer than `PATIENCE_S`."""
         refusals: list[NonFiniteElement] = []
         flat, of_moments = [array.reshape(-1) for array in arrays], rule_of_moments(rule)
 
@@ -166,7 +132,7 @@ class HostCenter:
         return min(refusals, default=None)
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
-        """Add this worker's progress since it took the center over, wherever it began from the center as it is."""
+        """Add this worker's progress to stripes that have not changed since it copied them."""
 
         def add(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
             return rounds.contribute(stripe.index, cut(arrays, stripe.pieces), part)
@@ -174,7 +140,7 @@ class HostCenter:
         return self._visit_round(add, timeout_s)
 
     def note_met(self, number: int, timeout_s: float) -> None:
-        """Let nobody contribute to round ``number`` any more, though its step is made later."""
+        """Close round ``number`` to contributions; its step is made later."""
 
         def note(rounds: Rounds, stripe: Stripe) -> None:
             rounds.note_met(stripe.index, number)
@@ -184,11 +150,9 @@ class HostCenter:
     def take_over(
         self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float, apart: bool = False
     ) -> NonFiniteElement | None:
-        """Set ``arrays`` to the center after round ``number``, and make the outer step where nobody has made it yet.
-
-        They are the parameters, of which those of other fragments stay as they are; or ``apart`` the pieces of the
-        round's fragment.
-        """
+        """Set ``arrays`` to the center after a round, and make the outer step where needed."""
+        # ``arrays`` are all parameters, of which other fragments stay unchanged, or with ``apart``
+        # the pieces of the round's fragment.
         fragment = self.fragments.of_round(number)
 
         def take(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
@@ -207,7 +171,7 @@ class HostCenter:
     def _visit_round(
         self, work: Callable[[Rounds, Stripe], tuple[int, int] | None], timeout_s: float
     ) -> NonFiniteElement | None:
-        """Do one step of a round on each stripe; wait for locked stripes too, since a round needs all of them."""
+        """Do a step of a round on each stripe; wait for locked ones, since a round needs all."""
         rounds, refusals = self._rounds, []
         if rounds is None:
             raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
@@ -226,7 +190,7 @@ class HostCenter:
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
     ) -> None:
-        """Copy the center into ``out``; stripes that are held longer than `PATIENCE_S` are read as they are."""
+        """Copy the center into ``out``; stripes locked beyond `PATIENCE_S` are read anyway."""
         source = self.averages or self.values if averaged else self.values
 
         def copy(stripe: Stripe) -> None:
@@ -247,14 +211,14 @@ class HostCenter:
 
     @property
     def averages(self) -> list[Array]:
-        """The average of the parameters' center and the moments' center; nothing if the rule has no average."""
+        """Average of the parameters' center, and the moments' center; [] without an average."""
         if self._average is None:
             return []
         trained = self._layout.num_trained
         return [*self.states[self._average][:trained], *self.values[trained:]]
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """Put ``values`` in place of the center's; on several hosts it returns once all of them have the values."""
+        """Overwrite the center; on several hosts, return once all of them have the values."""
 
         def copy(stripe: Stripe) -> None:
             new = cut(values, stripe.pieces)
@@ -286,7 +250,7 @@ class HostCenter:
         self.overwrites.await_all_hosts(count, max(deadline - awake(), _MIN_S))
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Overwrite this center with another host's, at round ``number``; False if a stripe stayed locked."""
+        """Overwrite this center with another host's; False if a stripe stayed locked."""
         if self.across_hosts is None:
             raise ConfigurationError("this center is that of a job on one host: there is no other to replace it")
         return self.across_hosts.replace(values, states, number)
@@ -296,19 +260,16 @@ class HostCenter:
 
         def put(stripe: Stripe) -> None:
             self._put(stripe, cut(values, stripe.pieces))
-            for state, given in zip(self.states, states):  # last: an average becomes what is put
+            for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
                 copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
 
         return not self._visit(put, True, PATIENCE_S)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int = 0) -> None:
-        """Give a new center its first values, and start the rule's states on this worker; before others attach.
-
-        It comes after round ``number``.
-        """
+        """Fill a new center, which follows round ``number``, before others attach."""
         for stripe in self._stripes:
             self._put(stripe, cut(values, stripe.pieces))
-        for state, given in zip(self.states, states):  # last: an average becomes what is put
+        for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
             copy_all(state, given)
         for stripe in self._stripes:
             self._start(stripe)
@@ -325,7 +286,7 @@ class HostCenter:
         self._start(stripe)
 
     def _start(self, stripe: Stripe, values: Sequence[Array] | None = None) -> None:
-        """Reset this worker's states to the values that it has of a stripe: by default the center's."""
+        """Reset this worker's states of a stripe to ``values``, by default the center's."""
         if self._shift is not None:
             self._shift.begin(stripe)
         for state, source in zip(self._local_states, self._local_sources):
@@ -336,14 +297,10 @@ class HostCenter:
     def move(
         self, by: Sequence[Array], written: int, with_average: bool = False, timeout_s: float = PATIENCE_S
     ) -> bool:
-        """Add ``by`` to the center, and to its workers at their next visits; False if a stripe stayed locked.
-
-        In that case ``by`` holds afterwards what was not added.
-
-        The average follows a center with which workers synchronize; ``with_average`` moves it too. ``by`` has an array
-        for each parameter, and none for moments. Stripes that a worker has overwritten meanwhile, so that
-        ``overwrites.written`` differs, stay.
-        """
+        """Add ``by`` to the center, and to workers at their next visits; False if incomplete."""
+        # On failure ``by`` keeps the part not added. Stripes overwritten since ``written`` stay
+        # unchanged. The average follows a center with which workers synchronize; ``with_average``
+        # moves it too.
         shift = _required(self._shift)
 
         def move(stripe: Stripe) -> None:
@@ -364,11 +321,7 @@ class HostCenter:
         return not left
 
     def change(self, old: Sequence[Array], new: Sequence[Array]) -> None:
-        """Add ``new - old`` to the center, while no other worker changes it.
-
-        Moves by the courier meanwhile are kept. An average becomes what is new, where that differs. A stripe that stays
-        locked is changed without its lock.
-        """
+        """Add ``new - old`` to the center, and keep the courier's moves; no worker changes it."""
 
         def work(stripe: Stripe) -> None:
             pieces = stripe.with_states
@@ -385,7 +338,7 @@ class HostCenter:
             work(stripe)
 
     def move_to(self, values: Sequence[Array], averages: Sequence[Array] = (), timeout_s: float = PATIENCE_S) -> bool:
-        """Move the center to ``values``, and its average, while no worker changes it; see `move`."""
+        """Move the center and its average, while no worker changes them; see `move`."""
         shift = _required(self._shift)
 
         def move(stripe: Stripe) -> None:
@@ -397,7 +350,7 @@ class HostCenter:
         return not self._visit(move, True, timeout_s)
 
     def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None:
-        """Copy the parameters of the center, and their averages, without moments; each stripe under its lock."""
+        """Copy the center's parameters and averages, without moments, under the locks."""
 
         def copy(stripe: Stripe) -> None:
             pieces = stripe.without_moments
@@ -412,12 +365,8 @@ class HostCenter:
     def snapshot(
         self, may_wait: bool = True, publish: Callable[[int, int], object] | None = None
     ) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and the rule's states, each stripe under its lock, so that they are consistent.
-
-        With rounds all stripes are locked at once and copied between two rounds, so no copy mixes rounds. Before it is
-        made, `Readable.snapshot`'s ``publish`` is called: no later round can be made until the locks are released.
-        """
-        with self._one_thread:  # file locks do not exclude threads of the same process
+        """Copy the values and the rule's states consistently; with rounds, between two rounds."""
+        with self._one_thread:  # File locks do not exclude threads of the same process.
             values, *states = (self._layout.empty() for _ in range(1 + len(self.states)))
 
             def copy(stripe: Stripe) -> None:
@@ -437,6 +386,7 @@ class HostCenter:
                 for stripe in self._stripes:
                     copy(stripe)
 
+            # No later round can be made between ``publish`` and the release of the locks.
             self._rounds.visit_between(
                 copy_every,
                 lambda deadline: self._locks.lock_all(deadline),
@@ -446,17 +396,16 @@ class HostCenter:
             return values, states
 
     def holder(self, stripe: int) -> int | None:
-        """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
+        """Return the rank that holds a stripe, or None; a dead rank stays until the next visit."""
         return self._locks.holder(stripe)
 
     def finish(self) -> None:
-        """Do nothing: no work is queued here."""
+        """Do nothing: no calls are queued."""
 
     def settle(self) -> None:
-        """Do nothing: the controller reads this very memory."""
+        """Do nothing: the controller reads the same memory."""
 
     def close(self, over: bool = False) -> None:
-        """Release the memory; a second call does nothing."""
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
         self._momenta = []
@@ -484,19 +433,7 @@ def _required(shift: Shift | None) -> Shift:
 
 
 class HostCenters:
-    """Opens the center of one job under its name.
-
-    Parameters
-    ----------
-    name : str or HiddenName
-        Posix name of the segment.
-    workers : int
-        Number of workers that share the center when it is created; for a single worker one stripe suffices.
-    gone : callable, optional
-        See `HostCenter`.
-    several_hosts : bool, optional
-        Whether other hosts take part.
-    """
+    """Opens the center of one job under its name."""
 
     location = "host"
 
@@ -513,11 +450,12 @@ class HostCenters:
         self._gone = gone
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
-        """Create the segment; replace one that was left by a creator which died."""
+        """Create the segment; replace one left by a dead creator."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         fragments = fragments_of(rule)
         stripe_bytes = stripe_bytes_for(layout, fragments, max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted)))
-        Fragments(layout, layout.stripes(stripe_bytes), fragments)  # an error comes before there is any memory
+        # Raises before memory is allocated.
+        Fragments(layout, layout.stripes(stripe_bytes), fragments)
         average = average_of(rule)
         kept = -1 if average is None else average
         shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts, kept, fragments)
@@ -526,21 +464,14 @@ class HostCenters:
         return HostCenter(segment, layout, rule, shape, rank, self._gone)
 
     def unlink(self) -> None:
-        """Remove the center's name: its memory is freed when the last worker closes it."""
         Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
-        """Open the segment.
-
-        Raises
-        ------
-        LayoutMismatchError
-            If the segment was made for another model or by another version of this package.
-        """
+        """Open the segment; raise `LayoutMismatchError` if model or version differ."""
         return self._open(layout, rule, rank)
 
     def watch(self, layout: Layout, by: int = CONTROLLER) -> HostCenter:
-        """Open the segment for the controller, see `Readable`, or for the courier, without touching its memory yet."""
+        """Open the segment for the controller or the courier, without touching its memory yet."""
         return self._open(layout, None, by)
 
     def _open(self, layout: Layout, rule: Rule | None, rank: int) -> HostCenter:

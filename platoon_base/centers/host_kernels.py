@@ -1,6 +1,6 @@
-"""Apply a rule to memory in one pass: by the C extension if possible, otherwise by NumPy, block by block.
+"""Apply a rule to memory in one pass, by the C extension or by NumPy, block by block.
 
-Both give bitwise equal results, and both leave elements unchanged whose center value would not stay finite.
+Both give the same bits, and leave elements unchanged whose center value would not be finite.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from platoon_base.rules.center import Adopt, Rule, form_of, names_of
 from platoon_base.rules.forms import COMPILED, Form
 from platoon_base.system.environment import NO_KERNELS
 
-EXTENSION: Any = None  # the C extension, if it was built
+EXTENSION: Any = None  # The C extension, if it was built.
 if not os.environ.get(NO_KERNELS):
     try:
         EXTENSION = importlib.import_module("platoon_base._kernels")
     except ImportError:
-        pass  # not built, for want of a compiler; NumPy is several times slower, as `platoon doctor` reports
+        pass  # Not built: NumPy is several times slower; `platoon doctor` reports it.
 
 __all__ = ["BLOCK", "HAVE_FUSED", "PieceArrays", "Plan", "apply", "find_fused"]
 
@@ -33,27 +33,15 @@ Fused = Callable[..., Optional[tuple[int, int]]]
 # The arrays of one piece: local, center, local states, center states.
 PieceArrays = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 
-BLOCK = 32768  # elements per NumPy call: few calls, and copies that stay in the cache
+BLOCK = 32768  # Elements per NumPy call; a copy fits into the cache.
 HAVE_FUSED = EXTENSION is not None
-_ADOPT_STATES = 64  # maximum number of states for which `Adopt` has C loops
-_FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # of this machine's byte order
+_ADOPT_STATES = 64  # Maximum number of states in the C loops of `Adopt`.
+# In this machine's byte order.
+_FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}
 
 
 class Plan:
-    """A synchronization that is prepared once for the memory of a stripe, and run often.
-
-    Parameters
-    ----------
-    center : sequence of ndarray, each 1-d, of a float dtype
-        One array for each piece of the stripe.
-    local_states, center_states : sequence of sequence of ndarray
-        For each state of the rule its pieces, with the sizes and dtypes of the center's.
-
-    Raises
-    ------
-    ConfigurationError
-        If a state's piece differs from the center's in size or dtype, or an array is read-only.
-    """
+    """Synchronization prepared once for the memory of a stripe; all arrays are 1-d."""
 
     def __init__(
         self,
@@ -72,7 +60,7 @@ class Plan:
             for array in (c, *own, *shared):
                 _require_like(array, c)
         self._dtype = self._fused_dtype()
-        self._latest: Rule | None = None  # the rule of the last run, whose loops are cached
+        self._latest: Rule | None = None  # Rule of the last run, whose loops are cached.
         self._fused: Fused | None = None
         fixed = [(c, *own, *shared) for c, own, shared in zip(self._center, self._local_states, self._center_states)]
         # Columns: address of x, of c, of each local and each center state; number of elements.
@@ -82,25 +70,8 @@ class Plan:
         self._x_column = self._table[:, 0]
 
     def run(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
-        """Apply ``rule`` once between the pieces of ``local`` and those of the center, in place.
-
-        Parameters
-        ----------
-        rule : Rule
-        local : sequence of ndarray
-            1-d, C-contiguous, one for each piece, with the center's dtypes and sizes. Their memory must not overlap
-            the center's; only `apply` checks that.
-
-        Returns
-        -------
-        (piece, element) of the first center value that would not have been finite, or None. Such elements stay
-        unchanged in all arrays.
-
-        Raises
-        ------
-        ConfigurationError
-            If the pieces do not fit the center's, or the plan was made for other states than the rule's.
-        """
+        """Apply ``rule`` in place; return (piece, element) of the first one refused, or None."""
+        # ``local`` must not overlap the center; only `apply` checks that.
         if (len(rule.local_state), len(rule.center_state)) != self._states:
             raise ConfigurationError(
                 f"got {rule!r} with the states {sum(names_of(rule), ())}, the plan has "
@@ -130,7 +101,7 @@ class Plan:
         return aligned
 
     def _fused_dtype(self) -> str | None:
-        """Return the common dtype of all pieces if there are C loops for it and the pieces are aligned."""
+        """Return the common dtype of all pieces if they are aligned and have C loops."""
         states = zip(self._center, self._local_states, self._center_states)
         arrays = [a for c, own, shared in states for a in (c, *own, *shared)]
         dtypes = {a.dtype for a in arrays}
@@ -158,7 +129,7 @@ class Plan:
 
     def _run_numpy(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
         first = None
-        with np.errstate(all="ignore"):  # as in C, even if the user has turned warnings on
+        with np.errstate(all="ignore"):  # As in C: ignore the user's settings.
             for piece, x in enumerate(local):
                 fixed = (self._center[piece], self._local_states[piece], self._center_states[piece])
                 for start in range(0, x.size, BLOCK):
@@ -169,23 +140,7 @@ class Plan:
 
 
 def apply(rule: Rule, pieces: Sequence[PieceArrays]) -> tuple[int, int] | None:
-    """Apply ``rule`` once to pieces of memory, in place, after checking them; a `Plan` repeats it at less cost.
-
-    Parameters
-    ----------
-    rule : Rule
-    pieces : sequence of (local, center, local_state, center_state)
-        1-d arrays of equal size and dtype within a piece; the states are tuples of arrays.
-
-    Returns
-    -------
-    As `Plan.run`.
-
-    Raises
-    ------
-    ConfigurationError
-        If the arrays of a piece differ in size or dtype, or any two arrays overlap in memory.
-    """
+    """Check the pieces of memory and apply ``rule`` once, in place; a `Plan` is cheaper."""
     _require_disjoint([a for local, center, own, shared in pieces for a in (local, center, *own, *shared)])
     for _, _, own, shared in pieces:
         if (len(own), len(shared)) != (len(rule.local_state), len(rule.center_state)):
@@ -251,7 +206,7 @@ def _run_block(
     center_states: tuple[Array, ...],
     block: slice,
 ) -> int | None:
-    """Apply the rule by NumPy to copies of one block; write back elements whose center and center states are finite."""
+    """Apply the rule by NumPy to copies of one block, and write back the finite elements."""
     arrays = [local, center, *local_states, *center_states]
     copies = [array[block].copy() for array in arrays]
     split = 2 + len(local_states)

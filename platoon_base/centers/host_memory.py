@@ -1,4 +1,4 @@
-"""The shared memory of a center on the host: a header, a record for each stripe, then the buffers."""
+"""Shared memory of a center on the host: a header, a record for each stripe, then the buffers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 _MAGIC = b"PLTNCNTR"
 _VERSION = 12
-FREE, CONTROLLER, COURIER = -1, -2, -3  # values in place of a rank
+FREE, CONTROLLER, COURIER = -1, -2, -3  # Holders that are not ranks.
 HOLDER_NAMES = {CONTROLLER: "the controller", COURIER: "the courier"}
 
 _HEADER = np.dtype(
@@ -53,33 +53,18 @@ _HEADER = np.dtype(
     ]
 )
 FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
-# The holder of a stripe, and the count of all visits: a stripe that stays locked without a new visit is stuck.
+# Holder and number of visits: a stripe that stays locked without a new visit is stuck.
 _HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), ("shifts", "u4"), *WORDS], align=True)
 
 
 class Shape(NamedTuple):
-    """Describes the memory of a center besides its values.
-
-    Attributes
-    ----------
-    stripe_bytes : int
-    states : int
-        Number of the rule's center states.
-    rounds : bool
-        Whether the memory of rounds follows, see `host_rounds`.
-    several_hosts : bool
-        Whether other hosts take part. Without rounds the sum of their moves follows then, see `host_shift`.
-    average : int
-        Which of the states is the average of the center; -1 if there is none.
-    fragments : int
-        In how many parts the rounds take the center in turn.
-    """
+    """Describes the memory of a center besides its values."""
 
     stripe_bytes: int
-    states: int
-    rounds: bool
-    several_hosts: bool
-    average: int
+    states: int  # Number of the rule's center states.
+    rounds: bool  # Whether the memory of rounds follows, see `host_rounds`.
+    several_hosts: bool  # Without rounds, the sum of other hosts' moves follows, see `host_shift`.
+    average: int  # Index of the state that averages the center, or -1.
     fragments: int = 1
 
     @property
@@ -88,18 +73,16 @@ class Shape(NamedTuple):
         return self.several_hosts and not self.rounds
 
     def buffers_start(self, layout: Layout) -> int:
-        """Return the offset of the center's values; the states follow, then the memory of rounds or moves."""
+        """Return the offset of the center's values; the states follow, then rounds or moves."""
         holders = _HOLDER.itemsize * len(layout.stripes(self.stripe_bytes))
         return -(-(FIRST_HOLDER + holders) // 4096) * 4096
 
     def size_bytes(self, layout: Layout) -> int:
-        """Return the size of the whole memory."""
         size_bytes = self.buffers_start(layout) + layout.nbytes * (1 + self.states)
         size_bytes += wide(layout).nbytes if self.shift else 0
         return size_bytes + (rounds_bytes(layout, self.stripe_bytes, self.states) if self.rounds else 0)
 
     def write_header(self, segment: Segment, layout: Layout) -> None:
-        """Write the header and the records of free stripes."""
         header: Any = array_on(segment.buffer, (), _HEADER)
         stripes = len(layout.stripes(self.stripe_bytes))
         holders_on(segment, stripes)["rank"] = FREE
@@ -110,7 +93,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, segment: Segment, layout: Layout) -> Shape | None:
-        """Read the header; None if the memory was made for another model, or by another version of this package."""
+        """Read the header; None if the memory was made for another model or version."""
         if len(segment.buffer) < _HEADER.itemsize:
             return None
         header: Any = array_on(segment.buffer, (), _HEADER)
@@ -129,31 +112,27 @@ class Shape(NamedTuple):
 
 
 def byte_of(stripe: int, first: int = FIRST_HOLDER) -> int:
-    """Return the byte whose lock is the stripe's; the next byte is used if a dead holder's child keeps this one."""
+    """Return the byte of a stripe's lock; the next one serves if a dead holder's child locks it."""
     return first + _HOLDER.itemsize * stripe
 
 
 def lock_bytes(stripes: int, first: int = FIRST_HOLDER) -> tuple[int, int]:
-    """Return the offset and the number of the bytes for all locks."""
+    """Return the offset and the number of the bytes of all locks."""
     return first, _HOLDER.itemsize * stripes
 
 
 def header_on(segment: Segment) -> Any:
-    """Return the header, which also has the words of overwrites and of the hosts' means."""
     return array_on(segment.buffer, (), _HEADER)
 
 
 def holders_on(segment: Segment, stripes: int, first: int = FIRST_HOLDER) -> Array:
-    """Return the records of all stripes, which lie from byte ``first`` on."""
     holders: Array = array_on(segment.buffer, (stripes,), _HOLDER, first)
     return holders
 
 
 def no_header() -> Any:
-    """Return a header for a closed center."""
     return np.zeros((), _HEADER)
 
 
 def free_holders() -> Array:
-    """Return the records of no stripes, for a closed center."""
     return np.empty(0, dtype=_HOLDER)

@@ -1,24 +1,11 @@
-"""The rounds of an outer-step rule at the center on the host, stripe by stripe.
+"""Rounds of an outer-step rule at the center on the host, stripe by stripe, under its lock.
 
-A round has three steps on each worker, see `platoon_base.worker.rounds`: it adds its progress to the totals of the
-stripes, waits for the other workers, and copies the stripes. The first worker at a stripe after the wait makes the
-rule's outer step there, so the stripes of a dead worker are not left out. In a job on several hosts each host's courier
-replaces the totals by the sum over all hosts, after the wait and before any step; see
-`platoon_base.centers.round_totals`.
-
-Rounds do not mix. A worker adds to a stripe only if the stripe's generation is the one that it copied. So a worker that
-adds to a stripe for the next round has made sure before that this round's step was made there. The stripe's round
-number records that.
-
-A round takes one fragment of the center, see `platoon_base.centers.fragments`. Of the other stripes only the round
-number changes: workers go on from what they copied of them before, and contribute to them when it is their turn.
-
-A worker that dies leaves nothing half done. Each stripe has two totals, with their numbers of contributions: a worker
-writes the new sum into the totals that are not in use, and then switches to them by one store. If it dies before that,
-it has added nothing; the mean of each stripe is over its actual contributions. The step copies each block before it
-changes it, so that another worker can restore the block and finish the step.
-
-All of this happens under the stripe's lock.
+A worker adds its progress to the totals of the stripes, waits for the other workers, and copies the
+stripes. The first worker at a stripe after the wait makes the outer step there. On several hosts,
+couriers first replace the totals by the sum over all hosts (`round_totals`). Other fragments'
+stripes only change their round number. A worker contributes to a stripe only if the generation is
+the one it copied: rounds do not mix. Deaths are harmless: a contribution is written to the unused
+totals and made valid by one store, and the step saves each block before it changes it.
 """
 
 from __future__ import annotations
@@ -44,11 +31,12 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# For each stripe: the latest round whose step was made; how often the values were changed; which totals are in use;
-# the latest round that overlaps with training and to which all have contributed; of the first stripe, the round whose
-# center a worker waits for where its host had no part in it.
-# For each of the two totals: the number of contributions, and the sum of their parts; the elements up to which the
-# step is made; those up to which the current block was copied; the round whose sum over all hosts it holds, or 0.
+# ``round``: the latest round whose step was made. ``generation``: number of changes. ``met``: the
+# latest overlapping round to which all have contributed. ``wanted``, of the first stripe: the round
+# whose center a worker waits for although its host had no part in it. For each of the two totals,
+# ``count`` and ``parts``: number of contributions and sum of their parts. ``done``: elements up to
+# which the step is made. ``copied``: elements up to which the current block was saved.
+# ``gathered``: the round whose sum over all hosts it holds, or 0.
 WORDS = [
     ("round", "u4"),
     ("generation", "u4"),
@@ -63,25 +51,11 @@ WORDS = [
 ]
 _PER_TOTALS = ("count", "parts", "done", "copied", "gathered")
 
-_NO_GENERATION = -1  # this worker's values are not a copy of the current stripe
+_NO_GENERATION = -1  # This worker's values are not a copy of the stripe.
 
 
 class StripeArrays(NamedTuple):
-    """The memory of one stripe.
-
-    Attributes
-    ----------
-    words : structured scalar
-        See `WORDS`.
-    center : list of ndarray
-        One for each piece of the stripe.
-    totals : two lists of ndarray
-        Like the center.
-    states : list of tuple of ndarray
-        For each piece the rule's center states.
-    undo : ndarray of uint8
-        Memory for the copy of a block.
-    """
+    """Memory of one stripe: lists have an array for each piece, ``undo`` is for a saved block."""
 
     words: Any
     center: list[Array]
@@ -105,7 +79,7 @@ def open_rounds(
     fragments: Fragments,
     several_hosts: bool,
 ) -> Rounds:
-    """Open the rounds whose memory starts at byte ``start`` of a buffer; see `Rounds`."""
+    """Open the rounds whose memory starts at byte ``start`` of a buffer."""
     totals = [layout.views(buffer, start + i * layout.nbytes) for i in range(2)]
     size_bytes = undo_bytes(layout, len(states))
     undo = array_on(buffer, (len(stripes), size_bytes), "uint8", start + 2 * layout.nbytes)
@@ -123,48 +97,27 @@ def use_other(words: Any, count: int, parts: float, gathered: int) -> None:
     other = 1 - int(words["in_use"])
     for name, value in zip(_PER_TOTALS, (count, parts, 0, 0, gathered)):
         words[name][other] = value
-    words["in_use"] = other  # a single store, so that a death cannot leave it half done
+    words["in_use"] = other  # A single store, which a death cannot interrupt.
 
 
 class Rounds:
-    """One worker's view of the rounds.
-
-    Parameters
-    ----------
-    stripes : sequence of StripeArrays
-    fragments : Fragments
-    several_hosts : bool
-        Whether the totals are those of all hosts only once they are gathered; see `platoon_base.centers.round_totals`.
-
-    Attributes
-    ----------
-    stripes : list of StripeArrays
-    fragments : Fragments
-    parts : list of float
-        By stripe, the sum of the parts of rounds that this worker has trained since it contributed to the stripe.
-    """
+    """One worker's view of the rounds; the caller holds the lock of each stripe it passes."""
 
     def __init__(self, stripes: Sequence[StripeArrays], fragments: Fragments, several_hosts: bool) -> None:
         self.stripes, self.fragments, self._several_hosts = list(stripes), fragments, several_hosts
+        # By stripe: the sum of the parts of rounds trained since this worker's last contribution.
         self.parts = [0.0] * len(self.stripes)
         self._kernels = [
             [RoundKernels(*piece, s.undo) for piece in zip(s.center, zip(*s.totals), s.states)] for s in stripes
         ]
-        self._begun = [_NO_GENERATION] * len(self.stripes)  # the generations that this worker copied
+        self._begun = [_NO_GENERATION] * len(self.stripes)  # Generations this worker copied.
         self._read = list(self._begun)
 
     def contribute(self, index: int, local: Sequence[Array], part: float) -> tuple[int, int] | None:
-        """Add ``x - c`` to a stripe's total, if this worker's parameters started from the stripe's current values.
-
-        Nothing is added either if a worker died during the step on the stripe: another has to finish it first. Nor is
-        it if all have contributed to a round whose step was not made yet, as they have if the totals are those of all
-        hosts: this worker came too late for it. If it is not the stripe's turn, ``part`` is added to that of its next
-        turn.
-
-        Returns
-        -------
-        (piece, element) of the first element that was left out, since its total would not be finite, or None.
-        """
+        """Add ``x - c`` to a stripe's totals; return the first (piece, element) left out."""
+        # Nothing is added if this worker copied another generation, if a dead worker's step is
+        # unfinished, or if the round is already closed. For stripes of other fragments only
+        # ``part`` accumulates.
         words = self.stripes[index].words
         self.parts[index] += part
         if index not in self.fragments.of_round(int(words["round"]) + 1).stripes:
@@ -173,36 +126,35 @@ class Rounds:
         all_have_met = max(int(words["met"]), int(words["gathered"][used])) > words["round"]
         if self._begun[index] != words["generation"] or self._is_half_done(index) or all_have_met:
             return None
-        self._begun[index] = _NO_GENERATION  # a second call must not count twice
+        self._begun[index] = _NO_GENERATION  # A second call must not count twice.
         refused = [(piece, k.contribute(x, used)) for piece, (k, x) in enumerate(zip(self._kernels[index], local))]
         part, self.parts[index] = min(self.parts[index] / len(self.fragments), 1.0), 0.0
         self._use_other(index, int(words["count"][used]) + 1, float(words["parts"][used]) + part)
         return next(((piece, element) for piece, element in refused if element is not None), None)
 
     def note_met(self, index: int, number: int) -> None:
-        """Record that all have contributed to round ``number``, whose step is made later; see `contribute`."""
+        """Record that all have contributed to round ``number``, whose step is made later."""
         words = self.stripes[index].words
         if index in self.fragments.of_round(number).stripes or not self._awaits_step(index):
             words["met"] = max(int(words["met"]), number)
 
     def _awaits_step(self, index: int) -> bool:
-        """Whether all have contributed to a round of a stripe's fragment whose step was not made yet."""
+        """Return whether all have contributed to a round whose step is not yet made."""
         words = self.stripes[index].words
         met = int(words["met"])
         return bool(words["round"] < met) and index in self.fragments.of_round(met).stripes
 
     def _use_other(self, index: int, count: int, parts: float) -> None:
-        """Go on with the other of the two totals of a stripe; see `use_other`."""
         use_other(self.stripes[index].words, count, parts, 0)
 
     def _is_half_done(self, index: int) -> bool:
-        """Whether the step on a stripe was begun and not finished."""
+        """Return whether the step on a stripe was begun and not finished."""
         words = self.stripes[index].words
         used = int(words["in_use"])
         return bool(words["done"][used] or words["copied"][used])
 
     def between(self) -> bool:
-        """Whether all stripes are at the same round, and no step is half done; read it while all are locked."""
+        """Return whether all stripes are at one round, without half a step; lock all first."""
         numbers = {int(stripe.words["round"]) for stripe in self.stripes}
         return len(numbers) <= 1 and not any(map(self._is_half_done, range(len(self.stripes))))
 
@@ -213,18 +165,7 @@ class Rounds:
         free: Callable[[], None],
         patience_s: float,
     ) -> None:
-        """Call ``visit`` with all stripes locked, between two rounds; after ``patience_s`` at any moment.
-
-        Parameters
-        ----------
-        visit : callable
-            ``visit(between)``, with whether it is such a moment.
-        lock_all : callable
-            Locks all stripes, up to a deadline by `awake`; returns whether it did.
-        free : callable
-            Unlocks those that are locked.
-        patience_s : float
-        """
+        """Call ``visit(True)`` with all stripes locked between rounds, or ``visit(False)``."""
         deadline, pause = awake() + patience_s, FIRST_PAUSE_S
         while True:
             try:
@@ -240,15 +181,7 @@ class Rounds:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def take_over(self, index: int, rule: OuterRule, local: Sequence[Array], number: int) -> tuple[int, int] | None:
-        """Make the outer step of round ``number`` on a stripe unless it was made, and copy the values to ``local``.
-
-        `pass_by` is for stripes of other fragments.
-
-        Returns
-        -------
-        (piece, element) of the first center value that would not have been finite, or None. Such elements and their
-        states stay unchanged.
-        """
+        """Make the outer step on a stripe if needed, and copy the values to ``local``."""
         words, center, *_ = self.stripes[index]
         first = self._step(index, rule, number) if words["round"] < number else None
         for x, c in zip(local, center):
@@ -257,11 +190,10 @@ class Rounds:
         return first
 
     def pass_by(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
-        """Record round ``number`` on a stripe that it does not take.
-
-        An earlier step is made first: that of a worker that died there, or of a round that overlaps, none of whose
-        workers has completed it. A round that the hosts gave up has none: what was contributed waits for the next turn.
-        """
+        """Record round ``number`` on a stripe that it does not take, after any unfinished step."""
+        # A step is pending if a worker died in it, or if no worker has completed an overlapping
+        # round. A round that the hosts gave up has no step: its contributions wait for the next
+        # turn.
         words = self.stripes[index].words
         met, first = int(words["met"]), None
         has_all = not self._several_hosts or words["gathered"][int(words["in_use"])] == met
@@ -280,10 +212,10 @@ class Rounds:
         for piece, center in enumerate(self.stripes[index].center if count else ()):
             for block in blocks(center.size):
                 done += block.stop - block.start
-                if done <= words["done"][used]:  # by a worker that died during the step
+                if done <= words["done"][used]:  # Done by a worker that died in the step.
                     continue
                 kernels = self._kernels[index][piece]
-                if words["copied"][used] == done:  # it died during this block
+                if words["copied"][used] == done:  # It died in this block.
                     kernels.put_back(block, used)
                 else:
                     kernels.copy(block, used)
@@ -292,7 +224,7 @@ class Rounds:
                 words["done"][used] = done
                 if refused is not None and first is None:
                     first = (piece, refused)
-        # The order matters: after a death between two of these lines, no step is made twice or left out.
+        # In this order, a death between two lines neither repeats nor skips a step.
         for name in _PER_TOTALS:
             words[name][used] = 0
         words["generation"] += 1
@@ -304,7 +236,7 @@ class Rounds:
         self._read[index] = int(self.stripes[index].words["generation"])
 
     def begin(self) -> None:
-        """Record that this worker's parameters are now equal to the stripes last read or written."""
+        """Record that this worker's parameters equal the stripes last read or written."""
         self._begun = list(self._read)
         self.parts = [0.0] * len(self.stripes)
 

@@ -1,7 +1,7 @@
-"""Moves of the center by other hosts, which each worker applies to its own parameters at its next visit.
+"""Moves of the center by other hosts, which each worker also applies to its own parameters.
 
-Without this the workers' elastic pull would undo the move of the center. Moments of optimizers stay those of the host:
-to a worker whose second moment is smaller than the center's, a move down could be one below 0.
+Otherwise the workers' elastic pull would undo the moves. Moments are not moved: a worker's second
+moment that is smaller than the center's could become negative.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def wide(layout: Layout) -> Layout:
-    """Return the layout of the sum of moves, in float32 instead of half precision, which would lose small moves."""
+    """Return the layout of the sum of moves: float32 where half precision would lose small ones."""
     specs = layout.trained.specs
     return Layout(
         tuple(spec._replace(dtype="float32") if np.dtype(spec.dtype).itemsize < 4 else spec for spec in specs)
@@ -28,16 +28,7 @@ def wide(layout: Layout) -> Layout:
 
 
 class Shift:
-    """The sum of all moves, in shared memory with the center, and the part of it that a worker has applied.
-
-    Parameters
-    ----------
-    layout : Layout
-    total : list of ndarray
-        The sum, one array for each parameter, see `wide`.
-    remembering : list of list of ndarray
-        The worker's states that hold copies of the center, and so move with it.
-    """
+    """Sum of all moves, in shared memory, and the part of it that this worker has applied."""
 
     def __init__(self, layout: Layout, total: list[Array], remembering: list[list[Array]]) -> None:
         self._total = total
@@ -53,7 +44,7 @@ class Shift:
             np.copyto(seen, total)
 
     def follow(self, stripe: Stripe, arrays: Sequence[Array]) -> None:
-        """Apply the moves that a worker has not applied yet to its part of a stripe."""
+        """Apply the outstanding moves to this worker's parameters and remembering states."""
         count = int(stripe.holder["shifts"])
         if count == self._counts.get(stripe.index):
             return
@@ -71,7 +62,7 @@ class Shift:
                 state[i] += moved
 
     def move(self, stripe: Stripe, by: Sequence[Array]) -> None:
-        """Move the center's part of a stripe by its pieces of arrays, and add the move to the sum."""
+        """Move the center's part of a stripe, and add the move to the sum."""
         pieces = stripe.without_moments
         for center, total, moved in zip(stripe.center, cut(self._total, pieces), cut(by, pieces)):
             center += moved
@@ -79,7 +70,7 @@ class Shift:
         stripe.holder["shifts"] += 1
 
     def move_to(self, stripe: Stripe, values: Sequence[Array]) -> None:
-        """Move the center's part of a stripe to its pieces of ``values``, and add the move to the sum."""
+        """Move the center's part of a stripe to ``values``, and add the move to the sum."""
         pieces = stripe.without_moments
         for center, total, value in zip(stripe.center, cut(self._total, pieces), cut(values, pieces)):
             total += value.astype(total.dtype, copy=False) - center

@@ -1,7 +1,4 @@
-"""Generates the C loops of this package's rules from their forms; run this module after a form has changed.
-
-python -m platoon_base.centers.host_source
-"""
+"""Generator of the C loops of the rules; run this module after a form has changed."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ static int64_t ${name}_$T(const int64_t *row, const double *scalars)
     $search
 }
 """)
-# Finds the element that was left unchanged; 0 if another worker has changed the center meanwhile.
+# Finds the refused element; 0 if another worker has changed the center meanwhile.
 _SEARCH = Template("""\
 for (int64_t i = 0; i < n; i++) {
         $equations
@@ -56,7 +53,6 @@ _TYPES = {"float": "float32", "double": "float64"}
 
 
 def header_text() -> str:
-    """Return the text of the file `HEADER`."""
     forms = [COMPILED[name] for name in sorted(COMPILED)]
     loops = [_loops(form, real) for form in forms for real in _TYPES]
     entries = [_entry(form, real) for form in forms for real in _TYPES]
@@ -65,13 +61,12 @@ def header_text() -> str:
 
 
 def _loops(form: Form, real: str) -> str:
-    """Write the loops of a form for one type."""
     lines, new = form.in_c(number=f"({real}){{}}")
     arrays, scalars, indent = [name for name in form.arguments if name != "d"], _scalars(form), "\n        "
     pointers = [f"{name}_at" for name in arrays]
     read = [f"{real} {', '.join(f'{name} = {name}_at[i]' for name in arrays)};"]
     stores = [f"{name}_at[i] = select_{real}(keep, {new[name]}, {name});" for name in arrays if name in new]
-    if form.is_step:  # a round has totals in place of x: their mean is d, and they are set to 0
+    if form.is_step:  # Totals replace x: d is their mean.
         pointers.insert(0, "totals")
         read.insert(0, f"{real} d = totals[i] / count;")
         stores.insert(0, f"totals[i] = select_{real}(keep, 0, totals[i]);")
@@ -107,7 +102,6 @@ def _needed(declarations: list[str], expression: str) -> list[str]:
 
 
 def _entry(form: Form, real: str) -> str:
-    """Write the macro that defines the extension's function for the loops."""
     scalars, columns = _scalars(form), len(form.arguments) + 1
     return f'ENTRY({form.name}, {real}, {columns}, "Kn{"d" * len(scalars)}:{form.name}_{_TYPES[real]}")\n'
 
@@ -119,7 +113,7 @@ def _method(form: Form, real: str) -> str:
 
 
 def _scalars(form: Form) -> list[str]:
-    """Name the scalars of the loops; an outer step has the number of contributions before its own."""
+    """Name the scalars of the loops; an outer step has the number of contributions first."""
     return ["count", *form.scalars] if form.is_step else list(form.scalars)
 
 

@@ -1,9 +1,8 @@
-"""The mean of all hosts' centers, taken while all workers wait, in training with rules that do not wait.
+"""Mean of all hosts' centers, taken while all workers wait, with rules that do not wait.
 
-It is a round like those of rules that wait, see `platoon_base.centers.round_totals`: each host's courier copies the
-center and sends the copy to the others. Once it is known whose copies all hosts have, each host replaces its center by
-the mean of these, in the order of the hosts. So all centers are bitwise equal. With a rule that averages its center
-they do the same with its averages. Moments of optimizers stay those of each host.
+As in `round_totals`, each host's courier sends a copy of its center to the others. Once the hosts
+agree on the complete copies, each replaces its center by their mean, in the order of the hosts: all
+centers are bitwise equal. Averages are treated alike; moments stay those of each host.
 """
 
 from __future__ import annotations
@@ -27,31 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class HostsMeans:
-    """The center of one host, for means over several hosts; see `AcrossHosts`.
-
-    Parameters
-    ----------
-    layout : Layout
-    header : structured scalar
-        With ``mean``, the number of the latest mean that was written to this center, in shared memory.
-    copy : callable
-        ``copy(values, averages)`` copies the center's parameters, and their averages.
-    move_to : callable
-        ``move_to(values, averages)`` moves the center and sets its average; it returns False if a stripe stayed
-        locked.
-    put : callable
-        ``put(values, states)`` overwrites the center and the rule's states; it returns False likewise.
-    average : int or None
-        Which of the rule's states is the average of the center.
-
-    Attributes
-    ----------
-    is_quiet : callable
-        Returns whether no exchange of the courier is in flight, which would move only one of two centers afterwards.
-    """
+    """The center of one host, for means over several hosts; see `AcrossHosts`."""
 
     workers_wait = False
-    wanted = 0  # no worker waits for a round that it had no part in
+    wanted = 0  # No worker waits for a round it did not take part in.
 
     def __init__(
         self,
@@ -66,28 +44,27 @@ class HostsMeans:
         self._copy, self._move_to, self._put = copy, move_to, put
         specs = layout.trained.specs
         self._trained = len(specs)
+        # Set by the courier: whether no exchange is in flight, which would move one of two centers
+        # later.
         self.is_quiet: Callable[[], bool] = lambda: True
         self.fragments = Fragments(Layout(specs if average is None else specs * 2), ())
 
     @property
     def made(self) -> int:
-        """The latest mean that was written to this center."""
+        """Latest round whose mean was written to this center."""
         return int(self._header["mean"])
 
     def wait(self, number: int, timeout_s: float) -> None:
-        """Wait until a mean was written to this center; raises `CollectiveTimeoutError`."""
         await_count(lambda: self.made, number, timeout_s, "the mean of the centers of all hosts")
 
     def new_totals(self) -> RoundTotals:
-        """Allocate memory for a copy."""
         return RoundTotals(self.fragments)
 
     def are_gathered(self, number: int) -> bool:
-        """Return whether a mean was written to this center."""
         return self.made >= number
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy the center, once all exchanges have ended; the base is the same on all hosts."""
+        """Copy the center; False while an exchange of the courier is in flight."""
         if not self.is_quiet():
             return False
         self._copy(totals.arrays[: self._trained], totals.arrays[self._trained :])
@@ -95,17 +72,7 @@ class HostsMeans:
         return True
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Replace the center by the mean of several hosts' copies, in order; False if a stripe stayed locked.
-
-        A copy with NaN or infinity is left out, on all hosts.
-
-        Parameters
-        ----------
-        totals : sequence of RoundTotals
-        number : int
-        workers : sequence of int
-            Of each host, by which its copy is weighted.
-        """
+        """Set the center to the mean of finite copies, weighted by ``workers``; False if locked."""
         finite = [i for i, each in enumerate(totals) if all(map(is_finite, each.arrays))]
         if len(finite) < len(totals):
             log.warning(
@@ -122,7 +89,7 @@ class HostsMeans:
         return True
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Overwrite this center with another host's, and record the number of its latest mean; see `gather`."""
+        """Overwrite this center with another host's; False if a stripe stayed locked."""
         if not self._put(values, states):
             return False
         self._header["mean"] = max(number, self.made)
@@ -130,10 +97,7 @@ class HostsMeans:
 
 
 def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -> list[Array]:
-    """Return the mean of several hosts' copies, array by array; the mean of equal copies is bitwise equal to them.
-
-    Half-precision numbers are added in float32.
-    """
+    """Return the mean of several copies, exact for equal copies; half precision adds in float32."""
     total = sum(weights)
     means = []
     for arrays in zip(*copies):
@@ -150,7 +114,7 @@ def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -
 
 
 def is_finite(array: Array) -> bool:
-    """Return whether all numbers are finite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        total = array.sum(dtype="f4" if array.dtype.itemsize < 4 else array.dtype)  # faster than many tests
+        # One sum is faster than a test of each element.
+        total = array.sum(dtype="f4" if array.dtype.itemsize < 4 else array.dtype)
         return bool(np.isfinite(total)) or bool(np.isfinite(array).all())

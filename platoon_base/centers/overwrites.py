@@ -1,7 +1,8 @@
-"""Words in a center's memory by which an overwrite reaches the other hosts of a job.
+"""Words in a center's memory that pass a worker's overwrite to the other hosts of a job.
 
-The worker counts its overwrite and waits; its host's courier sends the center to all others and then records that. A
-stamp orders the overwrites of different hosts; when none is in progress, it is equal on all hosts.
+The worker counts its overwrite and waits; its courier sends the center to all other hosts and
+records that. A version orders the overwrites of different hosts; it is equal on all hosts when none
+is in progress.
 """
 
 from __future__ import annotations
@@ -18,20 +19,14 @@ _HOST_BITS = 16
 
 
 class Overwrites:
-    """The words for the overwrites of one center.
-
-    Parameters
-    ----------
-    header : structured scalar
-        With ``written``, ``spread``, ``stamp`` and ``incoming``, in shared memory.
-    """
+    """Words for the overwrites of one center, in the header of its shared memory."""
 
     def __init__(self, header: Any) -> None:
         self._header = header
 
     @property
     def written(self) -> int:
-        """How often workers of this host have overwritten the center."""
+        """Number of overwrites by workers of this host."""
         return int(self._header["written"])
 
     def note(self) -> int:
@@ -41,7 +36,7 @@ class Overwrites:
 
     @property
     def spread(self) -> int:
-        """The count of the latest overwrite that all other hosts have."""
+        """Count of the latest overwrite that all other hosts have."""
         return int(self._header["spread"])
 
     @spread.setter
@@ -50,7 +45,7 @@ class Overwrites:
 
     @property
     def stamp(self) -> int:
-        """The stamp of the latest overwrite, on whichever host, that this center holds."""
+        """Version of the latest overwrite, by any host, that this center holds."""
         return int(self._header["stamp"])
 
     @stamp.setter
@@ -58,28 +53,28 @@ class Overwrites:
         self._header["stamp"] = stamp
 
     def expect(self, stamp: int) -> None:
-        """Record that another host's overwrite is about to be put into the center; then `stamp` is set."""
+        """Record that another host's overwrite is about to be written; then set `stamp`."""
         self._header["incoming"] = stamp
 
     @property
     def settled(self) -> bool:
-        """Whether no overwrite is in progress, so that the values are those of the stamp; the stripes are locked."""
+        """Whether no overwrite is in progress; the caller holds the locks of all stripes."""
         return self.written == self.spread and int(self._header["incoming"]) <= self.stamp
 
     @staticmethod
     def later(stamp: int, host: int) -> int:
-        """Return the stamp of the next overwrite on ``host``; of simultaneous ones the higher host's is later."""
+        """Return the version of the next overwrite on ``host``; the higher host wins a tie."""
         return ((stamp >> _HOST_BITS) + 1 << _HOST_BITS) | host
 
     def await_all_hosts(self, count: int, timeout_s: float) -> None:
-        """Wait until all other hosts have an overwrite; raises `CollectiveTimeoutError`."""
+        """Wait until all other hosts have an overwrite, or raise `CollectiveTimeoutError`."""
         await_count(
             lambda: self.spread, count, timeout_s, "the other hosts to get the center that this worker has overwritten"
         )
 
 
 def await_count(read: Callable[[], int], count: int, timeout_s: float, what: str) -> None:
-    """Wait until a count written by the courier reaches ``count``; raises `CollectiveTimeoutError`."""
+    """Wait until the courier's count reaches ``count``, or raise `CollectiveTimeoutError`."""
     if not wait_until(lambda: read() >= count, timeout_s):
         raise CollectiveTimeoutError(
             f"waited {timeout_s:g} s for {what}: is the network slow or cut, or a host suspended? Look into the "

@@ -1,6 +1,6 @@
-"""The loops of rounds on the memory of one stripe: by the C extension if possible, otherwise by NumPy.
+"""Loops of rounds on the memory of one stripe, by the C extension or by NumPy.
 
-Both give bitwise equal results, and both leave out elements that would not be finite.
+Both give the same bits, and leave out elements that would not be finite.
 """
 
 from __future__ import annotations
@@ -26,27 +26,18 @@ def blocks(size: int) -> Iterator[slice]:
 
 
 def undo_bytes(layout: Layout, states: int) -> int:
-    """Return the size of the copy of a block: its totals, its center, and the rule's states."""
+    """Return the size of a saved block: its totals, its center, and the rule's states."""
     largest = max(min(spec.size, BLOCK) * np.dtype(spec.dtype).itemsize for spec in layout.specs)
     return (2 + states) * -(-largest // ALIGNMENT) * ALIGNMENT
 
 
 class RoundKernels:
-    """The loops on one piece of a stripe.
-
-    Parameters
-    ----------
-    center : ndarray, shape (n,), of a float dtype
-    totals : two ndarrays, like it
-    states : tuple of ndarray
-        The rule's center states, like it.
-    undo : ndarray of uint8
-        Memory for the copy of a block, see `undo_bytes`.
-    """
+    """Loops on one piece of a stripe; ``undo`` is the memory for a saved block."""
 
     def __init__(self, center: Array, totals: tuple[Array, Array], states: tuple[Array, ...], undo: Array) -> None:
         self._center, self._totals = center, totals
-        self._changing = [[total, center, *states] for total in totals]  # the arrays that a step changes
+        # Arrays that a step changes.
+        self._changing = [[total, center, *states] for total in totals]
         width = min(center.size, BLOCK)
         size = (2 + len(states)) * width
         self._undo = undo[: size * center.itemsize].view(center.dtype).reshape(2 + len(states), width)
@@ -56,7 +47,7 @@ class RoundKernels:
         self._address = self._row.ctypes.data
 
     def contribute(self, x: Array, used: int) -> int | None:
-        """Write totals in use plus ``x - c`` into the other totals; return the first element left out."""
+        """Write totals in use plus ``x - c`` to the others; return the first element refused."""
         total, sums = self._totals[used], self._totals[1 - used]
         fused = find_fused("contribute", self._center.dtype) if self._aligned and x.flags.carray else None
         if fused is not None:
@@ -75,7 +66,7 @@ class RoundKernels:
         return first
 
     def copy(self, block: slice, used: int) -> None:
-        """Copy the values of a block that a step will change."""
+        """Save a block before a step."""
         for copy, array in zip(self._undo, self._changing[used]):
             np.copyto(copy[: block.stop - block.start], array[block])
 
@@ -85,7 +76,7 @@ class RoundKernels:
             np.copyto(array[block], copy[: block.stop - block.start])
 
     def step(self, rule: OuterRule, block: slice, used: int, count: int, part: float) -> int | None:
-        """Make the outer step on a block and clear its totals; return the first element that stays unchanged."""
+        """Make the outer step on a block and clear its totals; return the first element refused."""
         form = step_form_of(rule) if self._aligned else None
         fused = None if form is None else find_fused(form.name, self._center.dtype)
         if fused is not None:

@@ -1,10 +1,10 @@
-"""The exchange of a round's totals between the hosts of a job.
+"""Exchange of a round's totals between the hosts of a job.
 
-All workers of a round have contributed on their hosts, and wait. Each host's courier copies the totals there and sends
-them to the others. Once it is known whose totals all hosts have, each host adds these in the order of the hosts, so
-that the sums are bitwise equal, and replaces its own totals by the sum. Then the workers of each host make the same
-outer step. A host whose center is not at the round of the others (it joined late, or has returned) gets their center
-first, and its contribution is left out.
+After all workers have contributed, each host's courier sends its totals to the others. Once the
+hosts agree on the complete totals, each adds these in the order of the hosts and replaces its own:
+the sums are bitwise equal, and all workers make the same outer step. A host whose center is at
+another round, after a late join or a return, first receives the center of the others, and its
+contribution is left out.
 """
 
 from __future__ import annotations
@@ -24,27 +24,12 @@ __all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
 
 Array = np.ndarray[Any, Any]
 
-_PATIENCE_S = 1.0  # wait for a locked stripe
-_NUMBER, _BASE, _FIRST = 0, 1, 2  # indices of words: the round, its base, the first count
+_PATIENCE_S = 1.0  # Maximum wait for a locked stripe.
+_NUMBER, _BASE, _FIRST = 0, 1, 2  # Indices of words: the round, its base, the first count.
 
 
 class RoundTotals:
-    """One host's totals of one round, in a flat buffer that can be sent.
-
-    Parameters
-    ----------
-    fragments : Fragments
-        Of the center; the same on all hosts.
-
-    Attributes
-    ----------
-    buffer : memoryview
-        Of any round's totals; those of one take its first `size_bytes`.
-    head : ndarray of float64
-        What lies before the arrays in the buffer.
-    counts, parts : ndarray of float64, shape (stripes,)
-        For each stripe the number of contributions, and the sum of their parts.
-    """
+    """One host's totals of one round, in a flat buffer that can be sent."""
 
     def __init__(self, fragments: Fragments) -> None:
         count = len(fragments.stripes)
@@ -55,16 +40,16 @@ class RoundTotals:
         self.head = whole[:words]
         self.counts = self.head[_FIRST:][:count]
         self.parts = self.head[_FIRST + count :][:count]
-        self._views: dict[int, list[Array]] = {}  # by the first stripe of a fragment
+        self._views: dict[int, list[Array]] = {}  # By the first stripe of a fragment.
 
     @property
     def fragment(self) -> Fragment:
-        """The part of the center that the round takes."""
+        """Part of the center that the round takes."""
         return self._fragments.of_round(self.number)
 
     @property
     def arrays(self) -> list[Array]:
-        """The sum of ``x - c`` over the workers, one array for each piece of the fragment."""
+        """Sum of ``x - c`` over the workers, one array for each piece of the fragment."""
         fragment = self.fragment
         first = fragment.stripes.start
         if first not in self._views:
@@ -73,12 +58,12 @@ class RoundTotals:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes of the buffer belong to the round."""
+        """Number of bytes of the buffer that belong to the round."""
         return int(self.head.nbytes) + self.fragment.layout.nbytes
 
     @property
     def number(self) -> int:
-        """The number of the round; 0 before the first."""
+        """Number of the round; 0 before the first."""
         return int(self.head[_NUMBER])
 
     @number.setter
@@ -87,7 +72,7 @@ class RoundTotals:
 
     @property
     def base(self) -> int:
-        """The latest round of the center from which the contributions started."""
+        """Latest round of the center that the contributions started from."""
         return int(self.head[_BASE])
 
     @base.setter
@@ -95,7 +80,7 @@ class RoundTotals:
         self.head[_BASE] = base
 
     def without_contribution(self) -> Iterator[tuple[Piece, ...]]:
-        """Iterate over stripes of the fragment without a contribution: their pieces in `arrays`."""
+        """Yield the pieces, in `arrays`, of each stripe of the fragment without a contribution."""
         fragment = self.fragment
         for index, pieces in zip(fragment.stripes, fragment.within):
             if not self.counts[index]:
@@ -103,18 +88,7 @@ class RoundTotals:
 
 
 class HostsRounds:
-    """The center of one host, for rounds over several hosts; see `AcrossHosts`.
-
-    Parameters
-    ----------
-    stripes : sequence of Stripe
-    rounds : Rounds
-    holders : structured array
-        The records of all stripes.
-    visit : callable
-        ``visit(work, timeout_s)`` calls ``work(stripe)`` for each stripe under its lock, and returns those that stayed
-        locked.
-    """
+    """The center of one host, for rounds over several hosts; see `AcrossHosts`."""
 
     workers_wait = True
 
@@ -130,29 +104,26 @@ class HostsRounds:
 
     @property
     def fragments(self) -> Fragments:
-        """The parts of the center that the rounds take in turn."""
         return self._rounds.fragments
 
     @property
     def made(self) -> int:
-        """The latest round whose step was made on all stripes."""
+        """Latest round whose step was made on all stripes."""
         return int(self._holders["round"].min()) if len(self._holders) else 0
 
     @property
     def wanted(self) -> int:
-        """The latest round whose center a worker waits for; 0 if there was none."""
+        """Latest round whose center a worker waits for; 0 if there is none."""
         return int(self._holders["wanted"][0]) if len(self._holders) else 0
 
     def want(self, number: int) -> None:
-        """Let the courier ask other hosts for the center of a round."""
+        """Make the courier request the center of a round from other hosts."""
         self._holders["wanted"][:1] = max(number, self.wanted)
 
     def new_totals(self) -> RoundTotals:
-        """Allocate memory for the totals of a round."""
         return RoundTotals(self.fragments)
 
     def wait(self, number: int, timeout_s: float) -> None:
-        """Wait until all stripes hold the sum over all hosts for a round; raises `CollectiveTimeoutError`."""
         if not wait_until(lambda: self.are_gathered(number), timeout_s):
             raise CollectiveTimeoutError(
                 f"waited {timeout_s:g} s for the contributions of other hosts to round {number}: is the network slow "
@@ -160,14 +131,13 @@ class HostsRounds:
             )
 
     def are_gathered(self, number: int) -> bool:
-        """Return whether all stripes of a round hold the sum over all hosts, or its step was made."""
         stripes = self.fragments.of_round(number).stripes
         holders = self._holders[stripes.start : stripes.stop]
         latest = holders["gathered"][self._each[: len(holders)], holders["in_use"]]
         return bool(((holders["round"] >= number) | (latest == number)).all())
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy this host's own totals of a round; False if a stripe stayed locked: call it again."""
+        """Copy this host's own totals of a round; False if a stripe stayed locked: retry."""
         totals.number, totals.base = number, min(self.made, number - 1)
         totals.counts[:] = totals.parts[:] = 0
 
@@ -181,10 +151,7 @@ class HostsRounds:
         return True
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Replace this host's totals by the sum of several hosts' totals, in order; see `read`.
-
-        The totals include their numbers of contributions, so ``workers`` is not used.
-        """
+        """Replace this host's totals by the sum of several hosts' totals, in order; see `read`."""
         taken = self.fragments.of_round(number).stripes
 
         def put(stripe: Stripe) -> None:
@@ -194,7 +161,7 @@ class HostsRounds:
         return not self._visit(put, _PATIENCE_S)
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Overwrite this center with another host's, and set the number of its round; see `read`."""
+        """Overwrite this center with another host's, and set its round; see `read`."""
         number = max(number, self.made)
         taken = self.fragments.of_round(number).stripes
 
@@ -202,7 +169,8 @@ class HostsRounds:
             arrays, new = self._rounds.stripes[stripe.index], cut(values, stripe.pieces)
             for given, own in zip(states, zip(*arrays.states)):
                 copy_all(own, cut(given, stripe.pieces))
-            # Elsewhere contributions to later rounds count if they began from the same values.
+            # In other stripes, contributions to later rounds count if they began from the same
+            # values.
             if stripe.index in taken or not all(map(np.array_equal, arrays.center, new)):
                 self._rounds.replace(stripe.index, new)
             stripe.holder["round"] = number
@@ -211,7 +179,7 @@ class HostsRounds:
 
 
 def read_own(stripe: StripeArrays, index: int, totals: RoundTotals, number: int) -> None:
-    """Copy this host's totals of round ``number`` of one locked stripe, even if the sum has replaced them already."""
+    """Copy this host's own totals of a locked stripe, even if the sum has replaced them."""
     words = stripe.words
     used = int(words["in_use"])
     if are_gathered(words, number):
@@ -220,25 +188,26 @@ def read_own(stripe: StripeArrays, index: int, totals: RoundTotals, number: int)
     targets = cut(totals.arrays, totals.fragment.of_stripe(index))
     if totals.counts[index]:
         copy_all(targets, stripe.totals[used])
-    else:  # without a contribution the totals are undefined
+    else:  # Without a contribution, the totals are undefined.
         for target in targets:
             target[...] = 0
 
 
 def are_gathered(words: Any, number: int) -> bool:
-    """Return whether a stripe holds the sum over all hosts for round ``number``, or its step was made."""
+    """Return whether a stripe holds the sum over all hosts for a round, or its step was made."""
     return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
 
 
 def gather(stripe: StripeArrays, index: int, totals: Sequence[RoundTotals], number: int) -> None:
-    """Replace this host's totals by the sum of several hosts' totals; the stripe is locked."""
+    """Replace a locked stripe's totals by the sum of several hosts' totals."""
     if are_gathered(stripe.words, number):
         return
     target = stripe.totals[1 - int(stripe.words["in_use"])]
     own = [cut(each.arrays, each.fragment.of_stripe(index)) for each in totals]
     for piece, into in enumerate(target):
         into[...] = own[0][piece] if own else 0
-        with np.errstate(over="ignore", invalid="ignore"):  # the step leaves out elements that are not finite
+        # The step leaves out elements that are not finite.
+        with np.errstate(over="ignore", invalid="ignore"):
             for other in own[1:]:
                 into += other[piece]
     count = sum(int(each.counts[index]) for each in totals)

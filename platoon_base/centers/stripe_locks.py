@@ -1,4 +1,4 @@
-"""The locks of a center's stripes: file locks on the words that name the holders."""
+"""Locks of a center's stripes: file locks on the words that name the holders."""
 
 from __future__ import annotations
 
@@ -17,23 +17,7 @@ _POLL_INTERVAL_S = 0.02
 
 
 class StripeLocks:
-    """The locks of all stripes, for one worker.
-
-    The kernel releases a lock when its holder dies. Workers start at different stripes and retry locked ones later, so
-    N workers use N stripes at once.
-
-    Parameters
-    ----------
-    segment : Segment
-    stripes : list of Stripe
-    rank : int
-        Of this worker.
-    gone : callable
-        ``gone(rank)`` returns whether that worker's process has ended. Its locks are then ignored: a child that C code
-        has forked may still hold them.
-    first : int
-        Offset of the first stripe's record in the segment.
-    """
+    """Locks of all stripes, for one worker; the kernel releases them when the holder dies."""
 
     def __init__(
         self,
@@ -45,23 +29,23 @@ class StripeLocks:
     ) -> None:
         self._segment, self._stripes, self._first = segment, list(stripes), first
         self._rank, self._gone = rank, gone
-        self._dead_holders: dict[int, int] = {}  # stripes locked here by the second byte -> dead holder of the first
+        # By stripe locked with the second byte: the dead holder of the first.
+        self._dead_holders: dict[int, int] = {}
 
     def holder(self, stripe: int) -> int | None:
-        """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
+        """Return the rank that holds a stripe, or None; a dead rank stays until the next visit."""
         rank = int(self._stripes[stripe].holder["rank"])
         return None if rank == FREE else rank
 
     def visit(
         self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int]
     ) -> list[Stripe]:
-        """Do ``work`` once on each stripe, under its lock; retry locked stripes later.
-
-        Returns those that stayed locked for ``timeout_s``. Those in ``stuck``, which stayed locked the last time, are
-        not waited for if no worker has visited them since.
-        """
+        """Do ``work`` once on each stripe, under its lock; return those that stayed locked."""
+        # Ranks start at different stripes and retry locked ones later: N workers use N stripes.
+        # Stripes in ``stuck``, locked at the last visit, are not waited for if no worker has
+        # visited them since.
         stripes = self._stripes
-        start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)  # other ranks start elsewhere
+        start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)
         todo = stripes[start:] + stripes[:start]
         if not locked:
             for stripe in todo:
@@ -69,7 +53,7 @@ class StripeLocks:
             return []
         try:
             return self._visit_locked(work, todo, timeout_s, stuck)
-        except BaseException:  # a Ctrl-C may have come right after a lock was acquired, or before it was released
+        except BaseException:  # A Ctrl-C may arrive right after a lock is acquired.
             self.release_all()
             raise
 
@@ -82,7 +66,8 @@ class StripeLocks:
             taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
             worked = len(todo) - len(taken)
             now = awake()
-            # Not in the first pass: a worker that has just locked a stripe has yet to count its visit.
+            # Not in the first pass: a worker that has just locked a stripe has not counted its
+            # visit yet.
             known = stuck if now - began > _POLL_INTERVAL_S else {}
             hopeless = [stripe for stripe in taken if known.get(stripe.index) == int(stripe.holder["visits"])]
             given_up += hopeless
@@ -108,7 +93,7 @@ class StripeLocks:
         return True
 
     def lock(self, stripe: Stripe) -> bool:
-        """Lock a stripe if it is free, by its second byte if a dead holder's child keeps the first locked."""
+        """Try to lock a stripe, by its second byte if a dead holder's child locks the first."""
         byte = byte_of(stripe.index, self._first)
         if not self._segment.try_lock(byte):
             dead = int(stripe.holder["rank"])
@@ -120,10 +105,8 @@ class StripeLocks:
         return True
 
     def lock_all(self, deadline: float) -> bool:
-        """Lock all stripes together, up to a deadline by `awake`; False if some stay locked.
-
-        Workers hold one stripe each and wait for no second one, so there is no deadlock.
-        """
+        """Lock all stripes before ``deadline``, a time of `awake`; False if some stay locked."""
+        # No deadlock: other workers hold one stripe each and wait for no second one.
         todo = list(self._stripes)
 
         def are_locked() -> bool:
@@ -140,7 +123,7 @@ class StripeLocks:
         self._segment.unlock(*lock_bytes(len(self._stripes), self._first))
 
     def close(self) -> None:
-        """Release the memory; call it when no stripe is locked."""
+        """Release the memory; no stripe may be locked."""
         self._stripes = []
 
     def timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:

@@ -1,4 +1,4 @@
-"""The stripes of a center on the host: pieces of the parameters that are locked and updated together."""
+"""Stripes of a center on the host: pieces of the parameters, locked and updated together."""
 
 from __future__ import annotations
 
@@ -26,35 +26,14 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-STRIPE_BYTES = 1 << 21  # the minimum: large against the cost of a lock
-# A stripe is held for milliseconds; a worker that holds one for this long is suspended or gets no processor.
+STRIPE_BYTES = 1 << 21  # Minimum size, large relative to the cost of a lock.
+# A stripe is held for milliseconds; a holder for this long is suspended or gets no processor.
 PATIENCE_S = 3.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # between two attempts at a lock
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # Pauses between attempts to lock.
 
 
 class Stripe:
-    """One stripe: its pieces of the center, and the `Plan` that updates them.
-
-    Parameters
-    ----------
-    index : int
-    pieces : tuple of Piece
-    center, states, local_states : list
-        Of the whole center.
-    holder : structured scalar
-        The stripe's record.
-    trained : int
-        How many parameters have the rule; those that follow are moments, which have that of `rule_of_moments`.
-    first_moment : int
-        The parameter from which on all are moments, whichever rule they have.
-
-    Attributes
-    ----------
-    without_moments : tuple of Piece
-        Those of parameters that are no moments.
-    with_states : tuple of Piece
-        Those of parameters that have the rule, with its states; the memory of other pieces of states stays untouched.
-    """
+    """One stripe: its pieces of the center, and the `Plan` that updates them."""
 
     def __init__(
         self,
@@ -70,6 +49,8 @@ class Stripe:
         self.index = index
         self.holder = holder
         self.pieces = pieces
+        # Parameters below ``trained`` use the rule and its states; later ones are moments and use
+        # `rule_of_moments`. From ``first_moment`` on, all parameters are moments under any rule.
         self.without_moments = tuple(piece for piece in pieces if piece.parameter < first_moment)
         self.center = cut(center, pieces)
         self._trained = sum(piece.parameter < trained for piece in pieces)
@@ -79,7 +60,7 @@ class Stripe:
         self._moments_plan = Plan(of_moments) if of_moments else None
 
     def apply(self, rule: Rule, of_moments: Rule, arrays: Sequence[Array]) -> tuple[int, int] | None:
-        """Apply rules once between pieces of the parameters, or moments, and of the center; see `Plan.run`."""
+        """Apply both rules once between pieces of the parameters and the center; see `Plan.run`."""
         refused = None if self._plan is None else self._plan.run(rule, arrays[: self._trained])
         if self._moments_plan is None:
             return refused
@@ -88,13 +69,12 @@ class Stripe:
 
 
 def copy_all(targets: Sequence[Array], sources: Sequence[Any]) -> None:
-    """Copy each array into its target."""
     for target, source in zip(targets, sources):
         np.copyto(target, source)
 
 
 def cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
-    """Return the pieces of parameters, flat views."""
+    """Return the pieces of parameters as flat views."""
     return [arrays[p.parameter].reshape(-1)[p.start : p.stop] for p in pieces]
 
 

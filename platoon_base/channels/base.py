@@ -9,17 +9,7 @@ __all__ = ["ClientChannel", "Received", "ServerChannel"]
 
 
 class Received(NamedTuple):
-    """A request as it arrived.
-
-    Attributes
-    ----------
-    peer : bytes
-        Which connection it came from.
-    request_id : bytes
-        To be sent back with the answer; empty if the message was not even framed as a request.
-    data : bytes
-        The encoded message.
-    """
+    """A request; ``request_id`` is empty if the message was not framed as a request."""
 
     peer: bytes
     request_id: bytes
@@ -32,38 +22,23 @@ class ClientChannel(Protocol):
     def request(self, data: bytes, timeout_s: float) -> bytes:
         """Send a request and wait for its answer.
 
-        Raises
-        ------
-        CollectiveTimeoutError
-            If there is no answer within ``timeout_s``.
-        WorkerLostError
-            If the controller ended.
+        Raises `CollectiveTimeoutError` without an answer within ``timeout_s``, and
+        `WorkerLostError` if the controller ended.
         """
         ...
 
-    def close(self) -> None:
-        """Close the connection; a second call does nothing."""
-        ...
+    def close(self) -> None: ...
 
 
 class ServerChannel(Protocol):
     """The controller's end."""
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        """Sleep until requests arrive, one of the file descriptors can be read, or ``timeout_s`` is over.
-
-        Returns
-        -------
-        requests : list of Received
-        ready : set of int
-            The file descriptors that can be read.
-        """
+        """Wait for requests or readable descriptors until the timeout; return both."""
         ...
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """Send an answer; to a peer that is gone it is dropped."""
+        """Send an answer; it is dropped if the peer has disconnected."""
         ...
 
-    def close(self) -> None:
-        """Close the socket; a second call does nothing."""
-        ...
+    def close(self) -> None: ...

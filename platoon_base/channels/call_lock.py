@@ -1,4 +1,4 @@
-"""One call at a time: of the threads of this process, and of the signal handlers that interrupt them."""
+"""One call at a time: for the threads of this process and for signal handlers."""
 
 from __future__ import annotations
 
@@ -13,44 +13,40 @@ __all__ = ["CallLock"]
 
 
 class CallLock:
-    """Lets one call in at a time.
+    """Admits one call at a time.
 
-    Another thread waits for its turn, no longer than it may. A signal handler cannot wait for the call that it has
-    interrupted, which goes on after it only, so what it calls is refused.
+    Another thread waits, within its timeout. A signal handler cannot wait for the call that it has
+    interrupted, so its own call raises.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.call = ""  # the latest
+        self.call = ""  # The latest call.
         self.inside: weakref.ref[_Entry] | None = None
-        self.interrupted = False  # the lock may have been taken more often than it will be freed
+        # The lock may have been acquired more often than it will be released.
+        self.interrupted = False
 
     def take(self, call: str, timeout_s: float) -> _Entry:
-        """Within the ``with`` block this thread alone is in one of the calls; gives the seconds that are left.
+        """Enter a call in a ``with`` block, which yields the remaining seconds.
 
-        Raises
-        ------
-        CollectiveTimeoutError
-            If another thread was in one for ``timeout_s``.
-        ConfigurationError
-            If this thread is in one already.
+        Raises `CollectiveTimeoutError` if another thread was in a call for ``timeout_s``, and
+        `ConfigurationError` if this thread is already in one.
         """
         return _Entry(self, call, timeout_s)
 
     def release(self) -> None:
-        """Free the lock as often as this thread has taken it.
-
-        A call of a signal handler, which came before the turn began or after it ended, may have freed it already.
-        """
+        """Release the lock as often as this thread has acquired it."""
+        # A call of a signal handler, before the entry or after its end, may have released it
+        # already.
         try:
             self.lock.release()
             while self.interrupted:
                 self.lock.release()
-        except RuntimeError:  # it is free
+        except RuntimeError:  # The lock is free.
             self.interrupted = False
 
     def abandon(self, inside: weakref.ref[_Entry]) -> None:
-        """Free the lock of a turn that has gone without its end; the ``with`` block was cut off there."""
+        """Release the lock of an entry that was destroyed without its end."""
         if self.inside is inside:
             self.inside = None
             self.interrupted = True
@@ -60,9 +56,9 @@ class CallLock:
 class _Entry:
     """The context manager of one call. As a class it takes half the time of a generator.
 
-    Ctrl-C may come between any two instructions of these methods too. Either they set ``interrupted``, and the end of
-    the next turn frees the lock. Or ``inside`` still names this object, and `CallLock.abandon` frees the lock once
-    the object is gone.
+    KeyboardInterrupt may arrive between any two instructions of these methods. Either they set
+    ``interrupted``, and the next exit releases the lock. Or ``inside`` still refers to this object,
+    and `CallLock.abandon` releases the lock when the object is destroyed.
     """
 
     __slots__ = ("__weakref__", "_call", "_calls", "_timeout_s")

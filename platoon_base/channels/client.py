@@ -1,4 +1,4 @@
-"""The worker's side of the control messages: ask, wait, turn refusals into exceptions."""
+"""The worker's side of the control messages; refusals become exceptions."""
 
 from __future__ import annotations
 
@@ -28,25 +28,16 @@ T = TypeVar("T")
 R = TypeVar("R", bound=msg.CollectiveReply)
 
 _MIN_TIMEOUT_S = 0.05
-GRACE_S = 5.0  # the controller answers a late collective itself, and better than a silent time-out
+GRACE_S = 5.0  # The controller reports a late collective with a better error than our own timeout.
 
 
 class ControlClient:
     """Typed requests over a channel.
 
-    Parameters
-    ----------
-    channel : ClientChannel
-    rank : int
-        For log lines.
-    row : structured scalar, optional
-        This worker's row of the job's state, in which others see the call that it waits in.
-    clock : PhaseClock, optional
-        Of this worker; present if ``row`` is.
-    meet : callable, optional
-        Called before each wait in a collective call, with whether every worker comes to it: not to rounds.
-    finish : callable, optional
-        Called before each wait behind which workers rely on what the others have done before.
+    ``row`` is this worker's row of the job's state, which shows the call that it waits in;
+    ``clock`` is present if ``row`` is. ``meet(everyone)`` is called before each wait in a
+    collective call; not all workers join a round. ``finish()`` is called before waits after which
+    workers rely on earlier work of the others.
     """
 
     def __init__(
@@ -61,29 +52,28 @@ class ControlClient:
         self._channel = channel
         self._rank = rank
         self._row, self._clock, self._meet, self._finish = row, clock, meet, finish
-        self._call_lock = CallLock()  # a worker waits in one collective call at a time
+        self._call_lock = CallLock()  # A worker waits in one collective call at a time.
         self._known_lost: set[int] = set()
         self._left = self.combined = False  # Metrics do not count as combined values.
         self._reports = Reports(self._send_values, 0.0 if os.environ.get(REPORTS_AT_ONCE) else EVERY_S)
 
     def report(self, values: Mapping[str, float | str], timeout_s: float) -> None:
-        """Send values for the display and the summary; those of one name once a second at most, see `Reports`."""
-        encode(msg.Report(metrics=dict(values)))  # refused here, and not in a later call that sends what was kept
+        """Send values for display and summary, at most once a second each; see `Reports`."""
+        # Invalid values raise here, not in a later call that sends them.
+        encode(msg.Report(metrics=dict(values)))
         self._reports.add(values, timeout_s)
 
     def send_reports_if_due(self) -> None:
-        """Send values that were reported a while ago, if there are some; without an error if nobody answers."""
+        """Send values that were reported a while ago; no error if there is no answer."""
         if self._reports.pending:
-            with contextlib.suppress(WorkerLostError, CollectiveTimeoutError):  # other calls tell it
+            # Other calls report it.
+            with contextlib.suppress(WorkerLostError, CollectiveTimeoutError):
                 self._reports.flush_if_due(GRACE_S)
 
     def ask(
         self, request: msg.Request | msg.CollectiveCall, expected: type[T] | tuple[type[T], ...], timeout_s: float
     ) -> T:
-        """Send a request and return its answer, of the type expected; raise a refusal as the error that it names.
-
-        Values that were reported before arrive before.
-        """
+        """Send reported values, then a request; return its answer, or raise its refusal."""
         if self._reports.pending:
             self._reports.flush(timeout_s)
         return self._ask(request, expected, timeout_s)
@@ -107,7 +97,6 @@ class ControlClient:
         return reply
 
     def wait_for_all(self, call: msg.CollectiveCall, expected: type[R]) -> R:
-        """Make a collective call, of up to its ``timeout_s``, and return its answer, of the type expected."""
         with self._call_lock.take(repr(call.title), call.timeout_s) as left_s:
             if self._finish is not None and isinstance(call, (msg.Barrier, msg.Gather, msg.Meet, msg.Sum)):
                 self._finish()
@@ -134,7 +123,6 @@ class ControlClient:
             call = msgspec.structs.replace(call, timeout_s=seconds, patience_s=patience_s)
 
     def gather(self, name: str, value: Any, timeout_s: float) -> list[Any]:
-        """Return the values of all workers that still take part, by rank; see `Worker.gather`."""
         encoded = encode_value(value)
         if len(encoded) > msg.MAX_VALUE_BYTES:
             raise ConfigurationError(
@@ -146,12 +134,12 @@ class ControlClient:
 
     @contextlib.contextmanager
     def _seen_waiting(self, name: str) -> Iterator[None]:
-        row, clock = self._row, self._clock  # close() may come meanwhile
+        row, clock = self._row, self._clock  # close() may run concurrently.
         if row is None or clock is None:
             yield
             return
         row["waiting_in"] = to_bytes(name, row.dtype["waiting_in"].itemsize)
-        row["waits"] += 1  # odd while inside
+        row["waits"] += 1  # Odd while inside.
         before = clock.enter(WAITING)
         try:
             yield
@@ -161,7 +149,7 @@ class ControlClient:
 
     @contextlib.contextmanager
     def _withdrawn_if_interrupted(self) -> Iterator[None]:
-        """Tell the controller, if Ctrl-C or the like ends a wait, that this worker is not to be counted on there."""
+        """Withdraw this worker from a collective call if Ctrl-C or the like ends the wait."""
         try:
             yield
         except PlatoonError:
@@ -172,16 +160,16 @@ class ControlClient:
             raise
 
     def try_lock(self) -> bool:
-        """Take the lock of a job on several hosts, and tell whether this worker has it now."""
+        """Try to acquire the lock of a job on several hosts; return whether it is held."""
         return self.ask(msg.TakeLock(), msg.LockTaken, GRACE_S).taken
 
     def free_lock(self) -> None:
-        """Free the lock of a job on several hosts; who has left holds none."""
+        """Release the lock of a job on several hosts; leaving releases it too."""
         with contextlib.suppress(WorkerLostError):
             self.ask(msg.FreeLock(), msg.Done, GRACE_S)
 
     def close(self, say_goodbye: bool = True, separate: bool = False) -> None:
-        """Leave the job, and close the channel; ``separate`` is that of `Leave`."""
+        """Leave the job and close the channel; ``separate`` is that of `Leave`."""
         self._left = True
         try:
             self._reports.flush(GRACE_S)

@@ -1,7 +1,7 @@
-"""Connections between the launchers of a job's hosts: ordered messages that arrive once, and who is silent.
+"""Connections between launchers: reliable, ordered messages; detects silent peers.
 
-ZeroMQ with CURVE, since it encrypts, admits only those with the key and connects again by itself. It loses what was
-under way when a connection broke, so messages are numbered (`Peer`), and sent again until they are acknowledged.
+ZeroMQ with CURVE encrypts, authenticates and reconnects. It loses messages in transit when a
+connection breaks, so they are numbered (`Peer`) and resent until acknowledged.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ __all__ = ["MAX_UNIDENTIFIED", "LinkClient", "LinkServer"]
 
 log = logging.getLogger(__name__)
 
-MAX_UNIDENTIFIED = 256  # connections that may be without a message at a time; beyond, the oldest are closed
+MAX_UNIDENTIFIED = 256  # Connections without a message; beyond this number the oldest are closed.
 _RECONNECT_MS = 100
-_CONNECT_MS, _TRIES = 500, 5  # Timeouts double for 5 tries, then start over.
+_CONNECT_MS, _TRIES = 500, 5  # Timeouts double for 5 tries, then restart.
 _ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 3000  # ZeroMQ reconnects sooner than TCP retransmits.
-_MAX_FRAME_BYTES = 2 * MAX_PART_BYTES  # that each stranger can make this process reserve
+_MAX_FRAME_BYTES = 2 * MAX_PART_BYTES  # Memory that each stranger can make this process reserve.
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_FAILURES, _FAILING_S = 5, 1.5  # and for how long, without a success before
+# Number of failures, and their duration, without an earlier success.
+_FAILURES, _FAILING_S = 5, 1.5
 _WARN_EVERY_S = 60.0
-_SRCFD = 2  # ZMQ_SRCFD of zmq.h: the file descriptor that a message came by
+_SRCFD = 2  # ZMQ_SRCFD of zmq.h: the file descriptor of a message.
 
 
 def _prepare(socket: zmq.Socket[bytes], address: str) -> None:
@@ -57,7 +58,7 @@ def _poll(sockets: Sequence[Any], timeout_s: float, fds: Sequence[int]) -> None:
 
 
 def _descriptor(frame: Any) -> int:
-    """Return the file descriptor that a frame came by; -1 if the connection is gone."""
+    """Return the file descriptor that a frame came by; -1 if the connection is closed."""
     try:
         return int(frame.get(_SRCFD))
     except zmq.ZMQError:
@@ -65,21 +66,7 @@ def _descriptor(frame: Any) -> int:
 
 
 class LinkServer:
-    """The end of the first host: every other host connects to it.
-
-    Parameters
-    ----------
-    address : str
-        To bind to, such as ``tcp://10.0.0.1:29400``.
-    keys : ServerKeys
-
-    Attributes
-    ----------
-    peers : dict of bytes to Peer
-        By session: all that have ever sent something.
-    address : str
-        The address that it listens at, with the port.
-    """
+    """Host 0's end, with a `Peer` for each session that has ever sent something."""
 
     def __init__(self, address: str, keys: ServerKeys) -> None:
         self._context = zmq.Context()
@@ -88,12 +75,11 @@ class LinkServer:
         self._monitor: zmq.Socket[bytes] | None = None
         self._lifelines: Lifelines | None = None
         self._id = secrets.token_bytes(16)
-        self._routes: dict[bytes, bytes] = {}  # by session
-        self._fds: dict[int, bytes] = {}  # sessions by the file descriptor of their connection
-        self._unidentified: dict[
-            int, None
-        ] = {}  # connections by which nothing has come, by file descriptor, the oldest first
-        self._forgotten: set[bytes] = set()  # sessions
+        self._routes: dict[bytes, bytes] = {}
+        self._fds: dict[int, bytes] = {}  # Sessions by the file descriptor of their connection.
+        # Connections without a message, by file descriptor, the oldest first.
+        self._unidentified: dict[int, None] = {}
+        self._forgotten: set[bytes] = set()  # Sessions that are dismissed.
         self._next_warning = 0.0
         self.peers: dict[bytes, Peer] = {}
         try:
@@ -115,22 +101,20 @@ class LinkServer:
 
     @property
     def lifeline(self) -> tuple[int, str]:
-        """The port and the token for lifelines, see `LinkClient.hold`; the port is 0 if there is none."""
+        """The port and the token for lifelines, see `LinkClient.hold`; the port is 0 without."""
         return (0, "") if self._lifelines is None else (self._lifelines.port, self._lifelines.token.hex())
 
     @property
     def sockets(self) -> list[Any]:
-        """The sockets and file descriptors to poll; call `receive` when one of them can be read."""
+        """The sockets and file descriptors to poll; call `receive` when one is readable."""
         if self._zap_handler is None or self._lifelines is None:
             return []
         return [self._socket, self._zap_handler.socket, self._monitor, *self._lifelines.fds]
 
     def poll(self, timeout_s: float, fds: Sequence[int] = ()) -> None:
-        """Sleep until something can be received, one of the file descriptors can be read, or the time is over."""
         _poll(self.sockets, timeout_s, fds)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        """Return the messages that have come, each with its session."""
         if self._zap_handler is not None:
             self._zap_handler.answer()
         self._note_events()
@@ -154,7 +138,7 @@ class LinkServer:
         if peer is None:
             if (
                 frame.server != NO_PEER or session in self._forgotten
-            ):  # of an earlier job, or of a host that was replaced
+            ):  # It belongs to an earlier job, or to a host that was replaced.
                 self._send(route, Frame.dismissal(session, self._id).encode())
                 return None
             if frame.number != 1:
@@ -172,7 +156,7 @@ class LinkServer:
         self._send(self._routes[session], data)
 
     def _send(self, route: bytes, data: bytes) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # it is sent again
+        with contextlib.suppress(zmq.ZMQError):  # It is resent.
             self._socket.send_multipart([route, data], zmq.NOBLOCK)
 
     def _note_events(self) -> None:
@@ -196,7 +180,7 @@ class LinkServer:
             self._disconnect(fd)
 
     def _disconnect(self, fd: int) -> None:
-        """Close a connection that is ZeroMQ's, unless the number is that of something else by now."""
+        """Close a connection of ZeroMQ, unless the descriptor has been reused."""
         with contextlib.suppress(OSError):
             connection = socket.socket(fileno=os.dup(fd))
             with connection:
@@ -204,26 +188,24 @@ class LinkServer:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _note_unidentified(self) -> None:
-        """Warn of a connection without the key; seldom, since there may be many."""
         now = awake()
         if now >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_S
             log.warning("refused a connection to %s: it does not have the key of this user's jobs", self.address)
 
     def tick(self, now: float) -> None:
-        """Send what is due."""
         for peer in self.peers.values():
             if not peer.closed(now):
                 peer.tick(now)
 
     def forget(self, session: bytes) -> None:
-        """Send nothing more to a session; if it is heard again it is dismissed."""
+        """Send nothing more to a session, and dismiss it if it is received again."""
         self._forgotten.add(session)
         self.peers.pop(session, None)
         self._routes.pop(session, None)
 
     def close(self) -> None:
-        """Close the socket, after half a second for what was just sent."""
+        """Close the socket; recent messages have half a second to be sent."""
         if self._socket.closed:
             return
         self._socket.disable_monitor()
@@ -238,26 +220,10 @@ class LinkServer:
 
 
 class LinkClient:
-    """The end of another host, which connects to the first one.
+    """The end of another host; it connects to host 0.
 
-    Parameters
-    ----------
-    address : str
-        Such as ``tcp://10.0.0.1:29400``.
-    keys : Keys
-
-    Attributes
-    ----------
-    peer : Peer
-        The first host.
-    inbox : deque of bytes
-        The messages that have come and were not taken yet.
-    dismissed : str
-        How the job of a first host that does not know this one any more goes on; empty while it does.
-    replaced : bool
-        Whether that job goes on.
-    refused : bool
-        Whether nobody there speaks with this host: the first host has another key.
+    ``inbox`` has received messages that are not consumed. ``dismissed`` describes the job of a host
+    0 that does not know this one, or is empty; with ``replaced`` that job continues.
     """
 
     def __init__(self, address: str, keys: Keys) -> None:
@@ -272,7 +238,7 @@ class LinkClient:
         self._lifeline: Lifeline | None = None
         self.peer = Peer(secrets.token_bytes(16), NO_PEER, self._write)
         _prepare(self._socket, address)
-        self._socket.immediate = 1  # nothing is queued where there is no connection
+        self._socket.immediate = 1  # Nothing is queued without a connection.
         self._socket.reconnect_ivl = _RECONNECT_MS
         use_keys(self._socket, keys)
         self._monitor = self._socket.get_monitor_socket(
@@ -286,15 +252,13 @@ class LinkClient:
 
     @property
     def sockets(self) -> list[Any]:
-        """The sockets and file descriptors to poll; call `receive` when one of them can be read."""
+        """The sockets and file descriptors to poll; call `receive` when one is readable."""
         return [self._socket, self._monitor, *([] if self._lifeline is None else self._lifeline.fds)]
 
     def poll(self, timeout_s: float, fds: Sequence[int] = ()) -> None:
-        """Sleep until something can be received, one of the file descriptors can be read, or the time is over."""
         _poll(self.sockets, timeout_s, fds)
 
     def receive(self) -> None:
-        """Put the messages that have come into the inbox."""
         self._note_events()
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frame = Frame.decode(self._socket.recv(zmq.NOBLOCK))
@@ -304,7 +268,7 @@ class LinkClient:
             self._lifeline.step()
 
     def hold(self, port: int, token: str) -> None:
-        """Connect to the first host's port for lifelines: either end then notices when the other's process ends."""
+        """Connect to host 0's port for lifelines: each side then detects the other's end."""
         if self._lifeline is None:
             self._lifeline = Lifeline(Address(self._host, port, bytes.fromhex(token)), self.peer)
 
@@ -323,7 +287,7 @@ class LinkClient:
                 self.inbox.append(body)
 
     def _connect(self) -> None:
-        """Begin to connect, with the time that the next try may take: the last one suffices for 2 s of round trip."""
+        """Connect with the timeout of this try; the longest suffices for a round trip of 2 s."""
         self._socket.connect_timeout = _CONNECT_MS << self._tries % _TRIES
         self._socket.connect(self._address)
 
@@ -334,7 +298,7 @@ class LinkClient:
         self._connect()
 
     def _write(self, data: bytes) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # it is sent again
+        with contextlib.suppress(zmq.ZMQError):  # It is resent.
             self._socket.send(data, zmq.NOBLOCK)
 
     def _note_events(self) -> None:
@@ -353,12 +317,13 @@ class LinkClient:
 
     @property
     def refused(self) -> bool:
-        """See above. Some failures may be those of a launcher that is just ending, or is flooded with connections."""
+        """Whether host 0 has another key."""
+        # A few failures may come from a launcher that is ending, or flooded with connections.
         since = self._failing_since or math.inf
         return not self.connected and self._failures >= _FAILURES and awake() - since > _FAILING_S
 
     def close(self) -> None:
-        """Close the socket, after half a second for what was just sent."""
+        """Close the socket; recent messages have half a second to be sent."""
         if self._socket.closed:
             return
         self._socket.disable_monitor()

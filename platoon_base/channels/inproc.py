@@ -1,4 +1,4 @@
-"""Control messages by plain calls: the in-process twin of the ZeroMQ channel, used by single-worker jobs."""
+"""Control messages by plain calls: the in-process channel of single-worker jobs."""
 
 from __future__ import annotations
 
@@ -23,37 +23,35 @@ _NEED_NO_ANSWER = (msg.StopVote, msg.Report, msg.Keep, msg.Withdraw, msg.Leave)
 
 
 class InprocHub:
-    """A controller's decisions inside this process: each request is handled in the thread that makes it."""
+    """A controller's decisions in this process: requests are handled in the calling thread."""
 
     def __init__(self, coordinator: Coordinator, job_state: JobState, handler: UserHandler | None = None) -> None:
         self.closed = False
         self._coordinator = coordinator
         self._todo: collections.deque[Received | None] = collections.deque()
         self._lock = threading.RLock()
-        self._handling = False  # a request, in the thread that has the lock
+        self._handling = False  # True while the thread with the lock handles a request.
         self._peers = itertools.count()
         self._answers: dict[bytes, queue.SimpleQueue[tuple[bytes, bytes]]] = {}
         self._server = ControlServer(coordinator, job_state, self._deliver, handler)
 
     def connect(self) -> InprocClient:
-        """Open the channel of one more worker."""
         peer = next(self._peers).to_bytes(8, "little")
         self._answers[peer] = queue.SimpleQueue()
         return InprocClient(self, peer, self._answers[peer])
 
     def receive(self, received: Received) -> None:
-        """Handle one request; while another thread handles one, that thread handles this one next."""
+        """Handle one request, or leave it to a thread that is handling one already."""
         self._todo.append(received)
         self._work()
 
     def tick(self) -> None:
-        """Refuse the waits whose deadline has passed."""
         self._todo.append(None)
         self._work()
 
     @property
     def interrupted(self) -> bool:
-        """Whether this is a signal handler that interrupted the handling of a request: it gets no answer itself."""
+        """Whether a signal handler that interrupted a request calls this; it gets no answer."""
         mine = self._lock.acquire(blocking=False)
         try:
             return mine and self._handling
@@ -62,7 +60,7 @@ class InprocHub:
                 self._lock.release()
 
     def _work(self) -> None:
-        """Handle all requests, unless another thread does, or this signal handler has interrupted their handling."""
+        """Handle all requests, unless another thread, or the interrupted request, does."""
         while self._todo and self._lock.acquire(blocking=False):
             try:
                 if self._handling:
@@ -84,7 +82,6 @@ class InprocHub:
             self._server.receive(received, now)
 
     def close(self) -> None:
-        """End the job for those who still wait."""
         self.closed = True
 
     def _deliver(self, peer: bytes, request_id: bytes, data: bytes) -> None:
@@ -100,11 +97,11 @@ class InprocClient:
         self._peer = peer
         self._answers = answers
         self._ids = itertools.count(1)
-        self._awaited: dict[bytes, bytes] = {}  # by request: another thread may take an answer from the queue
+        # Answers by request: another thread may take an answer from the queue.
+        self._awaited: dict[bytes, bytes] = {}
         self._closed = False
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
-        """Send a request and wait for its answer."""
         if self._closed:
             raise WorkerLostError("this connection is closed; a worker cannot be used after close()")
         request_id = next(self._ids).to_bytes(8, "little")
@@ -123,17 +120,16 @@ class InprocClient:
             del self._awaited[request_id]
 
     def _take_answer(self, deadline: float) -> bool:
-        """Take an answer to any request from the queue; False if none came for a moment."""
+        """Take an answer to any request from the queue; False if none arrived soon."""
         try:
             answer_id, answer = self._answers.get(timeout=max(0.0, min(_POLL_INTERVAL_S, deadline - awake())))
         except queue.Empty:
             return False
-        if answer_id in self._awaited:  # others answer requests that timed out
+        if answer_id in self._awaited:  # Other answers belong to requests that timed out.
             self._awaited[answer_id] = answer
         return True
 
     def _check(self, deadline: float, timeout_s: float) -> None:
-        """Raise if there is no use in waiting any longer."""
         if self._closed:
             raise WorkerLostError("this connection was closed during the request")
         if self._hub.closed:
@@ -144,7 +140,7 @@ class InprocClient:
             )
 
     def _leave_for_later(self, request_id: bytes, data: bytes) -> bytes:
-        """Leave a request that needs no answer to be handled as soon as the signal handler has returned."""
+        """Queue a request that needs no answer until the signal handler has returned."""
         request = decode_request(data)
         if not isinstance(request, _NEED_NO_ANSWER):
             raise ConfigurationError(
@@ -156,5 +152,4 @@ class InprocClient:
         return encode(msg.Done())
 
     def close(self) -> None:
-        """Close the connection; a second call does nothing."""
         self._closed = True

@@ -1,7 +1,7 @@
-"""The keys by which workers are admitted to a job's controller over a network, and the check of each connection.
+"""The keys that admit workers to a job's controller over a network, and the check of connections.
 
-Elliptic-curve keys of CurveZMQ (https://rfc.zeromq.org/spec/26/). A job has two pairs: the controller's, by which
-workers know that they speak to their own controller, and one that all its workers share, by which it knows them.
+These are elliptic-curve keys of CurveZMQ (https://rfc.zeromq.org/spec/26/). A job has two pairs:
+one authenticates the controller, the other, which all workers share, authenticates the workers.
 """
 
 from __future__ import annotations
@@ -22,64 +22,42 @@ __all__ = ["Keys", "ServerKeys", "ZapHandler", "admit_only", "keys_of_secret", "
 
 log = logging.getLogger(__name__)
 
-_ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq looks for an authenticator within a context
-_BATCH = 64  # peers checked in one go, so that requests, children and timers get their turn
-# Before it, any TCP connection could keep the controller from serving others (CVE-2020-15166).
+_ENDPOINT = "inproc://zeromq.zap.01"  # libzmq looks for an authenticator here, within a context.
+_BATCH = 64  # Peers checked at once, so that requests, child processes and timers are served too.
+# With older versions, any TCP connection could block the controller (CVE-2020-15166).
 _OLDEST_LIBZMQ = (4, 3, 3)
 
-HANDSHAKE_S = 10.0  # a client that has not proved to be of the job by then is disconnected
-_BACKLOG = 512  # connections that the kernel keeps until they are accepted: all workers' of a job, and strangers'
-_ZAP_ENFORCE_DOMAIN = 93  # in zmq.h; older versions of pyzmq have no name for it
+HANDSHAKE_S = 10.0  # A client that has not authenticated within this time is disconnected.
+# Connections that the kernel queues: those of all workers of a job, and of strangers.
+_BACKLOG = 512
+_ZAP_ENFORCE_DOMAIN = 93  # From zmq.h; older versions of pyzmq have no name for it.
 
-_Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # 32 bytes in z85
+_Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # 32 bytes in z85.
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """The keys by which a worker connects to its controller; only the job's user may be able to read them.
-
-    Attributes
-    ----------
-    server_public : str
-        Of the controller, as 40 characters of z85, like the others.
-    client_public : str
-        Of the job's workers.
-    client_secret : str
-    """
+    """The keys of a worker for its controller, in z85; only the user may read them."""
 
     server_public: _Key
     client_public: _Key
     client_secret: _Key
 
-    def __repr__(self) -> str:  # it may end up in a log
+    def __repr__(self) -> str:  # It may be logged.
         return f"Keys(server_public={self.server_public!r}, ...)"
 
 
 class ServerKeys(NamedTuple):
-    """The keys that only the controller has.
-
-    Attributes
-    ----------
-    secret : str
-        Of the controller.
-    clients : frozenset of str
-        The public keys that are let in.
-    """
+    """The controller's secret key, and the public keys that it admits."""
 
     secret: str
     clients: frozenset[str]
 
-    def __repr__(self) -> str:  # it may end up in a log
+    def __repr__(self) -> str:  # It may be logged.
         return f"ServerKeys(secret=..., clients={set(self.clients)!r})"
 
 
 def new_keys() -> tuple[ServerKeys, Keys]:
-    """Make the keys of a new job: those that its controller keeps, and those that its workers get.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If this libzmq cannot encrypt, or cannot be trusted on a network.
-    """
+    """Make the keys of a new job; raises `BackendUnavailableError` if libzmq is unsafe."""
     _require_curve()
     server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
     client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
@@ -87,13 +65,7 @@ def new_keys() -> tuple[ServerKeys, Keys]:
 
 
 def keys_of_secret(secret: bytes) -> tuple[ServerKeys, Keys]:
-    """Make the keys that all who know a secret can make: those of the first host of a job, and those of the others.
-
-    Raises
-    ------
-    BackendUnavailableError
-        See `new_keys`.
-    """
+    """Derive host 0's keys and those of other hosts from a secret; raises as `new_keys` does."""
     _require_curve()
     server_secret, client_secret = (
         z85.encode(hmac.new(secret, b"platoon " + end, hashlib.sha256).digest()) for end in (b"server", b"client")
@@ -113,17 +85,7 @@ def _require_curve() -> None:
 
 
 class ZapHandler:
-    """Admits clients for libzmq (ZAP, https://rfc.zeromq.org/spec/27/), in the thread that polls ``socket``.
-
-    Without one, a CURVE server admits every client that knows the server's public key.
-
-    Parameters
-    ----------
-    context : zmq.Context
-        Of the sockets to guard.
-    clients : frozenset of str
-        The public keys to let in.
-    """
+    """Admits clients for libzmq (ZAP 27), in the thread that polls ``socket``."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], clients: frozenset[str]) -> None:
         self._clients = clients
@@ -132,7 +94,6 @@ class ZapHandler:
         self.socket.bind(_ENDPOINT)
 
     def answer(self) -> None:
-        """Decide about the clients that wait."""
         for _ in range(_BATCH):
             try:
                 version, request_id, _, peer, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -146,7 +107,7 @@ class ZapHandler:
             self.socket.send_multipart([version, request_id, status, text, b"", b""])
 
     def close(self) -> None:
-        """Close the socket; from then on nobody is let in."""
+        """Close the socket; then no client is admitted."""
         self.socket.close()
 
 
@@ -158,13 +119,13 @@ def use_keys(socket: zmq.Socket[bytes], keys: Keys) -> None:
 
 
 def admit_only(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> ZapHandler:
-    """Let only those who have the job's keys connect to a socket; the `ZapHandler` returned must be asked to answer."""
+    """Admit only clients with the job's keys to a socket; the caller must poll the `ZapHandler`."""
     socket.curve_server = True
     socket.curve_secretkey = keys.secret.encode()
-    # No zap_handler, no admittance: libzmq asks one only for a named domain, and by default does without.
+    # libzmq requires a ZAP handler only for a named domain.
     socket.zap_domain = b"platoon"
     socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
     socket.handshake_ivl = int(HANDSHAKE_S * 1e3)
-    socket.maxmsgsize = 2 * MAX_BYTES  # holds for strangers too, and there may be many
+    socket.maxmsgsize = 2 * MAX_BYTES  # The limit also applies to strangers, and there may be many.
     socket.backlog = _BACKLOG
     return ZapHandler(context, keys.clients)

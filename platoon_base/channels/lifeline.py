@@ -1,11 +1,10 @@
-"""Idle links between launchers, by which each learns that the other's process has ended.
+"""Idle links between launchers: each detects the end of the other's process.
 
-When a process ends, in any way, its kernel closes its connections in order (FIN). A network that is cut, a firewall or
-a machine without power do not: what they do to a connection is silence or a reset. Connections that carry messages
-cannot tell both apart, since a process that ends with unread messages resets them.
-
-Both sides prove by the handshake of links that they belong to the job; the token for it travels over the encrypted
-connection of the launchers. So the end of anybody else's connection means nothing.
+When a process ends, its kernel closes its connections in order (FIN). A network cut, a firewall or
+a machine without power cause silence or a reset instead. Connections that carry messages cannot
+tell both apart: a process that ends with unread messages resets them. Both sides authenticate by
+the handshake of links, with a token from the encrypted connection of the launchers, so the end of a
+stranger's connection means nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["Lifeline", "Lifelines"]
 
 log = logging.getLogger(__name__)
 
-_FIRST_HOST = 0  # Other launchers take their number in handshakes from the session.
+_FIRST_HOST = 0  # Other launchers derive their number in handshakes from the session.
 
 
 def _number(session: bytes) -> int:
@@ -41,7 +40,7 @@ class _Silent:
 
 
 def _is_open(stream: Stream, peer: Peer | None) -> bool:
-    """Return whether a link is open, and note if the other process has closed it by ending."""
+    """Return whether a link is open; record if the other process has ended."""
     try:
         stream.pull(_Silent())
     except BrokenStreamError as exc:
@@ -53,22 +52,7 @@ def _is_open(stream: Stream, peer: Peer | None) -> bool:
 
 
 class Lifelines:
-    """The end of the first host.
-
-    Parameters
-    ----------
-    address : str
-        To listen at; the system chooses the port.
-    peers : dict of bytes to Peer
-        The other ends by session.
-
-    Attributes
-    ----------
-    port : int
-        0 if this host cannot listen.
-    token : bytes
-        What the other ends need to know.
-    """
+    """Host 0's end; the system chooses the port, which is 0 if this host cannot listen."""
 
     def __init__(self, address: str, peers: Mapping[bytes, Peer]) -> None:
         self._peers = peers
@@ -87,19 +71,19 @@ class Lifelines:
 
     @property
     def fds(self) -> list[int]:
-        """The file descriptors to poll; call `step` when one of them can be read, and several times a second."""
+        """The descriptors to poll; call `step` when one is readable and several times a second."""
         opening = [] if self._opening is None else [self._opening.fileno()]
         return [*opening, *(stream.fileno() for stream in self._open.values())]
 
     def step(self) -> None:
-        """Advance the handshakes, and note the ends of those that have closed their links."""
+        """Advance the handshakes, and record which processes have closed their links."""
         if self._opening is None:
             return
         self._sessions.clear()
         self._sessions.update((_number(session), session) for session in self._peers)
         self._opening.step(awake())
         for number, stream in self._opening.open.items():
-            if number in self._open:  # it was reset, which is not noticed here yet
+            if number in self._open:  # The old link was reset, which is not detected here yet.
                 self._open[number].close()
             self._open[number] = stream
             self._peers[self._sessions[number]].has_lifeline = True
@@ -109,7 +93,6 @@ class Lifelines:
                 del self._open[number]
 
     def close(self) -> None:
-        """Close all connections."""
         for stream in self._open.values():
             stream.close()
         self._open.clear()
@@ -121,15 +104,7 @@ class Lifelines:
 
 
 class Lifeline:
-    """The end of another host, which connects to the first one, and connects again after a reset.
-
-    Parameters
-    ----------
-    address : Address
-        Where the first host listens; the port is 0 if it does not.
-    peer : Peer
-        The first host.
-    """
+    """The end of another host: it connects to host 0 if the port is not 0, and reconnects."""
 
     def __init__(self, address: Address, peer: Peer) -> None:
         self._peer = peer
@@ -141,11 +116,10 @@ class Lifeline:
 
     @property
     def fds(self) -> list[int]:
-        """The file descriptors to poll; call `step` when one of them can be read, and several times a second."""
         return [] if self._stream is None else [self._stream.fileno()]
 
     def step(self) -> None:
-        """Connect if that is due, and take the end of the link."""
+        """Connect if due, and handle the end of the link."""
         if self._opening is None:
             return
         self._opening.step(awake())
@@ -157,7 +131,6 @@ class Lifeline:
             self._opening.call_again(_FIRST_HOST)
 
     def close(self) -> None:
-        """Close the link."""
         if self._stream is not None:
             self._stream.close()
         if self._opening is not None:

@@ -1,4 +1,4 @@
-"""Reported values on the worker's side: those that come often are sent now and then, the latest of each name."""
+"""Reported values on the worker's side: frequent ones are sent periodically, the latest only."""
 
 from __future__ import annotations
 
@@ -9,29 +9,19 @@ from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLost
 
 __all__ = ["EVERY_S", "Reports"]
 
-EVERY_S = 1.0  # the screen is drawn once a second
+EVERY_S = 1.0  # The screen is updated once a second.
 
 Values = Mapping[str, "float | str"]
 
 
 class Reports:
-    """Sends values at once, unless values of all these names were sent just before: then the latest are sent soon.
+    """Sends values immediately, unless their names were sent just before: then the latest soon.
 
-    A message costs the worker and the controller 0.1 ms each, so a script that reports a hundred times a second would
-    spend some percent of a core on it, and nobody could see so many values. Nothing here runs by itself: the owner
-    calls `flush` before each other message and at the end, and `flush_if_due` wherever it comes by.
-
-    Parameters
-    ----------
-    send : callable
-        ``send(values, timeout_s)`` sends values, and waits for the answer.
-    every_s : float
-        How often values of one name are sent; 0 for always.
-
-    Attributes
-    ----------
-    pending : dict
-        Values that have not been sent yet.
+    A message costs the worker and the controller 0.1 ms each: a hundred reports a second would take
+    some percent of a core. There is no thread: the owner must call `flush` before each other
+    message and at the end, and `flush_if_due` regularly. ``send(values, timeout_s)`` waits for the
+    answer. Values of one name are sent every ``every_s``; 0 sends all. ``pending`` values are not
+    sent yet.
     """
 
     def __init__(self, send: Callable[[Values, float], object], every_s: float = EVERY_S) -> None:
@@ -42,7 +32,6 @@ class Reports:
         self._due = 0.0
 
     def add(self, values: Values, timeout_s: float) -> None:
-        """Send values now, or keep them."""
         now = time.monotonic()
         if values and all(now < self._next.get(name, 0.0) for name in values):
             if not self.pending:
@@ -52,17 +41,16 @@ class Reports:
             self._send_all(values, timeout_s)
 
     def flush_if_due(self, timeout_s: float) -> None:
-        """Send what has been kept for long enough."""
         if self.pending and time.monotonic() >= self._due:
             self._send_all({}, timeout_s)
 
     def flush(self, timeout_s: float) -> None:
-        """Send what has been kept."""
         if self.pending:
             self._send_all({}, timeout_s)
 
     def _send_all(self, values: Values, timeout_s: float) -> None:
-        # A signal handler may report in here: what it adds to either dict is sent, at worst twice.
+        # A signal handler may report here: values that it adds to either dict are sent, at worst
+        # twice.
         kept, self.pending = self.pending, {}
         together = {**kept, **values}
         try:
@@ -70,7 +58,7 @@ class Reports:
         except BaseException as exc:
             refused = isinstance(exc, PlatoonError) and not isinstance(exc, (WorkerLostError, CollectiveTimeoutError))
             if values or not refused:
-                self.pending = {**kept, **self.pending}  # these are not to blame
-            raise  # refused alone, they would be refused before each later message too
+                self.pending = {**kept, **self.pending}  # These values were not refused.
+            raise  # Values that are refused alone would be refused before each later message too.
         now = time.monotonic()
         self._next.update(dict.fromkeys(together, now + self._every_s))

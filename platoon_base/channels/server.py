@@ -1,8 +1,4 @@
-"""The controller's side of the control messages: decode, let the coordinator decide, carry its actions out.
-
-The controller and the in-process channel share it, so that both treat every message alike. It survives any bytes: it
-answers those that it cannot decode with a failure, and logs them.
-"""
+"""The controller's side of the control messages: invalid bytes are answered with a failure."""
 
 from __future__ import annotations
 
@@ -37,24 +33,11 @@ UserHandler = Callable[[str, int, Any], Any]
 
 
 class ControlServer:
-    """Hands requests to the coordinator, and carries out the actions that it returns.
+    """Passes requests to the coordinator, and carries out the actions that it returns.
 
-    Parameters
-    ----------
-    coordinator : Coordinator
-    job_state : JobState
-    send : callable
-        ``send(peer, request_id, data)`` delivers an answer.
-    handler : callable, optional
-        ``handler(req, rank, info)`` answers the requests that workers send by `Worker.send_req`.
-    on_drop : callable, optional
-        Called with the parameters and the rule that the workers shared, before they are told that all let go of them.
-    on_report : callable, optional
-        Called with the values that a worker reports and its rank, while that worker waits.
-    answer_observer : callable, optional
-        Answers those who take no part in the job.
-    on_hosts : callable, optional
-        Called with what the hosts of the job are to do.
+    ``send(peer, request_id, data)`` delivers an answer. ``handler(req, rank, info)`` answers
+    `Worker.send_req`. ``on_drop`` is called before workers are notified that all have released the
+    shared parameters. ``answer_observer`` answers clients outside the job.
     """
 
     def __init__(
@@ -79,7 +62,6 @@ class ControlServer:
         self._on_hosts = on_hosts
 
     def receive(self, received: Received, now: float) -> None:
-        """Handle one request; bytes that are none are answered with a failure."""
         peer, request_id, data = received
         try:
             if not request_id:
@@ -96,7 +78,7 @@ class ControlServer:
         self.carry_out(self.coordinator.handle(peer, request_id, request, now))
 
     def carry_out(self, actions: Iterable[Action]) -> None:
-        """Carry out the coordinator's actions; who is answered sees who is the leader by then, and how many live."""
+        """Carry out the coordinator's actions; publish leader and live workers before answers."""
         roster = self.coordinator.roster
         self._job_state.num_live = roster.num_live_on(0), roster.num_live
         leader = roster.leader
@@ -105,7 +87,8 @@ class ControlServer:
         reply, data = None, b""
         for action in actions:
             if isinstance(action, SendReply):
-                if reply is not action.reply:  # those of a collective call all get the same one
+                # All workers of a collective call get the same reply.
+                if reply is not action.reply:
                     reply, data = action.reply, self._encoded(action.reply)
                 self._send(*action.to, data)
             elif isinstance(action, StopJob):
@@ -140,7 +123,8 @@ class ControlServer:
             return msg.UserReply(answer=self._handler(action.req, action.rank, action.info))
         except PlatoonError as exc:
             return msg.Failure(kind=type(exc).__name__, message=str(exc))
-        # The user's code: the requester is told, the job lives on. Going on with SystemExit would kill the workers.
+        # An error of the user's code is reported to the requester. Raising SystemExit here would
+        # kill the workers.
         except (Exception, SystemExit, GeneratorExit) as exc:
             log.exception("the user's handler failed on request %r of rank %d", action.req, action.rank)
             text = f"the controller's handler raised {type(exc).__name__} on {action.req!r}: {exc}"

@@ -1,10 +1,9 @@
 """Control messages over ZeroMQ: ROUTER at the controller, DEALER at each worker.
 
-A request is one frame, since each frame costs a microsecond or two on either side: 8 bytes that name the request, and
-the encoded message. Its answer begins with the same 8 bytes, or with zeros if the message was not framed so.
-
-Within a host the socket lies in a folder that only its user can enter. Over TCP every connection is encrypted, and
-admitted only with the job's keys, in both directions.
+A request is one frame, since each frame costs a microsecond or two per side: 8 bytes of an id and
+the encoded message. Its answer begins with the same id, or with zeros if the message was not
+framed. Within a host, only the user can enter the folder of the socket. Over TCP, every connection
+is encrypted and authenticated by the job's keys, in both directions.
 """
 
 from __future__ import annotations
@@ -29,17 +28,20 @@ from platoon_base.system.awake import awake
 __all__ = ["ZmqClient", "ZmqServer"]
 
 _POLL_INTERVAL_S = (
-    0.25  # how often a waiting client looks whether the controller still lives, and lets other threads in
+    # A waiting client checks at this interval whether the controller is alive, and yields to other
+    # threads.
+    0.25
 )
 _HANDOVER_TIMEOUT_S = 1e-3
-_CLOSE_S = 5.0  # that requests of other threads have to end in
-_BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
+_CLOSE_S = 5.0  # Requests of other threads have this time to end.
+# Requests taken from the socket at once, so that child processes and timers are served too.
+_BATCH = 256
 _ID_BYTES = 8
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 def _milliseconds(seconds: float) -> int:
-    """Round up, so that a poll does not end just before a deadline, and never give the -1 that means for ever."""
+    """Round up: a poll must not end just before a deadline. Never return -1: no timeout."""
     return max(0, math.ceil(seconds * 1e3))
 
 
@@ -54,42 +56,30 @@ def _require_keys(address: str, keys: Keys | ServerKeys | None) -> None:
 class ZmqClient:
     """The worker's end.
 
-    Parameters
-    ----------
-    address : str
-        Such as ``ipc:///path`` or ``tcp://host:port``.
-    controller_alive : callable
-        Tells whether waiting still makes sense.
-    keys : Keys, optional
-        The job's; needed unless the address is an ``ipc://`` one.
-
-    Attributes
-    ----------
-    spin_s : float
-        How long a request looks for its answer before it sleeps. Waking up takes longer than the answer to a plain
-        request, so it pays where a core is free for it; where none is, it keeps the controller from answering.
-
-    Raises
-    ------
-    ConfigurationError
-        If the address cannot be connected to, or needs keys.
+    ``controller_alive()`` says whether waiting still makes sense. ``keys`` are needed unless the
+    address is an ``ipc://`` one. A request polls for ``spin_s`` before it sleeps: waking up takes
+    longer than a plain answer, but without a free core spinning delays the controller. Raises
+    `ConfigurationError` if the address is unusable or needs keys.
     """
 
     def __init__(self, address: str, controller_alive: Callable[[], bool], keys: Keys | None = None) -> None:
         _require_keys(address, keys)
         self._address = address
         self._alive = controller_alive
-        # Taken for one send and one look at most, so that threads take turns; a signal handler is let in at once.
+        # Held for one send and one poll at most, so threads alternate; a signal handler enters
+        # immediately.
         self._lock = threading.RLock()
-        self._inside = 0  # requests of the thread that has the lock: its own, and those of its signal handlers
-        self._queue: set[bytes] = set()  # requests that wait for the lock
-        self._awaited: dict[bytes, bytes] = {}  # answers by request; another thread may receive them
+        # Requests of the thread with the lock: its own, and those of its signal handlers.
+        self._inside = 0
+        self._queue: set[bytes] = set()  # Requests that wait for the lock.
+        # Answers by request; another thread may receive them.
+        self._awaited: dict[bytes, bytes] = {}
         self._closing = False
         self._ids = itertools.count(1)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
-        # Without a connection to send on, as after a refusal, or with a full one, send() would wait for ever.
+        # Without a connection, as after a refusal, or with a full one, send() would block forever.
         self._socket.sndtimeo = _milliseconds(_POLL_INTERVAL_S)
         self._refusals: zmq.Socket[bytes] | None = None
         self._receive_timeout_ms = -1
@@ -104,7 +94,7 @@ class ZmqClient:
             raise ConfigurationError(f"cannot connect to {address!r} ({exc}): give tcp://host:port") from exc
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
-        """Send a request and wait for its answer; a `ProtocolError` if the controller refuses this worker's keys."""
+        """Send a request and wait for its answer; raises `ProtocolError` if keys are refused."""
         deadline = awake() + timeout_s
         request_id = next(self._ids).to_bytes(_ID_BYTES, "little")
         self._awaited[request_id] = b""
@@ -119,13 +109,14 @@ class ZmqClient:
                 if answer:
                     return answer[_ID_BYTES:]
                 if self._queue:
-                    time.sleep(_HANDOVER_TIMEOUT_S)  # or this thread would have the lock again before another wakes up
+                    # Otherwise this thread would reacquire the lock before another wakes up.
+                    time.sleep(_HANDOVER_TIMEOUT_S)
         finally:
             self._queue.discard(request_id)
             del self._awaited[request_id]
 
     def _take_turn(self, request_id: bytes, unsent: bytes, deadline: float, timeout_s: float) -> bytes:
-        """Send what is unsent and look for an answer, for a while; returns what is still unsent."""
+        """Send unsent data and wait briefly for an answer; return what is still unsent."""
         self._inside += 1
         try:
             if self._closing:
@@ -138,7 +129,8 @@ class ZmqClient:
                 answer = self._receive(min(remaining, _POLL_INTERVAL_S))
                 if answer is None:
                     self._check(remaining, timeout_s)
-                elif answer[:_ID_BYTES] in self._awaited:  # others answer requests that timed out
+                # Other answers belong to requests that timed out.
+                elif answer[:_ID_BYTES] in self._awaited:
                     self._awaited[answer[:_ID_BYTES]] = answer
             return b""
         finally:
@@ -146,7 +138,7 @@ class ZmqClient:
             self._destroy_if_closing()
 
     def _destroy_if_closing(self) -> None:
-        """Close the socket, unless this thread is within a call of it, which a signal handler has interrupted."""
+        """Close the socket, unless a signal handler has interrupted this thread in a call of it."""
         if self._closing and not self._inside:
             self._context.destroy(linger=0)
 
@@ -158,10 +150,10 @@ class ZmqClient:
         return True
 
     def _check(self, remaining_s: float, timeout_s: float) -> None:
-        """Raise if there is no use in waiting any longer."""
         if self._closing:
             raise WorkerLostError("this connection was closed during the request")
-        if self._refusals is not None and self._refusals.poll(0):  # and it stays so: libzmq does not try again
+        # This is final: libzmq does not retry.
+        if self._refusals is not None and self._refusals.poll(0):
             raise ProtocolError(
                 f"the controller at {self._address} refused this worker: it does not have the keys of that job. Start "
                 "it with `platoon launch`, or take address and keys from the same running job"
@@ -176,11 +168,11 @@ class ZmqClient:
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
     def _receive(self, timeout_s: float) -> bytes | None:
-        """Return the next message, or None; one call into ZeroMQ instead of a poll and a receive."""
         spin_until = time.perf_counter() + min(self.spin_s, timeout_s)
         while time.perf_counter() < spin_until:
             with contextlib.suppress(zmq.Again):
                 return self._socket.recv(zmq.NOBLOCK)
+        # A receive with a timeout is one call into ZeroMQ instead of a poll and a receive.
         timeout_ms = _milliseconds(timeout_s)
         if timeout_ms != self._receive_timeout_ms:
             self._socket.rcvtimeo = self._receive_timeout_ms = timeout_ms
@@ -190,7 +182,7 @@ class ZmqClient:
             return None
 
     def close(self) -> None:
-        """Close the connection; requests that still wait end with an error."""
+        """Close the connection; waiting requests end with an error."""
         self._closing = True
         if self._lock.acquire(timeout=_CLOSE_S):
             try:
@@ -200,35 +192,21 @@ class ZmqClient:
 
 
 class ZmqServer:
-    """The controller's end.
+    """The controller's end; ``address`` is the bound address, with the port.
 
-    Parameters
-    ----------
-    address : str
-        To bind to, such as ``ipc:///path``, ``tcp://host:port`` or, for any free port, ``tcp://host:*``.
-    keys : ServerKeys, optional
-        The job's; needed unless the address is an ``ipc://`` one. Only a client with the other keys that
-        `new_keys` made with them gets an answer.
-
-    Attributes
-    ----------
-    address : str
-        The address that it listens at, with the port.
-    zap_handler : ZapHandler or None
-        Tells libzmq whom to admit; None without keys.
-
-    Raises
-    ------
-    ConfigurationError
-        If the address cannot be bound to, or needs keys.
+    The address to bind may be ``ipc:///path``, ``tcp://host:port``, or ``tcp://host:*`` for any
+    free port. ``keys`` are needed unless it is an ``ipc://`` one; only clients with the matching
+    keys of `new_keys` are admitted. Raises `ConfigurationError` if the address is unusable or needs
+    keys.
     """
 
     def __init__(self, address: str, keys: ServerKeys | None = None) -> None:
         _require_keys(address, keys)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger = 200  # ms, for answers to workers that are just leaving
-        # A backstop against memory exhaustion; the decoder refuses messages over MAX_BYTES politely.
+        self._socket.linger = 200  # Milliseconds for answers to workers that are leaving.
+        # A limit against memory exhaustion; the decoder answers messages over MAX_BYTES with an
+        # error.
         self._socket.maxmsgsize = 16 * MAX_BYTES
         self.zap_handler: ZapHandler | None = None
         self._poller: zmq.Poller | None = None
@@ -243,10 +221,7 @@ class ZmqServer:
         self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        """Sleep until requests arrive or the time is over; with keys it may return earlier, with nothing.
-
-        It also checks the clients that connect, so it must be called again and again.
-        """
+        """Wait for requests until the timeout; must be called regularly to authenticate clients."""
         if self._poller is None or list(fds) != self._fds:
             self._poller, self._fds = self._new_poller(fds), list(fds)
         events = dict(self._poller.poll(_milliseconds(timeout_s)))
@@ -275,11 +250,9 @@ class ZmqServer:
         return received
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """Send an answer; to a peer that is gone it is dropped."""
         self._socket.send_multipart([peer, request_id.ljust(_ID_BYTES, b"\0") + data])
 
     def close(self) -> None:
-        """Close the socket; a second call does nothing."""
         self._socket.close()
         if self.zap_handler is not None:
             self.zap_handler.close()

@@ -1,4 +1,4 @@
-"""Files of arrays that are written as a whole or not at all: ``.npz`` for NumPy, with a description in ``about``."""
+"""Atomically written files of arrays: ``.npz`` for NumPy, with a description in ``about``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,8 @@ _FORCE_EVERY_BYTES = 1 << 26
 
 
 class _SteadyFile(io.FileIO):
-    """A file that is flushed to the disk while it is written, so that counted bytes are safe and closing it is fast.
-
-    Parameters
-    ----------
-    path : Path
-    count : callable
-        Called with the number of bytes of each write.
+    """A file that is flushed at intervals, so that closing it is fast; ``count`` gets written
+    bytes.
     """
 
     def __init__(self, path: Path, count: Callable[[int], None]) -> None:
@@ -36,7 +31,6 @@ class _SteadyFile(io.FileIO):
         self._unforced = 0
 
     def write(self, data: Any) -> int:
-        """Write, and flush to the disk at intervals."""
         written = super().write(data)
         self._count(written)
         self._unforced += written
@@ -53,22 +47,9 @@ def write_arrays(
     named: Mapping[str, Array],
     count: Callable[[int], None] = lambda size_bytes: None,
 ) -> None:
-    """Write a file under another name, force it to the disk, and then give it its name.
+    """Write a file under a temporary name, flush it to the disk and rename it; on errors remove it.
 
-    Parameters
-    ----------
-    path : Path
-    unfinished : str
-        The beginning of the other name; the rest is one that no other process can guess and link elsewhere.
-    about : bytes
-    named : mapping of str to ndarray
-    count : callable, optional
-        Called with the number of bytes of each write.
-
-    Raises
-    ------
-    OSError
-        If it could not be written; then no file of it is left.
+    The name has a random part: no other process can place a link there.
     """
     other = path.with_name(f"{unfinished}-{os.urandom(8).hex()}.npz")
     try:
@@ -84,10 +65,10 @@ def write_arrays(
 
 
 def _write(file: IO[bytes], named: Mapping[str, Array]) -> None:
-    """Write as `numpy.savez` does, but without its complaints from a destructor when the disk is full."""
+    """Write as `numpy.savez`, but without its errors from a destructor when the disk is full."""
     import zipfile
 
-    write_array: Any = np.lib.format.write_array  # it has no types
+    write_array: Any = np.lib.format.write_array  # NumPy declares no types for it.
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in named.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

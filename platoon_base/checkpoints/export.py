@@ -1,4 +1,4 @@
-"""The center of a checkpoint as a safetensors file, which other programs open without this package."""
+"""The center of a checkpoint as a safetensors file, which other programs can read."""
 
 from __future__ import annotations
 
@@ -17,28 +17,10 @@ __all__ = ["export", "unique_names"]
 
 
 def export(source: Path, target: Path, center: bool = False) -> tuple[Path, str]:
-    """Write the arrays of a checkpoint to a file in the format of safetensors.
+    """Write a checkpoint, or the newest whole one of a folder, as safetensors; replace ``target``.
 
-    Parameters
-    ----------
-    source : Path
-        A checkpoint, or a folder of them, of which the newest whole one is taken.
-    target : Path
-        Replaced as a whole if it is there.
-    center : bool
-        Write the center also where the rule keeps an average of it, which is validated and left in the model.
-
-    Returns
-    -------
-    Path
-        The checkpoint.
-    str
-        Which arrays were written: ``"center"`` or ``"average of the center"``.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no whole checkpoint, the workers shared no parameters, or the file cannot be written.
+    Without ``center`` it prefers the average of the center, if the rule keeps one: the average is
+    validated. Return the path of the checkpoint, and ``"center"`` or ``"average of the center"``.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -55,7 +37,7 @@ def export(source: Path, target: Path, center: bool = False) -> tuple[Path, str]
     what = "center" if arrays is None else "average of the center"
     values: Sequence[Any] = checkpoint.center if arrays is None else arrays
     tensors = dict(zip(unique_names([name for name, *_ in about.parameters]), values))
-    unfinished = target.with_name(f"{target.name}.{os.urandom(8).hex()}")  # a name that no one else has a link at
+    unfinished = target.with_name(f"{target.name}.{os.urandom(8).hex()}")  # No link can exist there.
     try:
         save_file(tensors, unfinished, metadata=_metadata(about, what))
         os.replace(unfinished, target)
@@ -68,7 +50,7 @@ def export(source: Path, target: Path, center: bool = False) -> tuple[Path, str]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Return a name for each parameter: its own, numbered if others have it too, or ``parameter_3`` if it has none."""
+    """Return unique names: numbered if several have the same, ``parameter_3`` if it is empty."""
     made: list[str] = []
     used = set(names)
     for i, name in enumerate(names):
@@ -82,7 +64,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def _average(checkpoint: Checkpoint) -> list[Any] | None:
-    """Return the average of the center; None if the rule has none, or is none of this package's."""
+    """Return the average of the center; None if the rule has none or is of another package."""
     rule = getattr(rules, checkpoint.about.rule, None)
     index = None if rule is None else average_of(rule)
     return None if index is None or index >= len(checkpoint.states) else list(checkpoint.states[index])

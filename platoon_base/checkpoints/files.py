@@ -1,14 +1,13 @@
-"""Checkpoints of a job as files: whole or not there at all, checked when they are read, and plain ``.npz`` for NumPy.
+"""Checkpoints of a job as files: atomic, checked when they are read, and plain ``.npz`` for NumPy.
 
 ::
 
     with numpy.load("checkpoint-00000007.npz") as file:
-        about = json.loads(file["about"].tobytes())   # everything that is no array: see `About`
-        weights = file["center/0"]                     # of about["parameters"][0]
+        about = json.loads(file["about"].tobytes())   # see `About`
+        weights = file["center/0"]                     # parameter about["parameters"][0]
 
-A file is written under another name, forced to the disk and then renamed, so that at any moment the newest checkpoint
-is a whole one. Its arrays carry the CRC-32 sums of the zip format, and are compared with the shapes and dtypes in
-``about``.
+The newest checkpoint is whole at any time: files are renamed after they are flushed to the disk.
+Arrays have the CRC-32 sums of the zip format; shapes and dtypes are compared with ``about``.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 FORMAT = 1
-KEPT_FILES = 2  # the newest, and the one before, should the newest be damaged
+KEPT_FILES = 2  # The newest may be damaged.
 _NAME = re.compile(r"checkpoint-(\d{8,})\.npz")  # Numbers from 100,000,000 on have more digits.
 _DAMAGED = re.compile(r"checkpoint-(\d{8,})\.damaged")
 _UNFINISHED = "unfinished-checkpoint"
-_BLOCK = 1 << 18  # elements
+_BLOCK = 1 << 18  # Elements.
 
 
 class _DamagedError(ConfigurationError):
@@ -66,63 +65,34 @@ class _FormatError(ConfigurationError):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a checkpoint besides its arrays; JSON in the file.
-
-    Attributes
-    ----------
-    format : int
-        Of the file; another one is refused.
-    seed, size : int
-        Of the job: its common seed, and the number of workers it was launched with.
-    seconds : float
-        For how long it has run, all its runs together.
-    rule : str
-        Name of the rule's class; empty if the workers share no parameters.
-    settings : str
-        The rule with its arguments, such as ``EASGD(alpha=0.45)``; empty if they are not known.
-    parameters : list of (name, shape, dtype)
-        Those of the center; entry i is the array ``center/i``.
-    states : int
-        Number of the rule's buffers beside the center; entry i of buffer k is the array ``state k/i``.
-    positions : dict of int to Position
-        How far each rank was at its latest synchronization.
-    bound : bool
-        Whether the workers need each other, and so all go on at one position.
-    kept : dict of int to dict
-        The values that each rank has left with `Worker.keep`, in MessagePack (base64 in JSON).
-    reported : dict
-        The values that workers have reported.
-    residuals : SavedResiduals or None
-        Those of a job on several hosts with compressed rounds.
-    threads : str
-        Of a job with ``--deterministic``: the variables that set the number of threads; empty for others.
-    """
+    """The contents of a checkpoint besides its arrays; JSON in the file."""
 
     format: int = FORMAT
     seed: int
     size: int
-    seconds: float
+    seconds: float  # The total time of all runs.
     rule: str = ""
-    settings: str = ""
+    settings: str = ""  # The rule with its arguments; empty if unknown.
+    # Names, shapes and dtypes; entry i is the array "center/i".
     parameters: list[tuple[str, tuple[int, ...], str]] = []
+    # The number of the rule's buffers; entry i of buffer k is the array "state k/i".
     states: int = 0
-    positions: dict[int, Position] = {}
-    bound: bool = False
-    kept: dict[int, dict[str, bytes]] = {}
+    positions: dict[int, Position] = {}  # Each rank's position at its latest synchronization.
+    bound: bool = False  # Bound workers depend on each other and resume at one position.
+    kept: dict[int, dict[str, bytes]] = {}  # The values of `Worker.keep` by rank, in MessagePack.
     reported: dict[str, Optional[Union[int, float, str]]] = {}
     residuals: Optional[SavedResiduals] = None
-    threads: str = ""
+    threads: str = ""  # With --deterministic: the variables that set the number of threads.
 
     @property
     def layout(self) -> Layout:
-        """The layout of the center; only if there is one."""
         return Layout(tuple(ParameterSpec(*spec) for spec in self.parameters))
 
     def position(self, rank: int, size: int) -> Position:
-        """Return where a rank of a job of ``size`` workers goes on.
+        """Return the position at which a rank of a job of ``size`` workers continues.
 
-        Workers that need each other go on together, at the earliest position of all. With another number of workers
-        than before the shards are others: then all begin the earliest epoch anew, and share the steps made.
+        Bound workers continue together, at the earliest position of all. With another number of
+        workers the shards differ: all restart the earliest epoch, and divide the number of steps.
         """
         launched = [self.positions.get(old, START) for old in range(self.size)]
         if size != self.size:
@@ -131,16 +101,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(NamedTuple):
-    """The state of a job at one moment.
-
-    Attributes
-    ----------
-    about : About
-    center : list of ndarray
-        One for each of ``about.parameters``.
-    states : list of list of ndarray
-        The rule's buffers beside the center.
-    """
+    """The consistent state of a job; ``states`` are the rule's buffers besides the center."""
 
     about: About
     center: list[Array]
@@ -148,19 +109,13 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def of(cls, about: About, layout: Layout, center: list[Array], states: list[list[Array]]) -> Checkpoint:
-        """Make a checkpoint, and fill in the fields of ``about`` that describe the arrays."""
+        """Create a checkpoint, and set the fields of ``about`` that describe the arrays."""
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         return cls(msgspec.structs.replace(about, parameters=specs, states=len(states)), center, states)
 
 
 def newest_in(folder: Path) -> Path:
-    """Return the newest whole checkpoint in a folder, which a running job may go on writing to.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
+    """Return the newest whole checkpoint in a folder, which a running job may be writing to."""
     matches = [(_NAME.fullmatch(each.name), each) for each in folder.iterdir()]
     found = sorted(((int(match[1]), each) for match, each in matches if match), reverse=True)
     for _, path in found:
@@ -179,13 +134,7 @@ def _arrays(checkpoint: Checkpoint) -> dict[str, Array]:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read all of a checkpoint, so that any damage is found here.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file is damaged, has a value that is not finite, or is of another version of the format.
-    """
+    """Read a checkpoint; raise `ConfigurationError` if it is damaged or not finite."""
     about, arrays = _read(path, lambda array: array)
     center = [arrays[f"center/{i}"] for i in range(len(about.parameters))]
     return Checkpoint(
@@ -194,23 +143,22 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def check_checkpoint(path: str | os.PathLike[str]) -> About:
-    """Read a checkpoint as `read_checkpoint` does, and keep no array of it."""
     return _read(path, lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape))[0]
 
 
 def about_of(path: str | os.PathLike[str]) -> About:
-    """Return what a checkpoint says besides its arrays, without reading these; raises `ConfigurationError`."""
+    """Return the description in a checkpoint, without reading the arrays."""
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
             about: About = msgspec.json.decode(found["about"].tobytes(), type=About)
             return about
-    except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
+    except Exception as exc:  # Damaged bytes raise many kinds of errors.
         raise ConfigurationError(f"the checkpoint {path} cannot be read ({type(exc).__name__}: {exc})") from exc
 
 
 def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple[About, dict[str, Array]]:
     arrays: dict[str, Array] = {}
-    bad: dict[str, int] = {}  # elements that are not finite
+    bad: dict[str, int] = {}  # Elements that are not finite.
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
             about = msgspec.json.decode(found["about"].tobytes(), type=About)
@@ -220,7 +168,7 @@ def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple
                     arrays[name], bad[name] = keep(array), _first_nonfinite(array)
     except (OSError, MemoryError) as exc:
         raise ConfigurationError(f"the checkpoint {path} cannot be read: {exc}") from exc
-    except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
+    except Exception as exc:  # Damaged bytes raise many kinds of errors.
         raise _DamagedError(
             f"{path} is no whole checkpoint ({type(exc).__name__}: {exc}); use another one, or start over"
         ) from exc
@@ -265,7 +213,7 @@ def _first_nonfinite(array: Array) -> int:
     if array.dtype.kind != "f":
         return -1
     flat = array.reshape(-1)
-    for start in range(0, flat.size, _BLOCK):  # the masks stay small
+    for start in range(0, flat.size, _BLOCK):  # The masks stay small.
         finite = np.isfinite(flat[start : start + _BLOCK])
         if not finite.all():
             return start + int(np.argmin(finite))
@@ -273,32 +221,13 @@ def _first_nonfinite(array: Array) -> int:
 
 
 class CheckpointFolder:
-    """The folder of one job's checkpoints: at most the newest two, and a lock that keeps other jobs out.
-
-    Parameters
-    ----------
-    path : Path
-        Made if needed.
-
-    Attributes
-    ----------
-    written_bytes : int
-        How much `save` has written, all calls together; it grows while a file is written.
-    residual_keys : list of str or None
-        The keys of the residuals that belonged to the checkpoints there when it was opened, or at the end of `save`;
-        None if one could not be read.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be made or written to, or another job that lives writes there.
-    """
+    """The folder of one job's checkpoints: the newest two, and a lock that excludes other jobs."""
 
     def __init__(self, path: Path) -> None:
         from platoon_base.system.folder_lock import FolderLock, locks_stay_on_this_host
 
-        self.path = path = path.absolute()  # workers may go to other folders
-        self.written_bytes = 0
+        self.path = path = path.absolute()  # Workers may change the current folder.
+        self.written_bytes = 0  # It grows while a file is written.
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(path)
@@ -318,27 +247,17 @@ class CheckpointFolder:
                 path,
                 why,
             )
-        self.residual_keys = self._read_residual_keys()
+        self.residual_keys = self._read_residual_keys()  # None if one could not be read.
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the checkpoints there, the newest last."""
         found = (_NAME.fullmatch(name) for name in os.listdir(self.path))
         return sorted(int(match[1]) for match in found if match)
 
     def file(self, number: int) -> Path:
-        """Return the path of a checkpoint."""
         return self.path / f"checkpoint-{number:08d}.npz"
 
     def newest(self) -> tuple[Path, About] | None:
-        """Find the newest checkpoint that is whole; None if there is none at all.
-
-        All of it is read, and none of its arrays kept.
-
-        Raises
-        ------
-        ConfigurationError
-            If there are some, and all are damaged, or one is of another version of the format.
-        """
+        """Return the newest whole checkpoint, or None; raise if all are damaged."""
         damaged: dict[Path, ConfigurationError] = {}
         for number in reversed(self.numbers()):
             path = self.file(number)
@@ -352,7 +271,8 @@ class CheckpointFolder:
             for other, problem in damaged.items():
                 log.warning("passed over: %s", problem)
                 if isinstance(problem, _DamagedError):
-                    with contextlib.suppress(OSError):  # it is not to count as the one before the next
+                    # It must not count as one of the two kept files.
+                    with contextlib.suppress(OSError):
                         other.rename(other.with_suffix(".damaged"))
             return path, about
         if damaged:
@@ -363,27 +283,17 @@ class CheckpointFolder:
         return None
 
     def save(self, checkpoint: Checkpoint, is_pending: Callable[[str], bool] | None = None) -> Path:
-        """Write the next checkpoint, and remove those that are older than the one before it.
+        """Write the next checkpoint, and remove all but the newest two.
 
-        Parameters
-        ----------
-        checkpoint : Checkpoint
-        is_pending : callable, optional
-            If given, residuals that belong to no checkpoint are removed, unless ``is_pending(key)``: theirs is not
-            there yet.
-
-        Raises
-        ------
-        OSError
-            If it could not be written; then those written before are as they were.
-        ConfigurationError
-            If a value is not finite: training could not resume from it, and it would replace a good checkpoint.
+        With ``is_pending`` it removes residuals that belong to no checkpoint, except those with
+        ``is_pending(key)``: their checkpoint is not written yet. On `OSError` earlier checkpoints
+        are unchanged; values that are not finite raise, since training could not resume from them.
         """
         _require_finite(checkpoint)
         self._require_there()
         numbers = self.numbers()
         path = self.file(numbers[-1] + 1 if numbers else 1)
-        self._remove_unfinished()
+        self._remove_unfinished()  # Only dead jobs have left some: this one holds the lock.
         write_arrays(path, _UNFINISHED, msgspec.json.encode(checkpoint.about), _arrays(checkpoint), self._count)
         os.fsync(self._lock.fd)
         for number in numbers[: 1 - KEPT_FILES]:
@@ -396,7 +306,6 @@ class CheckpointFolder:
         return path
 
     def _remove_damaged(self, before: int) -> None:
-        """Remove checkpoints that were found to be damaged, and have newer ones in their place."""
         for name in os.listdir(self.path):
             match = _DAMAGED.fullmatch(name)
             if match is not None and int(match[1]) < before:
@@ -404,7 +313,7 @@ class CheckpointFolder:
                     (self.path / name).unlink()
 
     def _read_residual_keys(self) -> list[str] | None:
-        """Return the keys of the residuals that belong to the checkpoints there; None if one cannot be read."""
+        """Return the residuals' keys of the checkpoints; None if one is unreadable."""
         try:
             found = [about_of(self.file(number)).residuals for number in self.numbers()]
         except (OSError, ConfigurationError):
@@ -412,17 +321,16 @@ class CheckpointFolder:
         return [each.key for each in found if each is not None and each.key]
 
     def _remove_unfinished(self) -> None:
-        """Remove unfinished files of jobs that died while they wrote; this job holds the folder's lock."""
         for name in os.listdir(self.path):
             if name.startswith(_UNFINISHED):
-                with contextlib.suppress(OSError):  # it may be another user's
+                with contextlib.suppress(OSError):  # Another user may own it.
                     (self.path / name).unlink()
 
     def _count(self, size_bytes: int) -> None:
         self.written_bytes += size_bytes
 
     def _require_there(self) -> None:
-        """Make the folder again if it was removed; raise `OSError` if another one is in its place."""
+        """Create the folder again if it was removed; raise if another one is in its place."""
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self.path), self._status):
                 return
@@ -438,17 +346,17 @@ class CheckpointFolder:
         log.warning("%s, the folder of the checkpoints, was removed: it was made again", self.path)
 
     def close(self) -> None:
-        """Release the folder's lock, for other jobs; a second call does nothing."""
+        """Release the folder's lock; a second call does nothing."""
         self._lock.close()
 
 
 def _force_names(folder: Path) -> None:
-    """Force to the disk that a folder is there, and each that it is in on that disk: some of them may be new."""
+    """Flush the directory entries of a folder and its parents on that disk: they may be new."""
     device = folder.stat().st_dev
     for parent in folder.parents:
         if parent.stat().st_dev != device:
             return
-        with contextlib.suppress(OSError):  # not ours to read, and so not new
+        with contextlib.suppress(OSError):  # An unreadable folder is not ours, and not new.
             fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
@@ -457,10 +365,7 @@ def _force_names(folder: Path) -> None:
 
 
 def require_alike(about: About, layout: Layout, rule: Rule) -> None:
-    """Raise unless a model with this rule can resume from a checkpoint; log a warning if its arguments differ.
-
-    The meaning of a center's values depends on the rule, so a rule resumes only from its own checkpoints.
-    """
+    """Raise unless a model with this rule can resume from a checkpoint; warn if settings differ."""
     name, states = type(rule).__name__, len(rule.center_state)
     if (name, states) != (about.rule, about.states):
         raise ConfigurationError(

@@ -1,7 +1,4 @@
-"""The residuals of compressed rounds that belong to a checkpoint: what it says of them, and their files beside it.
-
-Each host writes its own residual, see `platoon_base.courier.keeping`, into a file whose name has the checkpoint's key.
-"""
+"""The residuals of compressed rounds that belong to a checkpoint; each host writes its own file."""
 
 from __future__ import annotations
 
@@ -23,17 +20,7 @@ _NAME = re.compile(r"residual-(\d+)-([0-9a-f]+)\.npz")
 
 
 class SavedResiduals(msgspec.Struct, frozen=True, kw_only=True):
-    """The residuals that belong to a checkpoint.
-
-    Attributes
-    ----------
-    key : str
-        In the names of their files; empty if they were not saved.
-    hosts : int
-        How many hosts the job had.
-    compression : str
-        The codec; see `platoon_base.compression.codecs.codec_of`.
-    """
+    """The residuals that belong to a checkpoint; an empty ``key`` if they were not saved."""
 
     key: str = ""
     hosts: int
@@ -41,16 +28,10 @@ class SavedResiduals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(NamedTuple):
-    """The round of a center that is saved, with which hosts save the residuals that belong to it.
+    """The round of a saved center, which identifies the residuals to save with it.
 
-    Attributes
-    ----------
-    number, stamp : int
-        The latest round that the center includes, and the stamp of its latest overwrite.
-    key : str
-        Of the checkpoint.
-    kept : list of str or None
-        The keys of the checkpoints whose residuals stay; None if they are not known, so that all stay.
+    ``number`` is the latest round in the center, ``stamp`` the version of its latest overwrite,
+    ``kept`` the keys of the checkpoints whose residuals stay; None keeps all.
     """
 
     number: int
@@ -60,7 +41,7 @@ class Moment(NamedTuple):
 
 
 def usable_key(saved: SavedResiduals | None, world: World) -> tuple[str, str]:
-    """Return the key of the residuals with which a resumed job goes on, and why there is none if some are lost."""
+    """Return the key of the residuals for a resumed job, and the reason if some are lost."""
     if saved is None:
         return "", ""
     if not world.several:
@@ -73,17 +54,13 @@ def usable_key(saved: SavedResiduals | None, world: World) -> tuple[str, str]:
 
 
 def residual_path(folder: str | os.PathLike[str], host: int, key: str) -> Path:
-    """Return the path of a host's residual."""
     return Path(folder, f"residual-{host}-{key}.npz")
 
 
 def prune(folder: Path, is_kept: Callable[[str], bool], of_host: Callable[[int], bool] = lambda host: True) -> None:
-    """Remove the residuals of some hosts whose key is not kept; a file that cannot be removed stays.
-
-    ``is_kept(key)`` is called after the folder was read: a key that is published before its file is there may come to
-    be kept meanwhile.
-    """
+    """Remove the residuals of some hosts whose key is not kept; errors are ignored."""
     with contextlib.suppress(OSError):
+        # Keys are checked after the listing: they are published before their files exist.
         for name in os.listdir(folder):
             match = _NAME.fullmatch(name)
             if match and not is_kept(match[2]) and of_host(int(match[1])):

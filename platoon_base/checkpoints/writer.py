@@ -1,4 +1,4 @@
-"""Writes the checkpoints of a running job, in a thread of the controller: when one is due, and at the end."""
+"""Writes the checkpoints of a running job in a thread of the controller."""
 
 from __future__ import annotations
 
@@ -36,82 +36,44 @@ STALL_TIMEOUT_S = 300.0
 
 
 class Saving(NamedTuple):
-    """Where and how often checkpoints are written.
-
-    Attributes
-    ----------
-    folder : CheckpointFolder
-    every_s : float
-        Seconds from one to the next, infinity for one at the end only.
-    """
+    """Where checkpoints are written, and how often; infinite ``every_s``: at the end only."""
 
     folder: CheckpointFolder
     every_s: float
 
 
 class Readable(Protocol):
-    """A handle of a center for the controller, which saves it and takes no part in the training.
+    """A handle of a center for the controller, which saves it and takes no part in the training."""
 
-    Attributes
-    ----------
-    has_hosts_rounds : bool
-        Whether the workers of several hosts change it in rounds.
-    """
-
-    has_hosts_rounds: bool
+    has_hosts_rounds: bool  # Whether the workers of several hosts change the center in rounds.
 
     def snapshot(
         self, may_wait: bool, publish: Callable[[int, int], object] | None = None
     ) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states.
 
-        Parameters
-        ----------
-        may_wait : bool
-            Whether to wait for workers that hold locks of the center.
-        publish : callable, optional
-            ``publish(number, stamp)`` is called with the latest round and the stamp of the copy, before any worker can
-            make another round; not at all if the copy is not of one moment between two rounds.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If a lock is held and may not be waited for, or is not freed in time.
+        It raises `CollectiveTimeoutError` if a lock is not acquired; ``may_wait`` allows waiting.
+        ``publish(number, stamp)`` is called with the copy's round and version before any worker can
+        make another round; not if the copy is inconsistent.
         """
         ...
 
-    def close(self) -> None:
-        """Release the memory; a second call does nothing."""
-        ...
+    def close(self) -> None: ...
 
 
 class Tally(NamedTuple):
-    """How many checkpoints of a job were written and missed.
-
-    Attributes
-    ----------
-    written, missed : int
-        How many were written, and how many were due and could not be.
-    unsaved : str
-        Why the newest one is not as new as it should be; empty if it is.
-    """
+    """Numbers of checkpoints, written and missed, and why the newest is outdated, if it is."""
 
     written: int = 0
     missed: int = 0
     unsaved: str = ""
 
     def after(self, earlier: Tally) -> Tally:
-        """Add the counts of an earlier run of the same job."""
         return self._replace(written=earlier.written + self.written, missed=earlier.missed + self.missed)
 
 
 class StallTimer:
-    """Detects a stall: no progress for some time.
-
-    Parameters
-    ----------
-    limit_s : float
-    """
+    """Detects a stall: no progress for ``limit_s``."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -119,7 +81,6 @@ class StallTimer:
         self._since = 0.0
 
     def over(self, now: float, progress: int) -> bool:
-        """Return whether ``progress``, any number that grows, has been the same for longer than the limit."""
         if progress != self._progress:
             self._progress, self._since = progress, now
         return now - self._since > self._limit_s
@@ -130,27 +91,14 @@ def _fail(problem: Exception) -> Checkpoint:
 
 
 class CheckpointWriter:
-    """Writes checkpoints, one at a time: those of the first center that a job has.
+    """Writes checkpoints of the first center of a job, one at a time.
 
-    The first checkpoint with a center is due as soon as there is a center, so that a failure to write it is known
-    before the training begins.
-
-    Parameters
-    ----------
-    saving : Saving
-    watch_center : callable
-        Opens the center of a given layout. The handle is kept, so that the center can be read though its name is gone.
-    resumed : bool
-        Whether the newest checkpoint there has a center already.
-
-    Attributes
-    ----------
-    moments : queue of Moment
-        Those of the centers that are saved, with compressed rounds on several hosts. Each is there before a worker of
-        this host can make another round.
+    The first one is due as soon as there is a center, so that a failure is known before the
+    training begins. The handle of the center stays open: it can be read after its name is removed.
     """
 
     def __init__(self, saving: Saving, watch_center: Callable[[Layout], Readable], resumed: bool = False) -> None:
+        # With compressed rounds: each is added before a worker of this host can make another round.
         self.moments: queue.SimpleQueue[Moment] = queue.SimpleQueue()
         self._saving = saving
         self._watch_center = watch_center
@@ -160,23 +108,18 @@ class CheckpointWriter:
         self._saw_center = self._wrote_center = self._over = self._warned_of_second_job = False
         self._keeps_center = resumed
         self._publishing = threading.Lock()
-        self._pending: set[str] = set()  # the keys that are published, whose checkpoint is neither there nor failed
+        # Published keys whose checkpoint is neither written nor failed yet.
+        self._pending: set[str] = set()
         self._stall_timer = StallTimer(STALL_TIMEOUT_S)
-        self._began_writing = 0  # how many times
+        self._began_writing = 0  # Number of checkpoints begun.
         self.tally = Tally()
         self.next_due = time.monotonic() + saving.every_s
 
     def due(self, now: float, layout: Layout | None) -> bool:
-        """Return whether a checkpoint is due: by the period, or because the workers have just shared parameters.
-
-        Parameters
-        ----------
-        now : float
-        layout : Layout or None
-            Of the parameters that the workers share now.
-        """
+        """Return whether a checkpoint is due: by the period, or because of a new center."""
         if layout is not None and not self._over:
-            with contextlib.suppress(OSError, *_SKIPPED_ERRORS):  # told when it is to be read
+            # The later read reports the error.
+            with contextlib.suppress(OSError, *_SKIPPED_ERRORS):
                 self._watch(layout)
         if self._over and layout is not None and not self._warned_of_second_job:
             self._warned_of_second_job = True
@@ -185,36 +128,30 @@ class CheckpointWriter:
         return not self._over and not self.writing and (now >= self.next_due or just_shared)
 
     def next_poll_at(self, now: float) -> float:
-        """Return the time of the next poll."""
         if self.writing or not self.moments.empty():
             return now + _POLL_INTERVAL_S
         return math.inf if self._over else self.next_due
 
     @property
     def folder(self) -> Path:
-        """Where they are written."""
         return self._saving.folder.path
 
     @property
     def writing(self) -> bool:
-        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def keeps_center(self) -> bool:
-        """Whether a checkpoint in the folder has a center, or one that is being written."""
+        """Whether a checkpoint in the folder, or one that is being written, has a center."""
         return self._keeps_center
 
     def postpone(self, until: float) -> None:
-        """Let no checkpoint be due before a time."""
         self.next_due = until
 
     def begin(self, about: About, layout: Layout | None, at_once: bool = False) -> None:
-        """Begin to write a checkpoint, unless it has no center and would replace one that has.
-
-        With ``at_once`` the center is read before the return; only the writing goes on.
-        """
+        """Begin a checkpoint; with ``at_once`` read the center before the return."""
         self.next_due = time.monotonic() + self._saving.every_s
+        # A checkpoint without a center must not replace one with a center.
         if self._over or (layout is None and self._keeps_center):
             return
         self._saw_center |= layout is not None
@@ -225,7 +162,7 @@ class CheckpointWriter:
             self._start(lambda: self._checkpoint(about, layout, may_wait=True))
 
     def end(self, about: About, layout: Layout) -> None:
-        """Read the center now, since it cannot be read later, and begin to write the last checkpoint."""
+        """Read the center now, since it will be released, and begin the last checkpoint."""
         if self._over:
             return
         with self._publishing:
@@ -233,15 +170,13 @@ class CheckpointWriter:
         self._begin_now(about, layout, last=True)
 
     def _begin_now(self, about: About, layout: Layout | None, last: bool = False) -> None:
-        """Read the center, and begin to write it."""
         try:
             checkpoint = self._checkpoint(about, layout, may_wait=False, last=last)
             self._start(lambda: checkpoint, last=last)
         except (OSError, *_SKIPPED_ERRORS) as exc:
-            self._start(functools.partial(_fail, exc), last=last)  # told in its turn
+            self._start(functools.partial(_fail, exc), last=last)  # The thread reports it.
 
     def _watch(self, layout: Layout) -> Readable:
-        """Open the center, at the first call."""
         if self._center is None:
             self._center = self._watch_center(layout)
         return self._center
@@ -257,10 +192,11 @@ class CheckpointWriter:
 
         def publish(number: int, stamp: int) -> None:
             with self._publishing:
-                if self._over and not last:  # the couriers that have the residuals end, or have ended
+                if self._over and not last:  # The couriers, which have the residuals, are ending.
                     return
                 self._pending.add(key)
-                pending = set(self._pending)  # first: a key leaves these only after it has come to the folder's
+                # Pending keys are read first: a key is in the folder's before it is removed here.
+                pending = set(self._pending)
                 kept = self._saving.folder.residual_keys
                 moments.append(Moment(number, stamp, key, None if kept is None else sorted(pending.union(kept))))
                 self.moments.put(moments[0])
@@ -278,30 +214,26 @@ class CheckpointWriter:
             return key in self._pending
 
     def _settle(self, key: str) -> None:
-        """Let the residuals of a checkpoint stay only as long as it is there itself."""
+        """Keep a checkpoint's residuals only as long as the checkpoint from now on."""
         with self._publishing:
             self._pending.discard(key)
 
     def has_hosts_rounds(self, layout: Layout) -> bool:
-        """Return whether the workers of several hosts change the center in rounds; False if it cannot be opened."""
+        """Return whether several hosts make rounds; False if the center cannot be opened."""
         with contextlib.suppress(OSError, *_SKIPPED_ERRORS):
             return not self._over and self._watch(layout).has_hosts_rounds
         return False
 
     def is_stalled(self, now: float) -> bool:
-        """Return whether the writing of a checkpoint has made no progress for `STALL_TIMEOUT_S`."""
         return self.writing and self._stall_timer.over(now, self._began_writing + self._saving.folder.written_bytes)
 
     def give_up(self, why: str) -> None:
-        """Count the checkpoint that is being written as missed: the job does not wait for it any longer."""
+        """Count the checkpoint that is being written as missed; the job stops waiting for it."""
         if self.writing:
             self._count_missed(CollectiveTimeoutError(why))
 
     def take_problem(self) -> str:
-        """Return why the first checkpoint, or the first with a center, could not be written; '' after the first call.
-
-        Later failures are logged and counted.
-        """
+        """Return, once, why the first checkpoint, or first with a center, was not written."""
         if self._problem is None or self.writing:
             return ""
         problem, self._problem = self._problem, None
@@ -333,7 +265,7 @@ class CheckpointWriter:
             log.info("checkpoint written: %s", path)
         except _SKIPPED_ERRORS as exc:
             self._count_missed(exc)
-        except Exception as exc:  # the controller raises the first one: see take_problem
+        except Exception as exc:  # The controller raises the first one: see take_problem.
             if not self.tally.written or (has_center and not self._wrote_center):
                 self._problem = exc
             self._count_missed(exc)
@@ -342,10 +274,10 @@ class CheckpointWriter:
             self._release_center()
 
     def _warn_of_little_room(self, first: Path) -> None:
-        """Warn if later checkpoints will not fit: an unfinished one lies beside those that are kept."""
+        """Warn if later checkpoints will not fit: a temporary file needs room too."""
         try:
             size_bytes, free_bytes = first.stat().st_size, shutil.disk_usage(self.folder).free
-        except OSError:  # the folder was removed after the checkpoint was written
+        except OSError:  # The folder was removed after the checkpoint was written.
             return
         if free_bytes < KEPT_FILES * size_bytes:
             log.warning(
@@ -363,6 +295,5 @@ class CheckpointWriter:
             center.close()
 
     def close(self) -> None:
-        """Release the center, unless it is still being read."""
         if not self.writing:
             self._release_center()

@@ -1,7 +1,4 @@
-"""The command ``platoon``: its subcommands, its output, and the checks before a job is started.
-
-`commands` has the subcommands; `launcher` starts a job, `display` and `report` show it.
-"""
+"""The command ``platoon``: subcommands in `commands`, their output, checks before a job starts."""
 
 from platoon_base.cli.commands import main
 

@@ -1,4 +1,4 @@
-"""The configured hosts and devices: from arguments, else from the environment, else from ``.platoonrc``."""
+"""The configured hosts and devices: from arguments, the environment, or ``.platoonrc``."""
 
 from __future__ import annotations
 
@@ -28,18 +28,7 @@ class _Setting(NamedTuple):
 
 
 def chosen_devices(workers: int | None, words: Sequence[str]) -> Choice:
-    """Choose the workers' devices: by ``-n`` and ``-D`` if one is given, else as configured, else those available.
-
-    Parameters
-    ----------
-    workers : int or None
-    words : sequence of str
-
-    Raises
-    ------
-    ConfigurationError
-        If there are no such devices, or a file cannot be read.
-    """
+    """Choose the workers' devices: by ``-n`` and ``-D``, else as configured, else all available."""
     setting = _configured_devices() if workers is None and not words else None
     if setting is None:
         return choose_devices(workers, words)
@@ -51,13 +40,7 @@ def chosen_devices(workers: int | None, words: Sequence[str]) -> Choice:
 
 
 def require_this_host(words: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if arguments or configuration name a host other than this one.
-
-    Parameters
-    ----------
-    words : sequence of str
-        From the command line. If there are any, the configuration is ignored.
-    """
+    """Raise `ConfigurationError` if arguments, or else the configuration, name another host."""
     given = _Setting(_split(" ".join(words)), "-H") if words else _configured_hosts()
     others = [] if given is None else [name for name in given.names if not _is_this_host(name)]
     if given is not None and others:
@@ -68,13 +51,7 @@ def require_this_host(words: Sequence[str]) -> None:
 
 
 def other_hosts_named(words: str | None) -> tuple[list[str], str] | None:
-    """Return the hosts that an argument or the configuration names, and where; None if it is only this one.
-
-    Parameters
-    ----------
-    words : str or None
-        From the command line. If there are any, the configuration is ignored.
-    """
+    """Return the hosts that are named and where; None if it is only this host."""
     given = _Setting(_split(words), "--hosts") if words else _configured_hosts()
     if given is None or all(_is_this_host(name) for name in given.names):
         return None
@@ -82,13 +59,7 @@ def other_hosts_named(words: str | None) -> tuple[list[str], str] | None:
 
 
 def require_one_host(hosts: int | None = None, index: int | None = None) -> None:
-    """Raise `ConfigurationError` if an engine has started launchers for one job on several hosts.
-
-    Parameters
-    ----------
-    hosts, index : int, optional
-        The values of ``--nnodes`` and ``--node-rank``.
-    """
+    """Raise `ConfigurationError` if an engine started launchers for one job on several hosts."""
     place = find_place(os.environ, hosts, index)
     if place.hosts > 1:
         raise ConfigurationError(
@@ -118,10 +89,8 @@ def _configured_devices() -> _Setting | None:
 
 
 def _files() -> Iterator[tuple[Path, configparser.ConfigParser]]:
-    """Yield the existing files in order of precedence: the first with a value wins.
-
-    As in the original Platoon, files named by PLATOONRC come first, from the last to the first.
-    """
+    """Yield the existing files in order of precedence: the first with a value wins."""
+    # As in the original Platoon, files in PLATOONRC come first, from the last to the first.
     named = [_expanded(name) for name in os.environ.get(RC_FILES, "").split(os.pathsep) if name]
     for path in dict.fromkeys([*reversed(named), Path(_FILE), _expanded(f"~/{_FILE}")]):
         config = configparser.ConfigParser(interpolation=None)
@@ -133,14 +102,13 @@ def _files() -> Iterator[tuple[Path, configparser.ConfigParser]]:
         except PermissionError:
             if path.parent != _expanded("~") or os.access(path.parent, os.X_OK):
                 raise
-            continue  # a home folder without access, as of a service's user, counts as one without settings
+            continue  # A service's user may have no access to its home folder.
         except (OSError, UnicodeDecodeError, configparser.Error) as exc:
             raise ConfigurationError(f"{path} cannot be read ({exc}): docs/launching.md says how to write it") from exc
         yield path, config
 
 
 def _expanded(name: str) -> Path:
-    """Return a path with ``~`` expanded; unchanged if there is no home folder."""
     return Path(os.path.expanduser(name))
 
 

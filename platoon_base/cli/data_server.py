@@ -1,7 +1,4 @@
-"""The process that ``platoon launch --data-server`` starts in addition to the workers, to send them mini-batches.
-
-It is started as ``python -m platoon_base.cli.data_server script.py args``.
-"""
+"""The process of ``platoon launch --data-server``, which sends mini-batches to the workers."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ __all__ = ["LOG_FILE", "data_server", "data_server_option", "split_words"]
 log = logging.getLogger(__name__)
 
 LOG_FILE = "data_server.log"
-_EXIT_GRACE_S = 1.0  # for ending by itself once all workers have left
+_EXIT_GRACE_S = 1.0  # to exit by itself after all workers
 _EXIT_TIMEOUT_S = 2.0  # after SIGTERM
 
 
 def split_words(text: str | None) -> list[str]:
-    """Split the value of the option into an existing script and its arguments; empty without a value."""
+    """Split the option's value into an existing script and its arguments; [] without a value."""
     if text is None:
         return []
     try:
@@ -59,17 +56,7 @@ data_server_option = click.option(
 
 @contextlib.contextmanager
 def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str], log_folder: Path) -> Iterator[None]:
-    """Run a data server within the ``with`` block; without words do nothing.
-
-    Parameters
-    ----------
-    words : sequence of str
-        As `split_words` returns them.
-    folder : str
-        Of the job.
-    environment : mapping of str to str
-    log_folder : Path
-    """
+    """Run a data server within the ``with`` block; without words do nothing."""
     if not words:
         yield
         return
@@ -82,7 +69,7 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C goes to the workers only; the server ends after them
+            start_new_session=True,  # Ctrl-C must reach the workers only.
         )
     watch = threading.Thread(target=_watch, args=(process, folder, log_folder / LOG_FILE), daemon=True)
     try:
@@ -94,7 +81,7 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
 
 
 def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> None:
-    """Wait for the end of a data server; report it to the user, and to workers that wait for the server to listen."""
+    """Wait for the end of a data server; report it to the user and to waiting workers."""
     process.wait()
     status = process.returncode
     how = f"exit status {status}" if status >= 0 else f"signal {-status}"
@@ -110,7 +97,6 @@ def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> Non
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a data server and its descendants."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_EXIT_GRACE_S)
     if process.poll() is None:

@@ -1,7 +1,4 @@
-"""The option ``--deterministic`` of `platoon launch`.
-
-docs/deterministic.md says what has the same bits in two runs, and what cannot.
-"""
+"""The option ``--deterministic`` of `platoon launch`; see docs/deterministic.md."""
 
 from __future__ import annotations
 
@@ -21,30 +18,25 @@ from platoon_base.system.limits import available_cores
 
 __all__ = ["deterministic_environment", "deterministic_job", "deterministic_options"]
 
-# What frameworks read when they are imported, or when a library of theirs starts.
+# Frameworks and their libraries read these variables when they start.
 _VARIABLES = {
     "PYTHONHASHSEED": "0",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS with several streams, says NVIDIA's "Results Reproducibility"
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # see NVIDIA, cuBLAS, "Results Reproducibility"
     "MKL_CBWR": "AUTO",  # fixed reductions and scheduling, on the same processor
     "TF_DETERMINISTIC_OPS": "1",
-    # NCCL chooses an algorithm by size and topology. A ring adds in an order that the topology fixes; NVLink's
-    # switches (NVLS) add in theirs.
+    # NCCL chooses an algorithm by size and topology. A ring adds in a fixed order; NVLink's
+    # switches (NVLS) do not.
     "NCCL_ALGO": "Ring",
     "NCCL_PROTO": "Simple",
 }
 _THREADS_OF_TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 _XLA_THREADS = "--xla_cpu_multi_thread_eigen=false"
-_XLA = "--xla_gpu_deterministic_ops=true"  # it includes --xla_gpu_exclude_nondeterministic_ops, which older XLA lacks
+# Includes --xla_gpu_exclude_nondeterministic_ops, which older XLA lacks.
+_XLA = "--xla_gpu_deterministic_ops=true"
 
 
 def deterministic_job(options: JobOptions) -> JobOptions:
-    """Return a job's options with ``--deterministic``; set the environment that its workers inherit.
-
-    Parameters
-    ----------
-    options : JobOptions
-        With the checkpoint that is resumed, if any.
-    """
+    """Return a job's options with ``--deterministic``; set the environment of its workers."""
     saved = ""
     if options.resume is not None:
         _, about = options.resume
@@ -54,17 +46,7 @@ def deterministic_job(options: JobOptions) -> JobOptions:
 
 
 def deterministic_environment(base: Mapping[str, str], seed: int, saved_threads: str = "") -> dict[str, str]:
-    """Return the variables to set so that frameworks compute the same bits each time; those of the user stay.
-
-    Parameters
-    ----------
-    base : mapping
-        The environment.
-    seed : int
-        Of the job.
-    saved_threads : str
-        The number of threads of the run that is resumed, as `threads_of` returns it; empty if it is not known.
-    """
+    """Return the variables for reproducible results; those of the user stay."""
     threads = _threads(base, saved_threads)
     found = {name: base.get(name) or value for name, value in _VARIABLES.items()}
     flags = base.get("XLA_FLAGS", "")
@@ -82,13 +64,7 @@ def deterministic_environment(base: Mapping[str, str], seed: int, saved_threads:
 
 
 def _threads(base: Mapping[str, str], saved: str) -> dict[str, str]:
-    """Return the variables to set: one thread, or as many as the run had that is resumed; none if the user has set any.
-
-    Raises
-    ------
-    ConfigurationError
-        If they are not those of the run that is resumed, or there are not as many cores.
-    """
+    """Return the thread variables to set: one thread, or as in the resumed run."""
     given = threads_of(base)
     if given and saved and given != saved:
         raise ConfigurationError(
@@ -114,7 +90,6 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _require_possible(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` about an option by which two runs would differ."""
     because = {
         "max_restarts": "a restarted worker starts from the center at a time that differs between runs; leave "
         "--max-restarts out, and go on by --checkpoint-every and --resume",
@@ -158,7 +133,7 @@ _order = click.option("--record-order", "--replay-order", hidden=True, expose_va
 
 
 def deterministic_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option to a command, and refuse what it does not go together with."""
+    """Add the option to a command, and refuse options that it excludes."""
 
     @functools.wraps(command)
     def with_determinism(*args: Any, deterministic: bool, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The display of a running job: a live table on a terminal, plain lines in a pipe, a summary at the end."""
+"""The display of a running job: a live table on a terminal, lines in a pipe, a summary."""
 
 from __future__ import annotations
 
@@ -19,28 +19,12 @@ from platoon_base.controller.outcome import Result, Snapshot
 
 __all__ = ["Display", "is_live", "summary"]
 
-_LINES_ABOVE, _MIN_HEIGHT = 3, 4  # leave room for the workers' output above the table
+_LINES_ABOVE, _MIN_HEIGHT = 3, 4  # leaves room for the workers' output
 _MIN_S, _MAX_S = 2.0, 60.0  # between two lines in a pipe
 
 
 class Display:
-    """Shows snapshots of a job on a console; a context manager.
-
-    Parameters
-    ----------
-    console : rich.console.Console
-        On a terminal the display is a table that is redrawn. In a pipe, or on a terminal that cannot move its cursor
-        (TERM=dumb), it is a short line for each change.
-    summary_follows : bool
-        Whether to leave out the reported values once all workers have ended, since a summary shows them.
-    title : str
-        The script.
-
-    Attributes
-    ----------
-    unfinished : str
-        A temporary line above the table, such as a progress bar.
-    """
+    """Shows snapshots on a terminal as a table, else as short lines; a context manager."""
 
     def __init__(self, console: Console, summary_follows: bool = False, title: str = "") -> None:
         self._console = console
@@ -50,7 +34,7 @@ class Display:
         self._table = _Table()
         if is_live(console):
             self._live = Live(self._table, console=console, auto_refresh=False, vertical_overflow="crop")
-        self.unfinished = ""
+        self.unfinished = ""  # a temporary line above the table, such as a progress bar
         self._paused = False
         self._recent = Recent()
         self._printed: tuple[str, ...] = ()
@@ -70,11 +54,11 @@ class Display:
         if self._live is not None:
             self._draw()
             self._live.stop()
-        else:  # values need no line of their own if the summary follows
+        else:  # A following summary has the values.
             self._print(least_s=math.inf if self._summary_follows else 0.0)
 
     def show(self, snapshot: Snapshot, draw: bool = True) -> None:
-        """Show the state of the job; on a terminal, without ``draw``, only at the next print above the table."""
+        """Show the state of the job; on a terminal, without ``draw``, only at the next print."""
         self._recent.take(snapshot, time.monotonic())
         if self._summary_follows and all(each.phase.gone for each in snapshot.participants):
             self._recent.snapshot = snapshot._replace(reported={})
@@ -95,7 +79,7 @@ class Display:
         self._table.text = painted([*(Line("output", text) for text in above), *lines])
 
     def pause(self) -> bool:
-        """Stop showing, since a debugger uses the terminal; return whether the display was on."""
+        """Stop showing while a debugger uses the terminal; return whether the display was on."""
         if self._paused:
             return False
         self._paused = True
@@ -104,7 +88,7 @@ class Display:
         return True
 
     def _print(self, least_s: float) -> None:
-        """Print a line if there is a change; changes of values only, at most every ``least_s`` seconds."""
+        """Print a line if it changed; for changes of values at most every ``least_s`` seconds."""
         snapshot = self._recent.snapshot
         if snapshot is None:
             return
@@ -118,7 +102,7 @@ class Display:
 
 
 class _Table:
-    """The current table, for a `Live`, which redraws it below printed text."""
+    """The current table; a `Live` redraws it below printed text."""
 
     def __init__(self) -> None:
         self.text = Text()
@@ -128,15 +112,12 @@ class _Table:
 
 
 def is_live(console: Console) -> bool:
-    """Return whether a console can redraw its lines."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def summary(result: Result, workers: int) -> dict[str, Any]:
-    """Return the summary of a job that ended: the reported values, and how it ended.
-
-    If the scripts ended by themselves and have reported a value ``stopped_by``, the summary has that value.
-    """
+    """Return the reported values, and how the job ended."""
+    # A reported value has priority if the scripts ended by themselves.
     of_script = result.reported.get("stopped_by") if result.stopped_by.startswith("end of script") else None
     return {
         **result.reported,

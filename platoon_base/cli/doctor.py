@@ -63,7 +63,7 @@ def framework_checks() -> Iterator[Check]:
             for check in framework.checks(earlier):
                 earlier[check.name] = check
                 yield check
-        except Exception as exc:  # the check belongs to another project
+        except Exception as exc:  # The check belongs to another project.
             remedy = f"report it to the project that has the entry point {name!r} in the group {GROUP}"
             yield Check(name, False, f"its check failed: {type(exc).__name__}: {exc}", remedy)
     for name, why in found.broken.items():

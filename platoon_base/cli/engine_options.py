@@ -1,4 +1,4 @@
-"""Options of ``platoon launch`` by which an engine starts the launchers: ``--on ray`` and ``--hosts``."""
+"""Options of ``platoon launch`` for engines that start the launchers: ``--on`` and ``--hosts``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from platoon_base.system.environment import HOSTS
 __all__ = ["engine_options"]
 
 _OURS = {"on", "host_names", "script", "args", "config"}
-# On Ray these options hold for the whole job, and each launcher gets values of its own.
+# On Ray these options are for the whole job; each launcher gets its own values.
 _OF_HOSTS = {"workers", "devices", "nnodes", "node_rank", "rdzv_endpoint"}
 
 _OPTIONS = (
@@ -42,7 +42,7 @@ _OPTIONS = (
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command; if they name an engine, it starts launchers and the command is not called."""
+    """Add the options to a command; with an engine the command itself is not called."""
 
     @functools.wraps(command)
     def with_engines(*args: Any, on: str | None, host_names: str | None, **kwargs: Any) -> Any:
@@ -52,7 +52,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if host_names == "":
             raise click.BadParameter("got no names of hosts", param_hint="--hosts")
         place = find_place(os.environ, context.params.get("nnodes"), context.params.get("node_rank"))
-        if place.hosts > 1:  # an engine has started the launchers already
+        if place.hosts > 1:  # An engine has started the launchers already.
             if host_names:
                 raise click.UsageError(
                     f"got --hosts {host_names}, and this is host {place.host} of {place.hosts}, says {place.origin}: "
@@ -79,12 +79,12 @@ def given_options(context: click.Context, without: Container[str]) -> list[str]:
         from_user = context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
         if isinstance(parameter, click.Option) and name not in without and from_user:
             value = context.params[name]
-            if value is None:  # of the file, and left out
+            if value is None:  # ignored value of the file
                 continue
             option = max(parameter.opts, key=len)
             if parameter.is_flag:
-                words += [option] if value else []  # a file may say false
-            elif isinstance(value, list):  # words that a callback has split
+                words += [option] if value else []  # A file may contain false.
+            elif isinstance(value, list):  # split by a callback
                 words += [option, shlex.join(value)]
             elif parameter.multiple:
                 words += [word for each in value for word in (option, str(each))]
@@ -94,7 +94,6 @@ def given_options(context: click.Context, without: Container[str]) -> list[str]:
 
 
 def _script(context: click.Context) -> list[str]:
-    """Return the script and its arguments as words for the launchers of other hosts."""
     script: str = context.params["script"]
     if script == "-":
         raise ConfigurationError("got the script on standard input: other hosts need a file of their own; name one")
@@ -104,7 +103,8 @@ def _script(context: click.Context) -> list[str]:
 def _start_there(context: click.Context, hosts: list[str], origin: str) -> NoReturn:
     """Replace this process by the command that starts the launchers."""
     words = [sys.executable, "-m", "platoon_base", "launch", *given_options(context, _OURS), *_script(context)]
-    environment = {**os.environ, HOSTS: "localhost"}  # each launcher must start its workers on its own host
+    # Each launcher must start its workers on its own host.
+    environment = {**os.environ, HOSTS: "localhost"}
     command = command_on(hosts, words, environment, origin)
     sys.stdout.flush()
     os.execvpe(command[0], command, environment)

@@ -32,7 +32,6 @@ _CHARACTERS = 1000
 
 
 def environment_report() -> dict[str, dict[str, str]]:
-    """Return the facts, as names and values under headings."""
     return {
         "package": {"platoon-plugins": __version__, "in": _home(str(Path(__file__).parents[2]))},
         "Python": {
@@ -48,7 +47,6 @@ def environment_report() -> dict[str, dict[str, str]]:
 
 
 def _of_all(field: str) -> Iterator[str]:
-    """Yield the values of a field of all registered frameworks."""
     for framework in registered().frameworks.values():
         yield from getattr(framework, field)
 
@@ -93,12 +91,7 @@ def _devices() -> dict[str, str]:
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that affect jobs; values that may be secrets are hidden.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
-    """
+    """Return the environment variables that affect jobs; possible secrets are hidden."""
     found = {}
     prefixes = "|".join(map(re.escape, (*_PREFIXES, *_of_all("variables"))))
     shown = re.compile(rf"(?:{prefixes})(?:_.*|RC)?|{_OTHERS}")

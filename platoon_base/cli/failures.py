@@ -14,8 +14,9 @@ from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file
 
 __all__ = ["Failures", "describe", "name_workers", "write_first_error"]
 
-_HELD_S = 0.5  # delay of a failure that is due to another worker, so that that one's failure is shown first
-_KEPT = 50  # number of failures that new ones are compared with
+# Delay of a failure that another worker caused: that worker's failure is shown first.
+_HELD_S = 0.5
+_KEPT = 50  # maximum number of earlier failures to compare with
 _CODE_CHARACTERS = 200
 
 
@@ -33,7 +34,7 @@ def name_workers(ranks: Iterable[int]) -> str:
 
 
 def describe(folder: Path, ended: Exit) -> str:
-    """Return why a worker ended: its exception with a trimmed traceback, or its status and the end of its log."""
+    """Return why a worker ended: its exception, or its status and the end of its log."""
     failure = ended.failure
     if failure is None or not (failure.shown or _has_reason(failure)):
         path = ended.log_file or log_file(folder, ended.rank)
@@ -56,44 +57,20 @@ def _block(folder: Path, ranks: Sequence[int], failure: Failure) -> str:
 
 
 class Failures:
-    """Finds failures of workers, in their error files and among ended processes; returns each once.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of the logs.
-    workers : int
-
-    Attributes
-    ----------
-    latest : dict
-        The failures that were read since the caller last emptied the dict, by rank.
-    failing : set of int
-        The ranks whose script has raised an exception other than Ctrl-C's.
-    """
+    """Finds failures, in the workers' error files and among ended processes; returns each once."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder = folder
         self._paths = [error_file(log_file(folder, rank)) for rank in range(workers)]
         self._stamps: list[tuple[int, int] | None] = [_stamp(path) for path in self._paths]
-        self._known: set[tuple[int, float]] = set()  # (rank, time) of failures that were returned, or wait to be
+        self._known: set[tuple[int, float]] = set()  # (rank, time) of returned or delayed ones
         self._said: list[Failure] = []
         self._held: list[Failure] = []
-        self.latest: dict[int, Failure] = {}
-        self.failing: set[int] = set()
+        self.latest: dict[int, Failure] = {}  # failures by rank; the caller empties it
+        self.failing: set[int] = set()  # ranks with an exception other than Ctrl-C's
 
     def new(self, failed: Sequence[Exit] = (), stopping: bool = False, last: bool = False) -> Iterator[str]:
-        """Yield a text for each failure since the last call.
-
-        Parameters
-        ----------
-        failed : sequence of Exit
-            The workers whose processes have failed.
-        stopping : bool
-            Whether the job is being stopped; the loss of workers is expected then.
-        last : bool
-            Whether this is the last call.
-        """
+        """Yield a text for each failure since the last call, also of processes in ``failed``."""
         fresh = self._held + [failure for failure in self._read() if self._is_new(failure.rank, failure.at)]
         silent = []
         for ended in failed:
@@ -119,11 +96,12 @@ class Failures:
                 continue
             self._stamps[rank] = stamp
             failure = read_failure(path, rank)
-            self.failing.discard(rank)  # the file is removed when a rank is restarted
+            self.failing.discard(rank)  # A restart removes the file.
             if failure is not None:
                 self.failing |= set() if failure.kind == INTERRUPTED else {rank}
                 self.latest[rank] = failure
-                if _has_reason(failure):  # otherwise the end of its log says more, once the process has ended
+                # Otherwise the end of its log says more, after the process has ended.
+                if _has_reason(failure):
                     yield failure
 
     def _is_new(self, rank: int, at: float) -> bool:
@@ -132,7 +110,7 @@ class Failures:
         return is_new
 
     def _grouped(self, failures: Sequence[Failure]) -> Iterator[str]:
-        """Yield a block for each failure unlike earlier ones, with the other workers that have the same."""
+        """Yield a block for each new kind of failure, with the other workers that have the same."""
         again: dict[int, list[int]] = {}
         groups: list[list[Failure]] = []
         for failure in failures:
@@ -170,10 +148,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def write_first_error(folder: Path, failed: Exit | None) -> None:
-    """Write the failure that ended a job to ``error.json`` in its log folder, as torchelastic does.
-
-    Write it also to the file that a surrounding torchrun reads.
-    """
+    """Write the failure that ended a job to ``error.json``, and to the file of torchrun."""
     if failed is None:
         return
     failure = failed.failure or Failure(failed.rank, "ProcessEnded", str(failed), failed.at)
@@ -183,4 +158,4 @@ def write_first_error(folder: Path, failed: Exit | None) -> None:
         try:
             write_error_file(path, failure)
         except OSError:
-            continue  # the failure is in the log anyway
+            continue  # The failure is also in the log.

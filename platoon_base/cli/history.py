@@ -1,4 +1,4 @@
-"""The course of values over a job, in bounded memory, and its picture in one line of text."""
+"""The history of values over a job, in bounded memory, and its picture in one line of text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ _KEPT = 64
 
 
 class Course:
-    """The values of one quantity in order; when they are too many, neighbours are averaged.
-
-    Attributes
-    ----------
-    values : list of float
-        At most 64, equally far apart.
-    """
+    """The values of one quantity, at most 64 at equal distances; neighbours are averaged."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
         self._each, self._sum, self._count = 1, 0.0, 0
 
     def add(self, value: float) -> None:
-        """Add a value; NaN and infinities are left out."""
+        # NaN and infinities are skipped.
         if not math.isfinite(value):
             return
         self._sum, self._count = self._sum + value, self._count + 1
@@ -41,25 +35,16 @@ class Course:
 
 
 class Track:
-    """The course of a reported number, and its best value.
-
-    Attributes
-    ----------
-    course : Course
-    best : float
-        NaN if the name does not say whether higher is better.
-    best_epoch : int
-        The epoch in which it was reported; 0 if not known.
-    """
+    """The history of a reported number, and its best value."""
 
     def __init__(self, name: str) -> None:
         self.course = Course()
-        self.best, self.best_epoch = math.nan, 0
+        self.best, self.best_epoch = math.nan, 0  # NaN: no direction is known; 0: no epoch is known
         self._direction = direction(name)
         self._latest: tuple[float, int] | None = None
 
     def take(self, value: float, epoch: int) -> None:
-        """Add a value, unless it is the latest one again."""
+        """Add a value, unless it repeats the latest one."""
         if (value, epoch) == self._latest:
             return
         self._latest = value, epoch
@@ -70,19 +55,7 @@ class Track:
 
 
 def sparkline(values: Sequence[float], width: int, low: float | None = None, plain: bool = False) -> str:
-    """Draw values as a row of bars.
-
-    Parameters
-    ----------
-    values : sequence of float
-        Finite; if there are more than ``width``, neighbours are averaged.
-    width : int
-        Maximum number of characters.
-    low : float, optional
-        The value that the lowest bar stands for; by default the least one.
-    plain : bool
-        Whether to use ASCII only.
-    """
+    """Draw finite values as bars; ``low`` is the value of the lowest bar, by default the least."""
     if not values or width < 1:
         return ""
     if len(values) > width:
@@ -91,5 +64,5 @@ def sparkline(values: Sequence[float], width: int, low: float | None = None, pla
     least, most = min(values) if low is None else low, max(values)
     bars = _ASCII if plain else BLOCKS
     scale = (len(bars) - 1) / (most - least) if most > least else 0.0
-    # Not finite where the values are too large or too close.
+    # The position is not finite if values are too large or too close.
     return "".join([bars[int(at + 0.5)] if 0 <= (at := (each - least) * scale) <= 7 else bars[0] for each in values])

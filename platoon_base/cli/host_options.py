@@ -31,38 +31,15 @@ TIMEOUT_S, HOST_TIMEOUT_S = 600.0, 10.0
 
 
 class HostOptions(NamedTuple):
-    """The hosts of a job, their timeouts and their connections.
-
-    Attributes
-    ----------
-    place : Place
-    endpoint : str
-        The address at which the first host listens, if it is given; otherwise empty.
-    timeout_s : float
-        How long the hosts wait for each other at the start.
-    host_timeout_s : float
-        A host that is silent for this long is lost.
-    encrypted : bool
-        Whether workers encrypt arrays for other hosts.
-    compression : str
-        See `platoon_base.compression.codecs.codec_of`.
-    """
-
     place: Place
-    endpoint: str
-    timeout_s: float
-    host_timeout_s: float
-    encrypted: bool
-    compression: str = NONE
+    endpoint: str  # the given address of the first host, or ''
+    timeout_s: float  # for the start of all hosts
+    host_timeout_s: float  # A host without a heartbeat for this long is lost.
+    encrypted: bool  # Workers encrypt arrays for other hosts.
+    compression: str = NONE  # see `platoon_base.compression.codecs.codec_of`
 
     def endpoint_here(self) -> str:
-        """Return the address at which the first host listens; publish it if the others cannot know it otherwise.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is unknown.
-        """
+        """Return the first host's address, and publish it where needed."""
         if self.endpoint:
             return self.endpoint
         path = _endpoint_file()
@@ -81,13 +58,7 @@ class HostOptions(NamedTuple):
             path.unlink(missing_ok=True)
 
     def endpoint_there(self) -> str:
-        """Return, on another host, the address at which the first one listens; empty while it is not known.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no way to know it.
-        """
+        """Return the first host's address on another host; '' while it is not known."""
         if self.endpoint:
             return self.endpoint
         path = _endpoint_file()
@@ -100,7 +71,7 @@ class HostOptions(NamedTuple):
 
 
 def _endpoint_file() -> Path | None:
-    """Return the file, in a shared home folder, by which the processes of an engine find the first host."""
+    """Return the file in a shared home folder that holds the first host's address."""
     job = engine_job(os.environ)
     return key_file().with_name(f"endpoint-{job}") if job else None
 

@@ -21,8 +21,8 @@ from platoon_base.worker_process.program import Program
 
 __all__ = ["facts", "listing", "program_of"]
 
-_ANSWER_TIMEOUT_S = 1.0  # wait for a controller's answer
-_MIN_CHARACTERS = 40  # of the script, even in a narrow terminal
+_ANSWER_TIMEOUT_S = 1.0  # for a controller
+_MIN_CHARACTERS = 40  # minimum width of the script
 _LEFT_OUT = "..."
 
 
@@ -50,19 +50,17 @@ def facts(files: JobFiles) -> dict[str, Any]:
 
 
 def program_of(files: JobFiles) -> str:
-    """Return the script of a job, without its folder and its arguments."""
     program = files.origin.program
     return (Program.of(program)[0].shown if program else "") or "?"
 
 
 def _title(files: JobFiles) -> str:
-    """Return the script of a job, with its arguments and without its folder."""
     program = files.origin.program
     return " ".join([program_of(files), shlex.join(Program.of(program)[1])]).rstrip() if program else "?"
 
 
 def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the jobs as the lines of a table; the folder of the logs, which may be long, has a separate line."""
+    """Return the jobs as lines of a table; the folder of the logs has a separate line."""
     if not found:
         return []
     rows = [["job", "age", "workers", "devices"]]
@@ -79,10 +77,7 @@ def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _script(command: str, room: int) -> str:
-    """Return a script and its arguments, cut to ``room`` characters.
-
-    Leading folders are dropped first, then the last arguments. The file's name is cut if it is still too long.
-    """
+    """Cut a command to ``room`` characters: its folders, then the last arguments, then the name."""
     if not command:
         return "?"
     program, args = Program.of(shlex.split(command))
@@ -106,7 +101,6 @@ def _names(program: Program) -> list[str]:
 
 
 def _devices(devices: Sequence[str]) -> str:
-    """Format devices: equal names once, with their number."""
     counts = Counter(devices)
     return " ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items()) or "-"
 
@@ -114,6 +108,6 @@ def _devices(devices: Sequence[str]) -> str:
 def _shortest(path: str) -> str:
     try:
         relative = os.path.relpath(path)
-    except OSError:  # the current folder was removed
+    except OSError:  # The working folder was removed.
         return path
     return relative if len(relative) < len(path) else path

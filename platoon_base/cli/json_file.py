@@ -1,4 +1,4 @@
-"""Files that commands write at the end of a job; a failure to write does not change the outcome."""
+"""Files that commands write at the end of a job; a failed write does not change the outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def no_job_fails_by(what: str) -> Iterator[None]:
-    """Log an error of the ``with`` block, in which a file is made: it costs that file, and not the job's outcome."""
+    """Log an error of the ``with`` block; it does not change the job's outcome."""
     try:
         yield
     except Exception:
@@ -31,45 +31,21 @@ def no_job_fails_by(what: str) -> Iterator[None]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> bool:
-    """Write values as JSON; NaN and infinity, which JSON does not have, become null.
-
-    If they cannot be written, the reason and the values are printed to standard error, and an incomplete or older file
-    is removed.
-
-    Returns
-    -------
-    bool
-        Whether the values are written.
-    """
+    """Write values as JSON, with NaN and infinity as null; return whether that succeeded."""
     text = json.dumps(_plain(values), indent=2) + "\n"
     return write_text(path, text, "the summary", f". It is:\n{text}")
 
 
 def write_text(path: Path, text: str, what: str, instead: str = "\n") -> bool:
-    """Write a text to a file, as `write_bytes` does, with escapes for what UTF-8 cannot hold."""
+    """Write a text as `write_bytes` does, with escapes for lone surrogates."""
     return write_bytes(path, legible(text).encode(), what, instead)
 
 
 def write_bytes(path: Path, data: bytes, what: str, instead: str = "\n") -> bool:
-    """Write a file; if it cannot be written, print the reason, and remove an incomplete or older file.
-
-    Parameters
-    ----------
-    path : Path
-    data : bytes
-    what : str
-        What is written, for the message.
-    instead : str
-        The end of the message.
-
-    Returns
-    -------
-    bool
-        Whether it is written.
-    """
+    """Write a file, or print why not, and ``instead``, and remove an old one; return success."""
     try:
         write_where_named(path, data)
-    except ConfigurationError as exc:  # a symbolic link of another user stays untouched
+    except ConfigurationError as exc:  # A symbolic link of another user stays.
         click.echo(f"platoon: {what} is not written: {exc}{instead}", err=True, nl=False)
         return False
     except OSError as exc:

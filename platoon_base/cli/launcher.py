@@ -46,7 +46,7 @@ CENTERS = ("auto", "host", "device")
 
 
 def require_runnable(program: Program, devices: Sequence[str]) -> None:
-    """Raise `ConfigurationError` unless the program and each device exist, and there is at least one device."""
+    """Raise `ConfigurationError` unless the program and the devices, at least one, exist."""
     if not devices:
         raise ConfigurationError("got no workers: say how many with -n N, or name devices with -D")
     program.require()
@@ -60,13 +60,7 @@ def require_runnable(program: Program, devices: Sequence[str]) -> None:
 def open_checkpoints(
     folder: Path, every_s: float | None, resume: bool, seed: int | None
 ) -> tuple[Saving, tuple[Path, About] | None]:
-    """Open a folder of checkpoints for writing; with ``resume`` also read the newest complete one, if there is any.
-
-    Raises
-    ------
-    ConfigurationError
-        If the folder cannot be used, or holds checkpoints without ``resume`` or with another seed.
-    """
+    """Open a folder of checkpoints; with ``resume`` read the newest complete one, if any."""
     if every_s is not None and not 0 < every_s < math.inf:
         raise ConfigurationError(f"got --checkpoint-every {every_s:g}: it must be a positive number of seconds")
     require_room(folder, "checkpoints")
@@ -85,19 +79,7 @@ def open_checkpoints(
 
 
 def choose_center(wanted: str, devices: Sequence[str]) -> str:
-    """Return where the center of a job on these devices is: ``"host"`` (shared memory) or ``"device"``.
-
-    Parameters
-    ----------
-    wanted : {"auto", "host", "device"}
-        ``"auto"`` chooses the device if that is possible.
-    devices : sequence of str
-
-    Raises
-    ------
-    ConfigurationError
-        If ``"device"`` is requested and impossible.
-    """
+    """Return ``"host"`` or ``"device"``; ``"auto"`` chooses the device where possible."""
     if wanted not in CENTERS:
         raise ConfigurationError(f"got center {wanted!r}: it must be one of {', '.join(CENTERS)}")
     if wanted == "host":
@@ -120,26 +102,7 @@ def launch(
     server: Sequence[str] = (),
     hosts: HostTable | None = None,
 ) -> Result:
-    """Run ``program`` on one worker for each device, and wait for the end of all; call `require_runnable` before.
-
-    Parameters
-    ----------
-    program : Program
-    args : sequence of str
-        The program's arguments.
-    devices : sequence of str
-        Such as ``["cpu", "cpu"]``: one for each worker.
-    log_folder : Path
-        For ``rank0.log`` and so on; it must exist.
-    options : JobOptions
-        A restart of all workers counts as one of ``max_restarts``. `choose_center` returns ``center``.
-    signals : StopSignals, optional
-        Signals that are caught already; opened here by default.
-    server : sequence of str
-        Script and arguments of a data server to run in addition.
-    hosts : HostTable, optional
-        The other hosts of the job.
-    """
+    """Run ``program`` on a worker for each device to the end; call `require_runnable` before."""
     world = ONE_HOST if hosts is None else hosts.world
     address = framework_address(world.addresses[0]) if world.several else ""
     starts = worker_starts(program, args, devices, log_folder, world, address)
@@ -190,9 +153,10 @@ def launch(
 
 
 def preloaded(program: Program, devices: Sequence[str]) -> list[str]:
-    """Return the modules that the fork server imports once for all workers; empty to start each worker by itself."""
-    if set(devices) != {"cpu"} or os.environ.get(NO_FORK_SERVER):  # a process that uses a GPU must not fork
+    """Return the modules that the fork server imports once; [] to start each worker alone."""
+    # A process that uses a GPU must not fork.
+    if set(devices) != {"cpu"} or os.environ.get(NO_FORK_SERVER):
         return []
-    if os.environ.get(DETERMINISTIC):  # frameworks are seeded when they are imported
+    if os.environ.get(DETERMINISTIC):  # Frameworks are seeded at import.
         return []
     return modules_to_preload(program)

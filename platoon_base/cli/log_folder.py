@@ -1,4 +1,4 @@
-"""The folder with the logs of one run: locked by the job while it runs, with earlier logs moved aside."""
+"""The folder with the logs of one run: locked by the job, with earlier logs moved aside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TAIL_LINES, _TAIL_BYTES = 15, 4096
 
 
 def new_log_folder(title: str, parent: Path = _PARENT) -> Path:
-    """Make a folder for the logs of one run: ``<parent>/<title>/<date>_<time>``, with a number if that exists."""
+    """Make a folder for the logs of one run: ``<parent>/<title>/<date>_<time>``."""
     parent = parent / title
     require_room(parent, "logs")
     return _make(parent, datetime.datetime.now().strftime(_STAMP))
@@ -41,16 +41,9 @@ def _make(parent: Path, name: str) -> Path:
 
 
 class LogFolder:
-    """A folder for the logs of one run, created if needed; a context manager.
+    """A folder for the logs of one run, locked unless its checkpoints lock it; a context manager.
 
-    While it is open no other job can open it. Logs of an earlier run are moved to its subfolder
-    ``earlier/<date>_<time>``, named by the time of their last change.
-
-    Parameters
-    ----------
-    path : Path
-    lock : bool
-        Whether to lock it; False if this process has locked it already for its checkpoints.
+    Logs of an earlier run are moved to ``earlier/<date>_<time>``.
     """
 
     def __init__(self, path: Path, lock: bool = True) -> None:
@@ -97,14 +90,7 @@ class LogFolder:
 
 
 def tail(path: Path, begin: int = 0) -> str:
-    """Return the last lines of a log, at most a screen of them.
-
-    Parameters
-    ----------
-    path : Path
-    begin : int
-        Offset in bytes at which the output begins, after that of an earlier process.
-    """
+    """Return the last lines of a log after the offset ``begin`` in bytes, at most a screen."""
     try:
         with open_regular(path) as file:
             size = max(0, file.seek(0, os.SEEK_END) - begin)

@@ -1,4 +1,4 @@
-"""New lines of growing log files: the warnings of this package, and all lines of some files."""
+"""New lines of growing log files: warnings of this package, and all lines of some files."""
 
 from __future__ import annotations
 
@@ -11,45 +11,34 @@ from platoon_base.cli.log_follower import CHUNK_BYTES, LogFollower
 
 __all__ = ["LogLines", "NewLine"]
 
-_BEHIND_BYTES = 2**24  # one that is further behind reads on near the end
-_LINE_BYTES = 2**16  # a longer line is a progress bar's
+_BEHIND_BYTES = 2**24  # A reader further behind skips to a position near the end.
+_LINE_BYTES = 2**16  # Longer lines are progress bars.
 _SHOWN_BYTES = 2000
 _LOGGED = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank [\d-]+ (?:%s) [\w.]+"
 _NOISE = re.compile(_LOGGED % b"INFO|DEBUG")
-# In the format of `child.set_up_logging`; or in Python's format, from processes that a worker has started.
+# In the format of `child.set_up_logging`, or in Python's, from processes of a worker.
 _WARNING = re.compile(_LOGGED % b"WARNING|ERROR|CRITICAL" + rb": |:\d+: PlatoonWarning: ")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
 
 class NewLine(NamedTuple):
-    """A line of a log.
-
-    Attributes
-    ----------
-    file : int
-        The number of the file.
-    text : str
-        At most 2000 bytes of the line; of a warning only its message.
-    is_warning : bool
-        Whether it is a warning of this package.
-    """
-
-    file: int
-    text: str
-    is_warning: bool
+    file: int  # the number of the file
+    text: str  # at most 2000 bytes; only the message of a warning
+    is_warning: bool  # a warning of this package
 
 
 class _Log:
-    """One file: how far it is read, and what of it is left out."""
+    """The position in one file, and the part to skip."""
 
     def __init__(self, path: Path) -> None:
         self.follower = LogFollower(path)
-        self.follower.offset = self.follower.size()  # lines of an earlier run do not count
+        self.follower.offset = self.follower.size()  # Skip lines of an earlier run.
         self.end: int | None = None
-        self.skips: tuple[int, int] | None = None  # what is shown otherwise: from here to there, 0 if not known yet
+        # Offsets of a part that is shown otherwise; an end of 0 is not known yet.
+        self.skips: tuple[int, int] | None = None
 
     def read(self) -> tuple[bytes, int]:
-        """Return what is new, at most a chunk of it, and how many bytes before it are left out."""
+        """Return the new bytes, at most a chunk, and how many bytes before them were skipped."""
         log = self.follower
         end = log.size() if self.end is None else self.end
         behind = end - log.offset
@@ -64,7 +53,7 @@ class _Log:
         return log.read(end if self.skips is None else min(end, self.skips[0])), left_out
 
     def lines(self, data: bytes, last: bool) -> list[bytes]:
-        """Return the whole lines of all that was read and not returned; with ``last`` also one without an end."""
+        """Return the new whole lines; with ``last`` also an incomplete one."""
         log = self.follower
         lines = log.lines(data)
         if len(log.rest) > _LINE_BYTES:
@@ -73,18 +62,7 @@ class _Log:
 
 
 class LogLines:
-    """Follows several files, and finds the lines to show.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-        Files, which need not exist yet.
-    whole : collection of int
-        The numbers of the files of which all lines are shown, except this package's log lines below WARNING. Of
-        the others only the warnings of this package are shown.
-    most_bytes : int
-        Maximum shown of a file per poll: its newest lines, after a line with the number of bytes left out.
-    """
+    """Finds new lines to show in several files: all in ``whole``, else this package's warnings."""
 
     def __init__(self, paths: Sequence[Path], whole: Collection[int] = (), most_bytes: int = CHUNK_BYTES) -> None:
         self._logs = [_Log(path) for path in paths]
@@ -92,7 +70,6 @@ class LogLines:
         self._most_bytes = most_bytes
 
     def show_whole(self, file: int) -> None:
-        """Show all lines of a file from now on."""
         if file not in self._whole and file < len(self._logs):
             self._whole |= {file}
 
@@ -102,7 +79,7 @@ class LogLines:
             log.end = log.follower.size()
 
     def skip(self, file: int, begin: int, end: int) -> None:
-        """Leave out the lines between two offsets of a file; an end of 0 means that it is not known yet."""
+        """Skip the lines between two offsets of a file; an end of 0 is not known yet."""
         log = self._logs[file]
         if log.follower.offset <= max(begin, end - 1):
             log.skips = (begin, end)
@@ -128,17 +105,17 @@ class LogLines:
             yield from self._found(i, lines[first:])
 
     def unfinished(self, file: int) -> str:
-        """Return the line of a file that has no end yet, such as a progress bar."""
+        """Return the incomplete last line of a file, such as a progress bar."""
         rest = self._logs[file].follower.rest
         return "" if _NOISE.search(rest[:_SHOWN_BYTES]) else _plain(rest)
 
     def _found(self, file: int, lines: Sequence[bytes]) -> Iterator[NewLine]:
-        is_source = False  # after a warning Python prints the source line
+        is_source = False  # Python prints the source line after a warning.
         for line in lines:
             warning = _WARNING.search(line)
             logged = _NOISE.search(line) if warning is None else warning
             if logged is not None:
-                # The unfinished line of a progress bar may precede a log line.
+                # An unfinished progress bar may precede a log line.
                 bar = line[: logged.start()] if logged[0][:1].isdigit() else b""
                 if bar:
                     yield NewLine(file, _plain(bar), False)
@@ -150,7 +127,7 @@ class LogLines:
 
 
 def _plain(line: bytes) -> str:
-    """Return a line as a terminal shows it: only the text after the last carriage return, no control characters."""
+    """Return a line as a terminal shows it: text after the last return, no control characters."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2]
     cut = text[: _SHOWN_BYTES // 2] + b"..." + text[-_SHOWN_BYTES // 2 :] if len(text) > _SHOWN_BYTES else text
     return _CONTROL.sub("", cut.decode(errors="replace"))

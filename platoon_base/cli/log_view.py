@@ -1,4 +1,4 @@
-"""The logs of a job as `platoon logs` shows them: their last lines and, on request, new ones."""
+"""The logs of a job as `platoon logs` shows them: the last lines and, on request, new ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _BLOCK_BYTES = 1 << 16
 
 
 def ranks_in(folder: Path) -> list[int]:
-    """Return the ranks that have a log in a folder."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -27,11 +26,11 @@ def ranks_in(folder: Path) -> list[int]:
 
 
 def begin_of_last_lines(file: BinaryIO, count: int) -> int:
-    """Return the offset of the last ``count`` lines of a file; 0 for all."""
+    """Return the offset of the last ``count`` lines of a file; 0 means all."""
     end = file.seek(0, os.SEEK_END)
     if not count:
         return 0
-    position, found = end, -1  # no line begins after the last line's end
+    position, found = end, -1  # No line starts after the last line's end.
     while position > 0:
         size = min(_BLOCK_BYTES, position)
         position -= size
@@ -47,17 +46,7 @@ def begin_of_last_lines(file: BinaryIO, count: int) -> int:
 
 
 class LogView:
-    """Writes the last lines of logs, and then new ones, to a stream.
-
-    Parameters
-    ----------
-    folder : Path
-    rank : int or None
-        None for all; each line is prefixed by its rank in brackets then.
-    lines : int
-        Number of last lines to begin with; 0 for all.
-    stream : binary file
-    """
+    """Writes the last ``lines`` (0: all) of logs, and then new ones; without a rank, all logs."""
 
     def __init__(self, folder: Path, rank: int | None, lines: int, stream: BinaryIO) -> None:
         self._folder = folder
@@ -75,7 +64,7 @@ class LogView:
         self._stream.flush()
 
     def _log(self, rank: int) -> LogFollower | None:
-        """Return the follower of a log, at first before its last lines; None as long as there is no log."""
+        """Return the follower of a log, at first before its last lines; None without a log."""
         if rank not in self._logs:
             path = log_file(self._folder, rank)
             try:
@@ -86,7 +75,7 @@ class LogView:
         return self._logs[rank]
 
     def _show(self, rank: int, log: LogFollower, last: bool) -> bool:
-        """Write a part of what is new in one log; returns whether there is more."""
+        """Write a part of the new lines of one log; return whether there is more."""
         data = log.read()
         more = len(data) == CHUNK_BYTES
         if self._rank is not None:

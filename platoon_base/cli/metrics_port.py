@@ -1,4 +1,4 @@
-"""A port at which Prometheus reads the numbers of a running job: ``platoon launch --metrics-port``."""
+"""A port for Prometheus with the numbers of a running job: ``platoon launch --metrics-port``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HERE = "127.0.0.1"
 
 
 def _address(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
-    """Split ``[ADDRESS:]PORT``; raise if the option is given and prometheus_client is not installed."""
+    """Split ``[ADDRESS:]PORT``; raise if prometheus_client is not installed."""
     if text is None:
         return None
     address, _, port = text.rpartition(":")
@@ -46,23 +46,15 @@ metrics_option = click.option(
 
 
 class Metrics:
-    """A collector of prometheus_client over the latest snapshot of a job.
-
-    Rates are left to Prometheus, which makes them of counters: ``rate(platoon_steps_total[1m])``.
-
-    Parameters
-    ----------
-    script : str
-        The title of the program that the workers run.
-    """
+    """A collector of prometheus_client over the latest snapshot; Prometheus computes the rates."""
 
     def __init__(self, script: str) -> None:
         self._script = script
         self._snapshot: Snapshot | None = None
 
     def take(self, snapshot: Snapshot) -> None:
-        """Set the state that is served next."""
-        participants = [copy.copy(participant) for participant in snapshot.participants]  # the job goes on changing
+        # A running job changes its participants.
+        participants = [copy.copy(participant) for participant in snapshot.participants]
         self._snapshot = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
 
     def collect(self) -> Iterator[Any]:
@@ -106,32 +98,21 @@ class Metrics:
             family = kind(f"platoon_{name}", text, labels=["rank", "device"])
             for rank, progress in sorted(snapshot.progress.items()):
                 value = float(getattr(progress, name))
-                if name == "steps":  # Prometheus takes a counter that falls, as after a resume, for one that began at 0
+                # For Prometheus a counter that falls, as after a resume, restarts at 0.
+                if name == "steps":
                     value -= progress.steps_before_start
-                if not math.isnan(value):  # no loss is known yet
+                if not math.isnan(value):  # No loss is known yet.
                     family.add_metric([str(rank), devices.get(rank, "")], value)
             yield family
 
 
 class MetricsPort:
-    """Serves `Metrics` by HTTP, in a thread; a context manager.
-
-    Parameters
-    ----------
-    address : tuple of str and int, or None
-        Where to listen; port 0 takes a free one. With None nothing is served.
-    metrics : Metrics
-
-    Attributes
-    ----------
-    url : str
-        Where the numbers are, once it is entered; empty if nothing is served.
-    """
+    """Serves `Metrics` by HTTP, in a thread; does nothing without an address. A context manager."""
 
     def __init__(self, address: tuple[str, int] | None, metrics: Metrics) -> None:
         self._address, self._metrics = address, metrics
         self._server: Any = None
-        self.url = ""
+        self.url = ""  # set on entry, if there is an address
 
     def __enter__(self) -> MetricsPort:
         if self._address is None:
@@ -153,7 +134,7 @@ class MetricsPort:
         return self
 
     def beside(self, observe: Callable[[Snapshot], None]) -> Callable[[Snapshot], None]:
-        """Return an observer of the job that serves each snapshot, and passes it to ``observe``."""
+        """Return an observer that serves each snapshot and then calls ``observe``."""
         if self._address is None:
             return observe
 

@@ -1,4 +1,4 @@
-"""Workers started from a notebook: a function of the kernel is called in several new processes."""
+"""Workers started from a notebook: several new processes call a function of the kernel."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ def notebook_launcher(
     seed: int = 0,
     grace_s: float = 10.0,
 ) -> Any:
-    """Call a function in several workers of a new job, from a cell of a notebook, and wait for the end of all.
+    """Call a function in several workers of a new job, from a cell of a notebook.
 
-    The workers are new processes, not forks of the kernel, in which a framework may have threads or use a GPU. They get
-    the function by value, with the variables of the notebook that it uses; changes of these do not reach the notebook.
-    The cell shows a live table, as a terminal does, and the output of rank 0. Interrupting the kernel ends all workers.
-    On systems other than Linux the function is called once, in this process, with a warning.
+    The workers are new processes, not forks of the kernel, where a framework may have threads or
+    use a GPU. They get the function by value, with the variables of the notebook that it uses;
+    changes of these do not reach the notebook. The cell shows a live table and the output of rank
+    0. An interrupt of the kernel stops all workers. On systems other than Linux the function is
+    called once, in this process, with a warning.
 
     Parameters
     ----------
     function : callable
-        Such as one defined in a cell. The variables of the notebook that it uses must be picklable.
+        The variables of the notebook that it uses must be picklable.
     args : sequence
         Its arguments, the same for all workers.
     num_processes : int, optional
-        The default is that of ``platoon launch``: one for each CUDA device, or for each core, at most 4.
+        By default one for each CUDA device, or without these one for each core, at most 4.
     devices : sequence of str
         One for each worker, such as ``["cuda0", "cuda1"]``, or ``["cpu"]`` for the CPU.
     log_dir : path, optional
@@ -47,7 +48,7 @@ def notebook_launcher(
     seed : int
         The same on all workers.
     grace_s : float
-        Time that interrupted workers have to end.
+        Seconds that interrupted workers have to exit.
 
     Returns
     -------
@@ -57,7 +58,7 @@ def notebook_launcher(
     Raises
     ------
     WorkerFailedError
-        If a worker has failed, with its traceback; all workers have ended then.
+        If a worker has failed, with its traceback, after all workers have ended.
     KeyboardInterrupt
         If the kernel was interrupted.
     ConfigurationError

@@ -1,4 +1,4 @@
-"""The job of `platoon_base.notebook_launcher`: it sends the call to the workers and shows their output."""
+"""The job of `notebook_launcher`: sends the call to the workers and shows their output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
     seed: int,
     grace_s: float,
 ) -> Any:
-    """Call a function in the workers of a new job; parameters, result and errors are those of `notebook_launcher`."""
+    """Call a function in the workers of a new job; see `notebook_launcher`."""
     chosen = chosen_devices(num_processes, tuple(devices)).devices
     require_runnable(_PROGRAM, chosen)
     folder = new_log_folder("notebook") if log_dir is None else Path(log_dir)
@@ -89,7 +89,7 @@ def _cloudpickle() -> Any:
 
 
 def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
-    """Pickle the call, with the module search path and the source of the notebook's cells, for tracebacks."""
+    """Pickle the call, the module search path, and the source of the cells for tracebacks."""
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     try:
         call = _with_names_of_files((function, tuple(args)))
@@ -104,7 +104,7 @@ def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
 
 
 def _with_names_of_files(value: Any) -> bytes:
-    """Pickle a value with the file names of its code, which tracebacks need and cloudpickle 3.1.3 drops."""
+    """Pickle a value with the file names of its code, which cloudpickle 3.1.3 drops."""
     pickler: Any = _cloudpickle().Pickler
 
     class Pickler(pickler):  # type: ignore[misc]
@@ -120,14 +120,11 @@ def _with_names_of_files(value: Any) -> bytes:
 
 
 class _Output:
-    """Shows the output of rank 0, and the warnings of all workers, in the notebook's cell."""
-
     def __init__(self, folder: Path, workers: int) -> None:
         self._lines = LogLines([log_file(folder, rank) for rank in range(workers)], whole={0})
         self._warnings = WorkerWarnings(workers)
 
     def show(self, last: bool = False) -> None:
-        """Show new output."""
         now = time.monotonic()
         for line in self._lines.new(last):
             if line.is_warning:

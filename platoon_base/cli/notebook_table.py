@@ -16,13 +16,7 @@ _DRAW_S, _WIDTH, _HEIGHT = 1.0, 100, 40
 
 
 class CellTable:
-    """Shows snapshots in the cell that runs; nothing outside of a notebook's kernel.
-
-    Parameters
-    ----------
-    title : str
-        What the workers run.
-    """
+    """Shows snapshots in the running cell; does nothing outside of a notebook's kernel."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -42,7 +36,6 @@ class CellTable:
             self.draw()
 
     def draw(self) -> None:
-        """Draw the latest snapshot."""
         if self._display is None or self._recent.snapshot is None:
             return
         shown = {"text/plain": "\n".join(table(self._recent, _WIDTH, _HEIGHT, self._title))}

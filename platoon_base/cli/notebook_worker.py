@@ -1,4 +1,4 @@
-"""A worker that a notebook has started: it calls the function that it gets from the kernel."""
+"""A worker started from a notebook: it calls the function that the kernel has sent."""
 
 from __future__ import annotations
 
@@ -16,18 +16,11 @@ from platoon_base.system.environment import RANK
 
 
 def code_of_file(name: str, make: Callable[..., CodeType], arguments: Sequence[Any]) -> CodeType:
-    """Make a code object of a file, or of a cell, of this name."""
     return make(*arguments).replace(co_filename=name)
 
 
 def main(call_file: str, returned_file: str) -> None:
-    """Read the call, make it, and on rank 0 write the returned value.
-
-    Parameters
-    ----------
-    call_file, returned_file : str
-        Paths.
-    """
+    """Read the call, make it, and on rank 0 write the returned value."""
     import cloudpickle  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     path, cells, call = pickle.loads(Path(call_file).read_bytes())

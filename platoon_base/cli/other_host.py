@@ -1,4 +1,4 @@
-"""``platoon launch`` on several hosts: the first waits for the others, and each of the others serves its workers."""
+"""``platoon launch`` on several hosts: host 0 waits for the others, which serve their workers."""
 
 from __future__ import annotations
 
@@ -69,22 +69,7 @@ def serve_other_host(
     log_folder: Path | None,
     server: Sequence[str],
 ) -> int:
-    """Start and serve the workers of a host that is not the first; return the exit status.
-
-    Parameters
-    ----------
-    console : rich.console.Console
-    hosts : HostOptions
-    program, args : Program, sequence of str
-    workers, words : int or None, sequence of str
-        The workers to start here; see `chosen_devices`.
-    center : str
-        The location of the center, as requested.
-    log_folder : Path or None
-        For the logs of this host's workers; None for the same path as on the first host.
-    server : sequence of str
-        A data server to run on this host.
-    """
+    """Start and serve the workers of a host other than the first; return the exit status."""
     problem: PlatoonError | None = None
     devices: list[str] = []
     try:
@@ -106,7 +91,7 @@ def serve_other_host(
         link, welcome = stack.enter_context(arrive(hosts.endpoint_there, here, signals, say, timeout_s=hosts.timeout_s))
         if problem is not None:
             with contextlib.suppress(ConfigurationError):
-                welcome()  # waits until the first host has refused this one, and so knows of it
+                welcome()  # Waits until the first host has refused this one.
             raise problem
         again = True
         while again:
@@ -128,7 +113,6 @@ def _serve_job(
     link: LinkClient,
     welcome: between.Welcome,
 ) -> between.JobOver:
-    """Serve the workers of this host for one run of the job."""
     world = welcome.world
     folder = given_folder or Path(welcome.log_folder)
     ranks = world.ranks_here

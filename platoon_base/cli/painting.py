@@ -14,7 +14,7 @@ from platoon_base.cli.table import Line
 
 __all__ = ["painted", "shows_ascii_only"]
 
-_STYLES = {"title": "bold", "heading": "dim"}  # of whole lines
+_STYLES = {"title": "bold", "heading": "dim"}  # whole lines
 _TREND = (rf"[{BLOCKS}]+", "cyan")
 _PARTS = {
     "bar": ((r"^[█#]+", "green"), (r"[░-]+(?=  )", "dim")),
@@ -30,7 +30,7 @@ _PARTS = {
 
 
 def painted(lines: Iterable[Line]) -> Text:
-    """Return the table in colours; rich leaves them out where NO_COLOR is set."""
+    """Return the table in colours; rich drops them where NO_COLOR is set."""
     text = Text(no_wrap=True, overflow="crop")
     for i, line in enumerate(lines):
         part = Text(("\n" if i else "") + line.text, style=_STYLES.get(line.kind, ""))
@@ -41,11 +41,11 @@ def painted(lines: Iterable[Line]) -> Text:
 
 
 def shows_ascii_only(console: Console, environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether the output's encoding or the locale is not UTF-8, so that bars would be shown as garbage."""
+    """Return whether the encoding or the locale is not UTF-8, and would garble bars."""
     environment = os.environ if environment is None else environment
     language, characters = environment.get("LANG", ""), environment.get("LC_CTYPE", "")
     if characters == "C.UTF-8" and language in ("", "C", "POSIX"):
-        characters = ""  # Python has set it for its own use; the terminal need not follow
+        characters = ""  # Python has set it for its own use only.
     locale = environment.get("LC_ALL") or characters or language
     names = (console.encoding, locale.partition(".")[2].partition("@")[0])
     return any(name.lower().replace("-", "") != "utf8" for name in names)

@@ -1,4 +1,4 @@
-"""The command ``platoon-launcher``: start an experiment by its name, as with the original Platoon."""
+"""The command ``platoon-launcher``: starts an experiment by its name, as the original did."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(_attached(sys.argv[1:] if argv is None else argv))
         with default_sigchld():
             return _run(args)
-    except SystemExit as exc:  # of argparse
+    except SystemExit as exc:  # raised by argparse
         return OK if not exc.code else WRONG_ARGUMENTS
     except ConfigurationError as exc:
         click.echo(f"platoon-launcher: {exc}", err=True)
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, subprocess.SubprocessError) as exc:
         click.echo(f"platoon-launcher: {exc}", err=True)
         return SYSTEM_ERROR
-    except Exception:  # any other error has its own exit status
+    except Exception:  # Other errors have their own status.
         traceback.print_exc()
         return OTHER
 
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _attached(argv: Sequence[str]) -> list[str]:
-    """Attach values to their options, ``-w=--seed=1``: argparse takes a separate word with a dash for an option."""
+    """Attach values to options, ``-w=--seed=1``: argparse takes a word with a dash as an option."""
     attached: list[str] = []
     for word in argv:
         if attached and attached[-1] in _WITH_TEXT:
@@ -95,7 +95,7 @@ def _run(args: argparse.Namespace) -> int:
     chosen = chosen_devices(None, args.devices)
     require_devices(chosen.devices)
     words = ["--single", *_split(args.controller_args, "-c")]
-    _split(args.workers_args, "-w")  # check it before a log folder is made
+    _split(args.workers_args, "-w")  # Check it before a log folder is made.
     console = report.open_console(plain=True)
     report.log_to(console)
     own = None if controller.files() else _own_controller_arguments(words)
@@ -124,7 +124,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _require_experiment(name: str, worker: Program) -> None:
-    """Raise `ConfigurationError` unless there is an experiment of this name; the user may have given the script's."""
+    """Raise `ConfigurationError` without such an experiment; the name may be the script's."""
     experiment = re.sub(r"(_worker|_controller)?(\.py)?$", "", name)
     if not worker.files() and experiment not in ("", name):
         raise ConfigurationError(
@@ -137,7 +137,7 @@ def _require_experiment(name: str, worker: Program) -> None:
 def _new_folder(experiment: str) -> Path:
     try:
         return new_log_folder(experiment, Path("PLATOON_LOGS"))
-    except ConfigurationError as exc:  # no argument of this command could change it
+    except ConfigurationError as exc:  # No argument of this command could change it.
         raise OSError(str(exc)) from exc
 
 
@@ -149,21 +149,20 @@ def _split(text: str, option: str) -> list[str]:
 
 
 def _own_controller_arguments(words: Sequence[str]) -> dict[str, object]:
-    """Return the arguments for the controller of this package; it has no port unless one is given."""
     parsed = Controller.default_parser().parse_args(["", "", *words])
     found = Controller.default_arguments(parsed)
+    # Our controller has no port unless one is given.
     if not any(word.startswith("--control-port") for word in words):
         found["control_port"] = None
     return {name: found[name] for name in ("control_port", "data_port", "data_hwm", "multi")}
 
 
 def _run_script(program: Program, args: Sequence[str]) -> int:
-    """Run the user's controller to its end, and pass signals on to it."""
     with StopSignals() as signals:
         process = subprocess.Popen(
             [*python_main("platoon_base.worker_process.child"), *program.argv, *args],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # otherwise Ctrl-C would reach it twice, and a second one kills the workers
+            start_new_session=True,  # Otherwise Ctrl-C would reach it twice.
             preexec_fn=_end_with_parent(),
         )
         while process.poll() is None:
@@ -176,7 +175,6 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> Callable[[], None]:
-    """Return a function that makes a new process end when the launcher is killed."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def run() -> None:

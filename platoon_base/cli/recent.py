@@ -1,4 +1,4 @@
-"""Statistics of the latest seconds of a running job, from its snapshots: rates, waits and the remaining time."""
+"""Statistics of the latest seconds of a running job: rates, waits and the remaining time."""
 
 from __future__ import annotations
 
@@ -13,27 +13,20 @@ from platoon_base.shm.job_state import Progress
 __all__ = ["TREND_POINTS", "Recent", "same_process"]
 
 _WINDOW_S = 10.0
-_MIN_S = 1.0  # rates over shorter windows are not reliable
+_MIN_S = 1.0  # Rates over shorter windows are not reliable.
 _MIN_TO_ESTIMATE_S = 3.0
-_WAITS_S = 3.0  # a shorter wait is part of training
-_CORRECTION_S = 1.0  # of another host's clock
-_FRESH_S = 2.0  # a wait for arrays that was not seen for this long is over
-TREND_POINTS, _TREND_EVERY_S = 8, 3.0  # of a worker's rate
+_WAITS_S = 3.0  # A shorter wait is part of training.
+_CORRECTION_S = 1.0  # for another host's clock
+# A wait for arrays that was not observed for this long is over.
+_FRESH_S = 2.0
+TREND_POINTS, _TREND_EVERY_S = 8, 3.0  # for a worker's rate
 
 
 class _Course:
-    """The latest steps of one worker.
-
-    The first steps, in which frameworks compile, are left out: it begins with the first snapshot that has steps.
-
-    Parameters
-    ----------
-    seen_late : bool
-        Whether the worker made steps before the first snapshot; its whole run time is used as a first window then.
-    """
+    """The latest steps of one worker, without the first ones, in which frameworks compile."""
 
     def __init__(self, seen_late: bool) -> None:
-        self._seen_late = seen_late
+        self._seen_late = seen_late  # steps before the first snapshot
         self.first: Progress | None = None
         self.points: deque[Progress] = deque()
         self.waits, self.waits_since = -1, 0.0
@@ -43,7 +36,7 @@ class _Course:
     def take(self, progress: Progress, now: float) -> None:
         points = self.points
         if points and (progress.steps < points[-1].steps or not same_process(progress, points[-1])):
-            points.clear()  # the rank was restarted
+            points.clear()  # The rank was restarted.
             self.first, self._seen_late = None, False
         if points and progress.steps > points[-1].steps:
             self.longest_pause_s = max(self.longest_pause_s, progress.updated - points[-1].updated)
@@ -53,21 +46,18 @@ class _Course:
         while len(points) > 2 and points[1].updated <= points[-1].updated - _WINDOW_S:
             points.popleft()
         if progress.waits != self.waits:
-            first = self.waits < 0  # it may have begun at any time since the latest step
+            first = self.waits < 0  # The wait may have started at the latest step.
             self.waits, self.waits_since = progress.waits, progress.updated if first and progress.updated else now
 
     def since(self, first: Progress | None, least_s: float) -> tuple[float, float, int] | None:
-        """Return seconds, seconds of synchronization and steps from a point to the latest; None if that is too short.
-
-        For a worker that was seen late, a window that would begin at the latest point begins at the worker's start.
-        """
+        """Return seconds, seconds of synchronization and steps since a point; None if too short."""
         if first is None:
             return None
         last = self.points[-1]
         seconds, synced, steps = last.updated - first.updated, last.sync_seconds - first.sync_seconds, last.steps
         if seconds > 0:
             steps -= first.steps
-        elif self._seen_late:
+        elif self._seen_late:  # The window is empty: use the whole run.
             seconds, synced, steps = last.updated - last.started, last.sync_seconds, _made(last)
         return (seconds, synced, steps) if seconds >= least_s and steps > 0 else None
 
@@ -78,41 +68,25 @@ def _made(progress: Progress) -> int:
 
 
 def same_process(one: Progress, other: Progress) -> bool:
-    """Return whether two rows of a rank are of one process.
-
-    Times of other hosts are corrected whenever a message has come faster than all before it.
-    """
+    """Return whether two rows of a rank are of one process, despite corrected clocks of hosts."""
     corrected = abs(one.started - other.started) < _CORRECTION_S
     return one.steps_before_start == other.steps_before_start and corrected
 
 
 class Recent:
-    """Computes statistics from snapshots; `platoon_base.cli.table` shows them.
-
-    Attributes
-    ----------
-    snapshot : Snapshot or None
-        The latest.
-    now : float
-        When it was taken, in seconds of the machine's monotonic clock.
-    tracks : dict of str to Track
-        The reported numbers over the whole job, by name.
-    loss : Course
-        The mean of the workers' losses over the whole job.
-    """
+    """Computes statistics from snapshots; `platoon_base.cli.table` shows them."""
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
-        self.now = 0.0
-        self.tracks: dict[str, Track] = {}
-        self.loss = Course()
-        self._steps = 0  # of all workers, at the latest value of `loss`
+        self.now = 0.0  # monotonic time of the snapshot, in seconds
+        self.tracks: dict[str, Track] = {}  # the reported numbers over the whole job
+        self.loss = Course()  # the mean of the workers' losses
+        self._steps = 0  # sum over all workers at the latest `loss`
         self._is_first = True
         self._courses: dict[int, _Course] = {}
         self._next_trend = 0.0
 
     def take(self, snapshot: Snapshot, now: float) -> None:
-        """Add a snapshot."""
         self.snapshot, self.now = snapshot, now
         for rank, progress in snapshot.progress.items():
             course = self._courses.get(rank)
@@ -140,14 +114,10 @@ class Recent:
                     self._courses[rank].rates.append(rate)
 
     def trend(self, rank: int) -> Sequence[float]:
-        """Return a worker's rates of the latest half a minute."""
         return list(self._courses[rank].rates)
 
     def rate(self, rank: int) -> float:
-        """Return mini-batches per second in the latest seconds; 0 if one is overdue, NaN if not known.
-
-        It is known one second after the first steps.
-        """
+        """Return recent mini-batches per second; 0 if one is overdue, NaN in the first second."""
         points = self._courses[rank].points
         window = self._window(rank)
         if window is None:
@@ -157,7 +127,7 @@ class Recent:
         return rate if self.now - points[-1].updated <= _WINDOW_S + 3 / rate else 0.0
 
     def sync_share(self, rank: int) -> float:
-        """Return the fraction of the latest seconds spent in synchronization; NaN if not known."""
+        """Return the fraction of recent time spent in synchronization; NaN if not known."""
         window = self._window(rank)
         return math.nan if window is None else window[1] / window[0]
 
@@ -179,7 +149,7 @@ class Recent:
         return max(0.0, self.now - progress.updated) if _made(progress) > 0 else math.nan
 
     def stalled_s(self, rank: int) -> float:
-        """Return for how long a training worker has made no step; 0 if none is overdue, or if it waits for others."""
+        """Return for how long an overdue step has been missing; 0 if none is, or in a wait."""
         progress = self._progress(rank)
         made = _made(progress)
         if made <= 0 or self.waiting(rank):
@@ -194,7 +164,6 @@ class Recent:
         return progress[rank]
 
     def total_rate(self) -> float:
-        """Return the sum of all participants' rates; NaN if none is known."""
         snapshot = self.snapshot
         if snapshot is None:
             return math.nan
@@ -203,7 +172,7 @@ class Recent:
         return sum(rates) if rates else math.nan
 
     def share_done(self) -> float:
-        """Return the fraction of the job that its slowest worker has done; NaN if its limits are not known."""
+        """Return the fraction of the job that its slowest worker has done; NaN if not known."""
         if self.snapshot is None:
             return math.nan
         here = [self._progress(each.rank) for each in self.snapshot.participants if not each.phase.gone]
@@ -211,20 +180,13 @@ class Recent:
         return min((share for each in here or ended if not math.isnan(share := _share(each))), default=math.nan)
 
     def seconds_left(self) -> float:
-        """Estimate the remaining time of the slowest worker; NaN if its limits are not known.
-
-        ::
-
-            left := (last step - steps) * seconds since its first steps / steps since then
-
-        It uses the whole run instead of the latest seconds, to include pauses such as validations, except the first
-        steps.
-        """
+        """Estimate the slowest worker's remaining time; NaN if not known."""
         if self.snapshot is None:
             return math.nan
         here = [each.rank for each in self.snapshot.participants if not each.phase.gone]
         if any(self.stalled_s(rank) for rank in here):  # unknown
             return math.nan
+        # The rates are those of the whole run: pauses, such as validations, count.
         left = [self._left(rank) for rank in here]
         known = [each for each in left if not math.isnan(each)]
         return max(known) if known else math.nan
@@ -236,11 +198,11 @@ class Recent:
             return math.nan
         last = course.points[-1]
         left = steps_left(last) * window[0] / window[2] - (self.now - last.updated)
-        return left if left > 0 else math.nan  # the end, or a step that is overdue
+        return left if left > 0 else math.nan  # at the end, or an overdue step
 
 
 def _share(progress: Progress) -> float:
-    """Return how much of its training a worker has done, by the nearest limit; NaN if there is none."""
+    """Return the share of its training that a worker has done, by the nearest limit, or NaN."""
     shares = [progress.steps / progress.last_step] if progress.last_step else []
     if progress.last_epoch:
         in_epoch = progress.steps - progress.steps_before_epoch
@@ -250,7 +212,7 @@ def _share(progress: Progress) -> float:
 
 
 def steps_left(progress: Progress) -> float:
-    """Return the number of steps up to the nearest limit that is known; NaN if there is none."""
+    """Return the number of steps to the nearest known limit; NaN if there is none."""
     left = []
     if progress.last_step:
         left.append(progress.last_step - progress.steps)

@@ -37,21 +37,16 @@ __all__ = [
 ]
 
 _VALUE_CHARACTERS = 500
-_KERNEL = "JPY_PARENT_PID"  # set in kernels of notebooks, whose `!command` has a terminal
+_KERNEL = "JPY_PARENT_PID"  # Set in kernels; a `!command` has a terminal.
 
 
 def open_console(stderr: bool = False, plain: bool = False) -> Console:
-    """Return a console that prints texts literally: brackets are no markup.
-
-    With ``plain``, and in a cell of a notebook, which cannot move its cursor, it treats a terminal as a pipe and
-    redraws nothing.
-    """
+    """Return a console without markup; with ``plain``, or in a notebook, it redraws nothing."""
     terminal = False if plain or _KERNEL in os.environ else None
     return Console(stderr=stderr, force_terminal=terminal, markup=False, emoji=False, highlight=False)
 
 
 def log_to(console: Console) -> None:
-    """Show the warnings of this process's log on a console."""
     from rich.logging import RichHandler
 
     handler = RichHandler(console=console, show_path=False, markup=False)
@@ -64,7 +59,7 @@ def print_line(console: Console, text: str | Text, **options: Any) -> None:
 
 
 def opening(chosen: Choice, center: str, folder: Path, world: World | None = None) -> str:
-    """Return the first line of output: the number of workers, their devices, and the reason for these."""
+    """Return the first line of output: the number of workers, their devices, and the reason."""
     devices, reason = chosen
     if world is not None:
         shares = ", ".join(f"{count} on {name}" for count, name in zip(world.workers, world.names))
@@ -76,13 +71,11 @@ def opening(chosen: Choice, center: str, folder: Path, world: World | None = Non
 
 
 def crowded(workers: int, cores: int) -> str:
-    """Return the line about workers that share cores."""
     they = f"{workers} workers share {cores} core{'s' * (cores > 1)}"
     return f"{they} (by the CPU affinity, or the quota of the control group): they compute no sooner than {cores} would"
 
 
 def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> str:
-    """Return the line about checkpoints: the one that is resumed, or their folder."""
     if found is None:
         return f"checkpoints in {kept}, none there yet: this job begins anew"
     path, about = found
@@ -97,14 +90,12 @@ def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> 
 
 
 def as_text(told: str) -> Text:
-    """Return a text about a failure, with its first line highlighted."""
     text = Text(told)
     text.stylize("bold red", 0, len(told.partition("\n")[0]))
     return text
 
 
 def _print_failures(console: Console, texts: Iterable[str]) -> None:
-    """Print texts about failures."""
     for text in texts:
         print_line(console, as_text(text))
 
@@ -112,18 +103,7 @@ def _print_failures(console: Console, texts: Iterable[str]) -> None:
 def print_result(
     console: Console, result: Result, workers: int, folder: Path, failures: Failures | None = None
 ) -> None:
-    """Print how a job ended: the workers that failed, the summary, and warnings about the result.
-
-    Parameters
-    ----------
-    console : rich.console.Console
-    result : Result
-    workers : int
-    folder : Path
-        The folder of the logs.
-    failures : Failures, optional
-        The object that has returned the failures shown so far.
-    """
+    """Print how a job ended; ``failures`` has returned the failures shown so far."""
     failed = [ended for ended in result.exits if ended.status]
     told = failures or Failures(folder, workers)
     causes = failed if not result.interrupted else [] if result.failed is None else [result.failed]
@@ -152,7 +132,7 @@ def print_result(
 
 
 def _end_of(ended: Exit, interrupted: bool) -> str:
-    """Return how a worker ended; one of an interrupted job may have been killed after the grace period."""
+    """Return how a worker ended; in an interrupted job it may have been killed."""
     kind = INTERRUPTED if ended.failure is None else ended.failure.kind
     if ended.why:
         return ended.why if kind == INTERRUPTED else f"failed ({kind}), and was {ended.why}"
@@ -163,7 +143,7 @@ def _end_of(ended: Exit, interrupted: bool) -> str:
 
 
 def warn_of_lost_output(folder: Path) -> None:
-    """Print a note to standard error if a part of this command's output could not be written."""
+    """Print a note to standard error if a part of the output could not be written."""
     reason = lost_output()
     if reason:
         text = f"platoon: a part of this output could not be written ({reason}); the workers' output is in {folder}"
@@ -171,7 +151,6 @@ def warn_of_lost_output(folder: Path) -> None:
 
 
 def _trained_separately(ranks: Sequence[int], workers: int) -> str:
-    """Return a warning that workers trained separate models."""
     if len(ranks) == workers:
         what = f"the {workers} workers shared and averaged nothing: these were {workers} separate runs of the script"
     else:

@@ -27,9 +27,9 @@ __all__ = ["config_option", "of_script", "of_workers", "training_line"]
 
 _TRAINING, _LINE, _ARGS = "training", "platoon_base.training_line", "platoon_base.args"
 _PERIODS = ("every_n_batches", "avg_freq")
-# Names of Theano-MPI. At a period of 1, with plain SGD inside, LocalSGD is SGD on the mini-batches of all workers.
+# Names of Theano-MPI. With a period of 1 and SGD, LocalSGD is SGD on the batches of all workers.
 _THEANO_MPI = {"BSP": "LocalSGD", "GOSGD": "GoSGD"}
-# Keys that users of other packages look for, and what stands for them here.
+# Keys of other packages, and their replacements here.
 _ELSEWHERE = {
     **dict.fromkeys(("sync_rule", "rule", *_PERIODS), f"it belongs below [{_TRAINING}], as rule and avg_freq"),
     **dict.fromkeys(
@@ -43,21 +43,12 @@ _ELSEWHERE = {
 
 
 class _File:
-    """A file of a run, and where its keys stand.
-
-    Parameters
-    ----------
-    path : Path
-
-    Attributes
-    ----------
-    values : dict
-    """
+    """The file of a run; it can tell the lines of its keys."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._text = path.read_bytes().decode("utf-8-sig")  # editors of Windows begin files by a mark
+            self._text = path.read_bytes().decode("utf-8-sig")  # Windows editors write a BOM.
             self.values: dict[str, Any] = tomllib.loads(self._text)
         except OSError as exc:
             raise ConfigurationError(f"got --config {path}: it cannot be read: {exc.strerror}") from exc
@@ -65,7 +56,7 @@ class _File:
             raise ConfigurationError(f"got --config {path}, which is no TOML file: {exc}; see docs/config.md") from exc
 
     def at(self, key: str, table: str = "") -> str:
-        """Return the file with the line of a key of a table, as far as it is found."""
+        """Return the file with the line of a key of a table, if found."""
         inside = not table
         key = re.escape(key).replace(r"\-", "[-_]")
         for number, line in enumerate(self._text.splitlines(), 1):
@@ -79,7 +70,6 @@ class _File:
         return str(self._path)
 
     def require_known(self, keys: Iterable[str], known: Iterable[str], table: str = "") -> None:
-        """Raise `ConfigurationError` about keys that mean nothing, with those that are like them."""
         known = sorted(set(known))
         texts = []
         for key in keys:
@@ -96,7 +86,7 @@ def _all_of(known: Iterable[str]) -> str:
 
 
 def _read(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Make the values of the file those that hold where the command line has none."""
+    """Make the values of the file the defaults of the command line."""
     if path is None or context.resilient_parsing:
         return path
     file = _File(path)
@@ -117,7 +107,7 @@ def _read(context: click.Context, parameter: click.Parameter, path: Path | None)
         if key in values
     }
     defaults.update(_script(file, values))
-    context.meta[_ARGS] = _args(file, values)  # click below 8.2 takes no default for any number of words
+    context.meta[_ARGS] = _args(file, values)  # click < 8.2 has no default for nargs=-1
     context.default_map = {**(context.default_map or {}), **defaults}
     if _TRAINING in values:
         context.meta[_LINE] = _set_training(file, path, values[_TRAINING])
@@ -139,14 +129,14 @@ def _key(option: click.Option) -> str:
 
 
 def _value(context: click.Context, file: _File, option: click.Option, value: Any) -> Any:
-    """Return a value as the option takes it from the command line."""
+    """Return a value in the type that the option takes from the command line."""
     key = _key(option)
     if isinstance(value, dict) or isinstance(value, bool) != option.is_flag:
         wanted = "true or false" if option.is_flag else "a text or a number"
         raise ConfigurationError(f"{file.at(key)}: got {key} = {_toml(value)}: it must be {wanted}")
     if option.multiple:
         return [str(each) for each in value] if isinstance(value, list) else str(value).split()
-    # As text: click would cut the number 2.5 to a whole one.
+    # As text: click would truncate the number 2.5.
     text = value if isinstance(value, bool) else ",".join(map(str, value if isinstance(value, list) else [value]))
     try:
         option.type_cast_value(context, text)
@@ -156,7 +146,6 @@ def _value(context: click.Context, file: _File, option: click.Option, value: Any
 
 
 def _script(file: _File, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the script as the value of an option, if there is one."""
     if "script" not in values:
         return {}
     if not isinstance(values["script"], str) or not values["script"]:
@@ -165,7 +154,7 @@ def _script(file: _File, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _args(file: _File, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the arguments of the script, of which a table is made into options."""
+    """Return the arguments of the script; a table becomes options."""
     args = values.get("args", [])
     if not isinstance(args, (list, dict)):
         raise ConfigurationError(
@@ -183,7 +172,7 @@ def _args(file: _File, values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _options_of(table: Mapping[str, Any]) -> list[str]:
-    """Return a table as options: ``rate = 0.1`` is ``--rate 0.1``, ``fast = true`` is ``--fast``, false is nothing."""
+    """Return a table as options: ``rate = 0.1`` is ``--rate 0.1``, ``fast = true`` ``--fast``."""
     words = []
     for key, value in table.items():
         if value is not False:
@@ -193,10 +182,7 @@ def _options_of(table: Mapping[str, Any]) -> list[str]:
 
 
 def _set_training(file: _File, path: Path, table: Any) -> str:
-    """Set the environment variables that hold where the script names no rule; return a line about it.
-
-    A variable that the user has set wins.
-    """
+    """Set the environment variables for scripts without a rule; return a line about it."""
     if not isinstance(table, dict):
         raise ConfigurationError(f'{file.at(_TRAINING)}: write a table [{_TRAINING}] with rule = "EASGD"')
     if set(_PERIODS) <= set(table):
@@ -223,7 +209,6 @@ def _set_training(file: _File, path: Path, table: Any) -> str:
 
 
 def _rule(file: _File, table: Mapping[str, Any]) -> Rule | None:
-    """Return the rule that the table names, with its arguments."""
     arguments = {key: value for key, value in table.items() if key not in ("rule", *_PERIODS)}
     if "rule" not in table:
         file.require_known(arguments, ["rule", *_PERIODS], _TRAINING)
@@ -247,14 +232,14 @@ def _toml(value: Any) -> str:
 
 
 def of_script(context: click.Context, parameter: click.Parameter, args: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the file's arguments, unless the command line names a script, which comes with its own."""
+    """Return the file's arguments, unless the command line names a script."""
     named = context.get_parameter_source("script") is ParameterSource.COMMANDLINE
     from_file: tuple[str, ...] = context.meta.get(_ARGS, ())
     return args if named else from_file
 
 
 def of_workers(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Leave out the file's number of workers where the command line names single devices, and the other way round."""
+    """Ignore the file's number of workers if the command line names devices, and vice versa."""
     number, devices = "workers", "devices"
     other = devices if parameter.name == number else number
     from_file = context.get_parameter_source(parameter.name or "") is ParameterSource.DEFAULT_MAP
@@ -265,6 +250,5 @@ def of_workers(context: click.Context, parameter: click.Parameter, value: Any) -
 
 
 def training_line(context: click.Context) -> str:
-    """Return the line about the file's rule; empty if there is none."""
     line: str = context.meta.get(_LINE, "")
     return line

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from platoon_base.cli.charts import NO_CHARTS, has_charts
 from platoon_base.cli.commands.arguments import result_file
 from platoon_base.cli.json_file import no_job_fails_by, write_text
 from platoon_base.cli.run_page import About, page
@@ -18,7 +19,7 @@ from platoon_base.cli.run_recorder import SHOWN, RunRecorder
 from platoon_base.cli.story_file import known_story
 from platoon_base.controller.outcome import Result, Snapshot
 
-__all__ = ["RunReport", "report_option", "reporting"]
+__all__ = ["RunReport", "chart_notes", "report_option", "reporting"]
 
 report_option = click.option(
     "--report",
@@ -29,6 +30,11 @@ report_option = click.option(
     help="At the end write a page with curves, the time of each worker by phase, and a diagnosis; "
     "the curves lie beside it as CSV. The charts need platoon-plugins[report].",
 )
+
+
+def chart_notes(report_file: Path | None) -> list[str]:
+    """Return what to say before a job whose report will have no charts."""
+    return [NO_CHARTS] if report_file is not None and not has_charts() else []
 
 
 class RunReport:

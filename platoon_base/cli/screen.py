@@ -1,7 +1,7 @@
 """The screen of a running job: the workers' output, warnings and failures above the table.
 
-A separate thread shows it, so that a stopped terminal, or a pipe without a reader, does not block the job. An error in
-the screen ends only the screen.
+A separate thread shows it: a stopped terminal, or a pipe without a reader, does not block the job.
+An error in the screen ends only the screen.
 """
 
 from __future__ import annotations
@@ -37,28 +37,13 @@ __all__ = ["TEES", "Screen"]
 log = logging.getLogger(__name__)
 
 TEES = ("0", "all", "none")
-_POLL_INTERVAL_S, _DRAW_S = 0.2, 0.9  # failures are shown at the next poll; drawing is slower, so less often
+# Failures are shown at the next poll; drawing is slow, so it is less frequent.
+_POLL_INTERVAL_S, _DRAW_S = 0.2, 0.9
 _TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # maximum output per worker and poll
 
 
 class Screen:
-    """Shows a running job on a console; a context manager.
-
-    Parameters
-    ----------
-    console : rich.console.Console
-    folder : Path
-        The folder of the logs.
-    workers : int
-    tee : {"0", "all", "none"}
-        The workers whose output is shown. The logs have the output of all.
-    events : EventFiles, optional
-        Event files to write too; closed at the end.
-    report : RunReport, optional
-        Gets all snapshots that are shown.
-    title : str
-        The script.
-    """
+    """Shows a running job on a console; it closes ``events`` at the end. A context manager."""
 
     def __init__(
         self,
@@ -123,7 +108,7 @@ class Screen:
             log.exception("nothing more is shown of this job, which goes on")
 
     def _hand_over(self) -> None:
-        """Remove the table when a worker stops at a breakpoint, so that its debugger can use the terminal."""
+        """Remove the table when a worker stops at a breakpoint: its debugger needs the terminal."""
         if self._terminal_request.exists():
             if self._display.pause():
                 self._print(Text("worker 0 is at a breakpoint: no table from here on; Ctrl-C ends the job"))
@@ -135,7 +120,8 @@ class Screen:
         failed, stopping = (snapshot.failed, snapshot.stop_reason is not None) if snapshot is not None else ((), False)
         if snapshot is not None and self._follows_leader:
             self._lines.show_whole(leader_of(snapshot))
-        self._lines.measure()  # before the error files are read: a worker writes its traceback after its error file
+        # A worker writes its traceback after its error file, so measure first.
+        self._lines.measure()
         told = list(self.failures.new(failed, stopping, last))
         for rank, failure in self.failures.latest.items():
             self._lines.skip(rank, failure.log_begin, failure.log_end)
@@ -153,14 +139,14 @@ class Screen:
             snapshot = snapshot._replace(failing=frozenset(self.failures.failing))
         drawn = snapshot is not None and bool(texts) and is_live(self._console)
         if snapshot is not None and drawn:
-            self._display.show(snapshot, draw=False)  # it is drawn with the next print
+            self._display.show(snapshot, draw=False)  # The next print draws it.
         if texts:
             self._print(Text("\n").join(texts))
         if snapshot is not None and new is not None and not drawn:
             self._display.show(snapshot)
 
     def _record(self, snapshot: Snapshot) -> list[Text]:
-        """Record a snapshot in the report and the event files; return a warning of a slow worker, if there is one."""
+        """Record a snapshot in the report and the event files; return a warning of a straggler."""
         now = time.monotonic()
         if self._report is not None:
             self._report.take(snapshot, now)
@@ -169,7 +155,7 @@ class Screen:
         return [] if straggler is None else [Text(f"WARNING: {straggler.line}", style="bold red")]
 
     def _write_events(self, snapshot: Snapshot) -> None:
-        """Write to the event files; an error, such as a full disk, ends these files, but not the job."""
+        """Write to the event files; an error, such as a full disk, ends them, but not the job."""
         if self._events is not None:
             try:
                 self._events.take(snapshot)
@@ -203,9 +189,9 @@ class Screen:
             yield Text(warning, style="bold red")
 
     def _print(self, text: Text) -> None:
-        """Print new text in one call: on a terminal the table is redrawn for each call."""
+        """Print new text in one call: on a terminal each call redraws the table."""
         if self._console.is_terminal:
             self._console.print(text, soft_wrap=True)
-        else:  # Rich would be slow with a large text
+        else:  # Rich is slow with large texts.
             self._console.file.write(f"{text.plain}\n")
             self._console.file.flush()

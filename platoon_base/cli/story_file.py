@@ -1,4 +1,4 @@
-"""The file with the story of a job, in the folder of its logs."""
+"""The file with the event log of a job, in the folder of its logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE_BYTES = 2**22
 
 @contextlib.contextmanager
 def story_written(folder: Path, story: Story) -> Iterator[None]:
-    """Write the story to the folder of logs at the end of the ``with`` block."""
+    """Write the event log to the folder of logs at the end of the ``with`` block."""
     try:
         yield
     finally:
@@ -35,12 +35,11 @@ def story_written(folder: Path, story: Story) -> Iterator[None]:
 
 
 def as_json(entries: Sequence[Entry]) -> bytes:
-    """Return the changes as JSON, a list with an entry for each."""
     return msgspec.json.format(msgspec.json.encode(entries), indent=2)
 
 
 def known_story(folder: Path, reader: str) -> list[Entry]:
-    """Return the story in a folder of logs, or a warning for ``reader`` and no entries if it cannot be read."""
+    """Return the event log in a folder; if it cannot be read, warn that ``reader`` has none."""
     try:
         return read_story(folder)
     except ConfigurationError as exc:
@@ -49,13 +48,6 @@ def known_story(folder: Path, reader: str) -> list[Entry]:
 
 
 def read_story(folder: Path) -> list[Entry]:
-    """Read the story in a folder of logs.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
     try:
         with open_regular(folder / STORY_FILE) as file:
             return msgspec.json.decode(file.read(_FILE_BYTES), type=list[Entry])

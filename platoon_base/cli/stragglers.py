@@ -1,4 +1,4 @@
-"""A worker that is slower than the others, and the phase in which it is."""
+"""Finds a worker that is slower than the others, and the phase in which it is."""
 
 from __future__ import annotations
 
@@ -18,34 +18,20 @@ from platoon_base.shm.phases import BINS, COLLECTIVE, COMPUTE, LOADING, SYNC, WA
 __all__ = ["PHASE_NAMES", "Straggler", "StragglerWatch", "advice", "find_straggler", "percent", "seconds_text"]
 
 _WINDOW_S = 2.0
-_LEAST_STEPS = 3  # of each worker, in a window
-_TIMES_AS_LONG, _LEAST_S = 2.0, 0.005  # the times of steps vary by less
-_OWN = (COMPUTE, SYNC, LOADING)  # a worker's own time; waits and collective calls depend on others
+_LEAST_STEPS = 3  # required of each worker in a window
+_TIMES_AS_LONG, _LEAST_S = 2.0, 0.005  # Times of steps vary by less.
+# A worker's own time: waits and collective calls depend on others.
+_OWN = (COMPUTE, SYNC, LOADING)
 PHASE_NAMES = {COMPUTE: "computation", SYNC: "synchronization with the center", LOADING: "loading"}
 
 
 class Straggler(NamedTuple):
-    """A slow worker.
-
-    Attributes
-    ----------
-    rank : int
-    phase : int
-        That in which it loses most against the others.
-    seconds, others : float
-        Its seconds per step in this phase, and the median of the others.
-    waiting : float
-        The share of the others' time that they wait, in collective calls too.
-    loading_known : bool
-        Whether it is known when this worker loads; otherwise that is a part of its computation.
-    """
-
     rank: int
-    phase: int
-    seconds: float
-    others: float
-    waiting: float
-    loading_known: bool
+    phase: int  # the phase in which it loses most time
+    seconds: float  # per step in this phase
+    others: float  # the median of the others, per step in this phase
+    waiting: float  # the others' share of time in waits and collective calls
+    loading_known: bool  # otherwise loading is a part of the computation
 
     @property
     def line(self) -> str:
@@ -59,7 +45,6 @@ class Straggler(NamedTuple):
 
 
 def advice(phase: int) -> str:
-    """Return the remedy for a worker that is slow in a phase."""
     if phase == LOADING:
         return "Look at its disk or its share of the data, or load ahead (platoon_base.data.load_ahead)"
     if phase == SYNC:
@@ -75,26 +60,13 @@ def seconds_text(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share: ``"62 %"``."""
     return f"{100 * share:.0f} %"
 
 
 def find_straggler(
     seconds: Mapping[int, tuple[float, ...]], loading_known: Mapping[int, bool], waiting: Mapping[int, float]
 ) -> Straggler | None:
-    """Return the worker that is slower than the others by itself, if there is one.
-
-    It takes at least twice the median of the others' time per step, without waits and collective calls.
-
-    Parameters
-    ----------
-    seconds : mapping
-        By rank, the seconds per step of each phase.
-    loading_known : mapping
-        See `Straggler`.
-    waiting : mapping
-        By rank, the share of its time that it waits.
-    """
+    """Return the worker with at least twice the others' median own time per step, if any."""
     if len(seconds) < 2:
         return None
     own = {rank: sum(each[phase] for phase in _OWN) for rank, each in seconds.items()}
@@ -125,10 +97,7 @@ def _goes_on(old: _Sample, new: _Sample) -> bool:
 
 
 class StragglerWatch:
-    """Finds a straggler while the job runs: the same one in two windows of 2 s, one after the other.
-
-    Each worker and phase is reported once.
-    """
+    """Finds once a worker and phase that are slow in two consecutive windows of 2 s."""
 
     def __init__(self) -> None:
         self._samples: dict[int, _Sample] = {}
@@ -145,9 +114,9 @@ class StragglerWatch:
             if times is not None and sum(times.seconds) > 0:
                 samples[rank] = _Sample(progress, times)
         if any(rank not in samples or not _goes_on(old, samples[rank]) for rank, old in self._samples.items()):
-            self._begin(samples, now)  # one has gone, or been started again
+            self._begin(samples, now)  # A worker left or was restarted.
         if len(samples) < max(2, len(here)) or len(self._samples) < len(samples):
-            self._begin(samples, now)  # one compiles
+            self._begin(samples, now)  # A worker is compiling.
             return None
         steps = [new.progress.steps - self._samples[rank].progress.steps for rank, new in samples.items()]
         if now - self._began < _WINDOW_S or min(steps) < _LEAST_STEPS:
@@ -183,7 +152,7 @@ class StragglerWatch:
 
 
 def _without_longest(seconds: float, counts: Any, steps: int) -> float:
-    """Return the mean time of a step, without the longest one, such as one that saves or compiles."""
+    """Return the mean time of a step, without the longest one, which may save or compile."""
     if counts is None or counts.sum() < _LEAST_STEPS:
         return seconds / steps
     longest = int(np.flatnonzero(counts)[-1])

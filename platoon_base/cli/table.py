@@ -1,4 +1,4 @@
-"""The texts that show a running job, drawn from its latest snapshots: a table for terminals, a line for pipes."""
+"""The texts that show a running job: a table for terminals, a line for pipes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,15 @@ _VALUE_CHARACTERS, _MOST_VALUE_LINES, _LINE_CHARACTERS = 60, 4, 120
 _HEADINGS = ("worker", "state", "epoch", "batches/s", "", "loss", "in sync", "last step")
 _WORDS = 2  # columns
 _TREND = 4
-# The columns in the order in which narrow terminals lose them.
+# Narrow terminals drop columns in this order.
 _LOST_FIRST = (7, _TREND, 6, 5, 2)
 _STALLED = "no step for"
-_LOWEST_FULL = 9  # rows of the lowest table that has a title and a bar
+_LOWEST_FULL = 9  # minimum rows for a title and a bar
 _BAR_CHARACTERS, _SHORTEST_BAR, _TRACK_CHARACTERS, _SHORT_TRACK_CHARACTERS = 40, 5, 20, 8
 
 
 class Line(NamedTuple):
-    """A line of the table.
-
-    Attributes
-    ----------
-    kind : {"title", "bar", "heading", "workers", "total", "values"}
-    text : str
-    """
+    """A line of the table; ``kind`` is title, bar, heading, workers, total or values."""
 
     kind: str
     text: str
@@ -51,31 +45,11 @@ class _Row(NamedTuple):
 
 
 def table(recent: Recent, width: int, height: int, title: str = "", plain: bool = False) -> list[str]:
-    """Draw the latest snapshot as lines of text; see `draw`."""
     return [line.text for line in draw(recent, width, height, title, plain)]
 
 
 def draw(recent: Recent, width: int, height: int, title: str = "", plain: bool = False) -> list[Line]:
-    """Draw the latest snapshot: title, progress of the job, a line for each worker, and lines about the job below.
-
-    Workers that do not fit into the height are laid out in several columns. If these are too wide, the last line sums
-    up the rest, and workers that do not train are listed first.
-
-    Parameters
-    ----------
-    recent : Recent
-    width, height : int
-        Of the terminal.
-    title : str
-        The script.
-    plain : bool
-        Whether to use ASCII only.
-
-    Returns
-    -------
-    list of Line
-        At most ``height`` lines of at most ``width`` columns.
-    """
+    """Draw the latest snapshot in at most ``height`` lines of at most ``width`` columns."""
     snapshot = recent.snapshot
     if snapshot is None:
         return []
@@ -84,6 +58,7 @@ def draw(recent: Recent, width: int, height: int, title: str = "", plain: bool =
     spare = height - 1 - len(above) - len(snapshot.participants) - len(first)
     values = _values_below(recent, snapshot, width, min(max(spare, 2), _MOST_VALUE_LINES), plain)
     below = [*first, *(Line("values", text) for text in values)][: max(1, height - 2 - len(above))]
+    # Many workers get several columns; if these are too wide, the last line sums up the rest.
     room = max(1, height - 1 - len(above) - len(below))
     rows = [_row(recent, snapshot, participant, plain) for participant in snapshot.participants]
     heading, *workers = _workers(rows, width, room)
@@ -92,7 +67,7 @@ def draw(recent: Recent, width: int, height: int, title: str = "", plain: bool =
 
 
 def _head(recent: Recent, snapshot: Snapshot, width: int, title: str, plain: bool) -> tuple[list[Line], list[Line]]:
-    """Draw the lines about the whole job: those above the workers, and the reason of a stop below them."""
+    """Draw the lines about the job: those above the workers, and the reason of a stop."""
     rate = recent.total_rate()
     rest = [_team(snapshot), *([] if math.isnan(rate) else [f"{rate:.1f} batches/s"]), duration(snapshot.seconds)]
     room = width - sum(len(each) + len(GAP) for each in rest)
@@ -104,7 +79,6 @@ def _head(recent: Recent, snapshot: Snapshot, width: int, title: str, plain: boo
 
 
 def _team(snapshot: Snapshot) -> str:
-    """Return how many workers there are, and on which kinds of devices."""
     here = [each for each in snapshot.participants if not each.phase.gone] or snapshot.participants
     kinds = Counter(each.device.rstrip("0123456789") or "cpu" for each in here)
     devices = " and ".join(f"{count} on {kind}" if len(kinds) > 1 else kind for kind, count in kinds.items())
@@ -113,7 +87,7 @@ def _team(snapshot: Snapshot) -> str:
 
 
 def _bar(recent: Recent, snapshot: Snapshot, width: int, plain: bool) -> str:
-    """Draw how much of the job is done, the time that is left and other limits; empty if none of it is known."""
+    """Draw the progress, the remaining time and other limits; empty if none is known."""
     share = recent.share_done()
     words = [] if math.isnan(share) else [f"{int(100 * share):3} %"]
     words += _limits(recent, snapshot)
@@ -129,7 +103,7 @@ def _bar(recent: Recent, snapshot: Snapshot, width: int, plain: bool) -> str:
 
 
 def _workers(rows: Sequence[_Row], width: int, room: int) -> list[str]:
-    """Draw the heading and one line for each worker, with at most ``room`` lines below the heading."""
+    """Draw the heading and at most ``room`` lines for the workers."""
     columns = -(-len(rows) // room)
     kept = _fitting(rows, columns, width)
     if kept or columns == 1:
@@ -154,12 +128,11 @@ def _kept(rows: Sequence[_Row]) -> list[list[int]]:
 
 
 def _fitting(rows: Sequence[_Row], columns: int, width: int) -> list[int]:
-    """Return the most cells that fit into the width in so many columns; empty if none do."""
+    """Return the most cells that fit into the width in ``columns`` columns, or []."""
     return next((kept for kept in _kept(rows) if _width(rows, columns, kept) <= width), [])
 
 
 def _width(rows: Sequence[_Row], columns: int, kept: Sequence[int]) -> int:
-    """Return the width of rows in several columns."""
     count = max(1, -(-len(rows) // columns))
     blocks = [rows[i : i + count] for i in range(0, max(1, len(rows)), count)]
     cells = sum(max(len(_HEADINGS[i]), *(len(row.cells[i]) for row in block)) for block in blocks for i in kept)
@@ -167,7 +140,7 @@ def _width(rows: Sequence[_Row], columns: int, kept: Sequence[int]) -> int:
 
 
 def _columns(rows: Sequence[_Row], columns: int, kept: Sequence[int]) -> list[str]:
-    """Lay out the cells of rows whose numbers are in ``kept`` in several columns."""
+    """Lay out the cells with the numbers ``kept`` in several columns."""
     count = max(1, -(-len(rows) // columns))
     heading, *cells = [[cells[i] for i in kept] for cells in (_HEADINGS, *(row.cells for row in rows))]
     blocks = [aligned([heading, *cells[i : i + count]], _WORDS) for i in range(0, max(1, len(rows)), count)]
@@ -175,15 +148,7 @@ def _columns(rows: Sequence[_Row], columns: int, kept: Sequence[int]) -> list[st
 
 
 def aligned(rows: Sequence[Sequence[str]], words: int) -> list[str]:
-    """Lay out cells in columns, with lines of equal length; `rich.table` takes 150 times as long.
-
-    Parameters
-    ----------
-    rows : sequence of sequence of str
-        The same number of cells in each row.
-    words : int
-        Number of columns at the left with words, which are aligned left; numbers in the others are aligned right.
-    """
+    """Lay out cells in columns, the first ``words`` left-aligned; `rich.table` is much slower."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return [
         GAP.join(
@@ -214,11 +179,6 @@ def _row(recent: Recent, snapshot: Snapshot, participant: Participant, plain: bo
 
 
 def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> str:
-    """Return the state of a worker in a word.
-
-    Before a worker joins, its script is being imported; after the workers have met, and before the first step, models
-    are being compiled.
-    """
     phase, progress = participant.phase, snapshot.progress[participant.rank]
     if phase.left:
         if participant.rank in snapshot.failing:
@@ -234,13 +194,13 @@ def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> s
     stalled_s = recent.stalled_s(participant.rank)
     if stalled_s:
         return f"{_STALLED} {duration(stalled_s)}"
-    if progress.started or progress.exchanges:  # a user's own loop may report no steps
+    if progress.started or progress.exchanges:  # A user's own loop may report no steps.
         return "training"
     return "compiling" if progress.bound == 1 or (phase.shares and not progress.bound) else "joined"
 
 
 def _epoch(progress: Progress) -> str:
-    if not progress.epoch and progress.steps:  # nobody reports epochs, which begin at 1
+    if not progress.epoch and progress.steps:  # not reported; epochs start at 1
         return "-"
     return f"{progress.epoch}/{progress.last_epoch}" if progress.last_epoch else str(progress.epoch)
 
@@ -265,10 +225,7 @@ def _stop(snapshot: Snapshot) -> list[str]:
 
 
 def _values_below(recent: Recent, snapshot: Snapshot, width: int, most: int, plain: bool) -> list[str]:
-    """Draw the loss and the validation values with their courses, then the other reported values.
-
-    A value that has a course gets a line of its own where there is room for all of these.
-    """
+    """Draw the loss and the validation values with their history, then the other values."""
     tracks = _tracks(recent, snapshot, plain)
     others = {name: value for name, value in snapshot.reported.items() if name not in tracks}
     values = _values(snapshot._replace(reported=others))
@@ -297,10 +254,7 @@ def _first_within(width: int, words: Sequence[str]) -> str:
 
 
 def _tracks(recent: Recent, snapshot: Snapshot, plain: bool, size: int = _TRACK_CHARACTERS) -> dict[str, list[str]]:
-    """Return name, value, sparkline and best value of the values that have a course, by name.
-
-    Where a summary will show the values, only those that have a best one are left.
-    """
+    """Return name, value, sparkline and best value of each value with a history."""
     found = {}
     losses = recent.loss.values
     if (
@@ -323,7 +277,6 @@ def _tracks(recent: Recent, snapshot: Snapshot, plain: bool, size: int = _TRACK_
 
 
 def _limits(recent: Recent, snapshot: Snapshot) -> list[str]:
-    """Return the remaining time and the known limits of the training."""
     seconds = recent.seconds_left()
     found = [] if math.isnan(seconds) or snapshot.stop_reason else [f"about {duration(seconds)} left"]
     here = [snapshot.progress[each.rank] for each in snapshot.participants if not each.phase.gone]
@@ -345,7 +298,7 @@ def _values(snapshot: Snapshot) -> list[str]:
 
 
 def _wrapped(items: Iterable[str], width: int) -> list[str]:
-    """Fill lines with items; break an item, between words, only if it is longer than a line."""
+    """Fill lines with items; break only items longer than a line."""
     lines: list[str] = []
     for item in items:
         if lines and len(lines[-1]) + len(GAP) + len(item) <= width:
@@ -356,7 +309,7 @@ def _wrapped(items: Iterable[str], width: int) -> list[str]:
 
 
 def workers_line(recent: Recent) -> str:
-    """Return the workers' states, such as ``"3 training, 1 compiling"``; lost and stalled workers are named."""
+    """Return the states, as ``"3 training, 1 compiling"``; names lost and stalled workers."""
     snapshot = recent.snapshot
     if snapshot is None:
         return ""
@@ -370,15 +323,7 @@ def workers_line(recent: Recent) -> str:
 
 
 def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
-    """Return the latest snapshot as one short line, and a key that changes with it.
-
-    Returns
-    -------
-    key : tuple of str
-        Changes with the workers' states, the epoch, the names of reported values and the reason of a stop; every minute
-        while a worker is stalled.
-    line : str
-    """
+    """Return a key that changes when a line is due, and the latest snapshot as one short line."""
     snapshot = recent.snapshot
     if snapshot is None:
         return (), ""
@@ -412,5 +357,4 @@ def duration(seconds: float) -> str:
 
 
 def cut(text: str, characters: int) -> str:
-    """Return a text, shortened to at most ``characters``."""
     return text if len(text) <= characters else f"{text[:characters]}..."

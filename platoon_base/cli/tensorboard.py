@@ -49,20 +49,10 @@ tensorboard_option = click.option(
 
 
 class EventFiles:
-    """Writes snapshots of a job as scalars, until it is closed.
+    """Writes snapshots of a job as scalars: one run for each worker, and ``center``.
 
-    Each worker is a run of TensorBoard, ``worker0``, ``worker1`` and so on, so that all curves are in one chart, over
-    the worker's mini-batches. The run ``center`` has the reported values, over the mini-batches of the worker that has
-    made the most: a mean would fall when a worker joins or is restarted.
-
-    A job that is resumed, or whose workers are restarted from a checkpoint, repeats steps. TensorBoard then shows
-    these steps as they were made last.
-
-    Parameters
-    ----------
-    folder : Path
-    every_s : float
-        Minimum seconds between two points of the workers' curves. Reported values are written whenever they change.
+    ``center`` has the reported values over the largest number of mini-batches of a worker: a mean
+    would fall when a worker joins or is restarted.
     """
 
     def __init__(self, folder: Path, every_s: float = _EVERY_S) -> None:
@@ -76,20 +66,18 @@ class EventFiles:
         self._reported: dict[str, float | str] = {}
 
     def close(self) -> None:
-        """Write the last points and close the files."""
         if self._recent.snapshot is not None:
             self._write_workers(self._recent.snapshot)
         for writer in self._writers.values():
             writer.close()
 
     def abandon(self) -> None:
-        """Close the files after a write has failed; ignore further errors."""
+        """Close the files after a failed write; ignore further errors."""
         for writer in self._writers.values():
             with contextlib.suppress(OSError):
                 writer.close()
 
     def take(self, snapshot: Snapshot) -> None:
-        """Write the new values of a snapshot."""
         now = time.monotonic()
         self._recent.take(snapshot, now)
         if now >= self._next:
@@ -130,7 +118,7 @@ class EventFiles:
         if run not in self._writers:
             self._writers[run] = _new_file(self._folder / run)
         events = []
-        if step < self._written.get(run, math.inf):  # the first event of a file, or steps that are repeated
+        if step < self._written.get(run, math.inf):  # the first event of a file, or repeated steps
             events.append(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
         self._written[run] = step
         events += [Event(step=step, summary=scalar(*each)) for each in scalars.items() if not math.isnan(each[1])]
@@ -140,15 +128,12 @@ class EventFiles:
 
 
 def _new_file(folder: Path) -> Any:
-    """Create an event file whose name sorts after those of all files there, as TensorBoard reads them in this order.
-
-    Clocks may be set back, and differ between hosts, so the files there count too. The name ends at random, because a
-    link with a known name would be followed.
-    """
-    # SummaryWriter's calls block forever once its thread has failed, and EventsWriter names files by whole seconds.
+    """Create an event file that sorts after those in the folder, as TensorBoard reads them."""
+    # SummaryWriter blocks after its thread failed; EventsWriter names files by whole seconds.
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import RecordWriter
 
+    # Clocks of hosts may differ. The name has a random end: a known name may be a link.
     folder.mkdir(parents=True, exist_ok=True)
     names = (_TIME_IN_NAME.match(path.name) for path in folder.iterdir())
     last = max((int(found[1] + found[2]) for found in names if found), default=0)

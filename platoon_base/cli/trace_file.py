@@ -1,4 +1,4 @@
-"""The option ``--trace`` of `platoon launch`: the phases of all workers on one clock, for Perfetto."""
+"""The option ``--trace`` of `platoon launch`: the phases of all workers on one clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["events_of", "trace_option", "tracing"]
 
 log = logging.getLogger(__name__)
 
-_MOST_SPANS = 1_000_000  # of all workers; a browser takes some seconds to read them
+_MOST_SPANS = 1_000_000  # limit for all workers; browsers load them in seconds
 _STEPS, _PHASES = 1, 2  # tracks of a worker
 
 
@@ -43,15 +43,7 @@ trace_option = click.option(
 
 @contextlib.contextmanager
 def tracing(path: Path | None, folder: Path) -> Iterator[None]:
-    """Let the workers that start in the ``with`` block record their phases, and write the trace at its end.
-
-    Parameters
-    ----------
-    path : Path or None
-        None to record nothing.
-    folder : Path
-        Of the logs, where the workers leave their parts.
-    """
+    """Let workers started in the ``with`` block record their phases; write the trace at its end."""
     if path is None:
         yield
         return
@@ -80,17 +72,8 @@ def _read(folder: Path) -> list[Spans]:
 
 
 def events_of(parts: Sequence[Spans], story: Iterable[Entry], wall: float, start: float) -> list[dict[str, Any]]:
-    """Return the events of a trace in Chrome's format: a process for each worker, with tracks of steps and phases.
-
-    Parameters
-    ----------
-    parts : sequence of Spans
-        Several of one rank, if it was started again.
-    story : iterable of Entry
-        Each change is an instant.
-    wall, start : float
-        One moment in seconds since the epoch and in seconds of the monotonic clock: the zero of the trace.
-    """
+    """Return the events of a trace in Chrome's format, with a process for each worker."""
+    # The zero of the trace: ``wall`` in seconds since the epoch, ``start`` in monotonic seconds.
     events: list[dict[str, Any]] = []
     for rank in sorted({part.rank for part in parts}):
         events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"worker {rank}"}})
@@ -104,7 +87,7 @@ def events_of(parts: Sequence[Spans], story: Iterable[Entry], wall: float, start
             events.append({"ph": "X", "pid": part.rank, "tid": track, "name": name, "ts": at, "dur": end - at})
     for entry in story:
         at, text = _microseconds(entry.at - wall), entry.line.partition("  ")[2]
-        # Of a worker, or of the job as a whole ("g" for global).
+        # An event of a worker, or of the whole job ("g" for global).
         places = entry.numbers if entry.who == "rank" else [0]
         scope = "p" if entry.who == "rank" else "g"
         events += [{"ph": "i", "s": scope, "pid": place, "tid": _STEPS, "name": text, "ts": at} for place in places]
@@ -112,5 +95,5 @@ def events_of(parts: Sequence[Spans], story: Iterable[Entry], wall: float, start
 
 
 def _microseconds(seconds: float) -> float:
-    """Return a time as eighths of a microsecond: Perfetto leaves out a span that a rounding moves into the next one."""
+    """Return eighths of a microsecond: Perfetto drops a span that rounding moves into the next."""
     return round(8e6 * seconds) / 8

@@ -10,15 +10,13 @@ from platoon_base.cli.log_lines import NewLine
 
 __all__ = ["WorkerWarnings"]
 
-_HELD_S = 1.0  # delay of a warning, to collect the same one from other workers
+_HELD_S = 1.0  # delay to collect the same warning from others
 _MAX_ALIKE = 5  # limit on texts of one worker that differ only in numbers
 _MAX_KINDS = 1000
 _AGAIN_CHARACTERS = 60
 
 
 class _Warning:
-    """A warning of one or several workers."""
-
     def __init__(self, text: str, source: int, now: float) -> None:
         self.text = text
         self.fresh = {source}
@@ -27,23 +25,14 @@ class _Warning:
 
 
 class WorkerWarnings:
-    """Collects warnings from the workers' logs.
-
-    Texts that differ only in numbers, such as ranks or steps, count as one if they are from different workers.
-
-    Parameters
-    ----------
-    workers : int
-        Number of workers; it is also the number of the data server's log.
-    """
+    """Collects warnings of workers; texts that differ only in numbers count as one."""
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._texts: dict[tuple[int, str], list[str]] = {}  # texts by worker and common pattern
+        self._workers = workers  # also the number of the data server's log
+        self._texts: dict[tuple[int, str], list[str]] = {}  # keys: worker and common pattern
         self._warnings: dict[tuple[str, int], _Warning] = {}
 
     def take(self, line: NewLine, now: float) -> None:
-        """Add a warning; ``now`` is in seconds."""
         text = re.sub(rf"^rank {line.file}: ", "", line.text)
         kind = re.sub(r"\d+", "0", text)
         texts = self._texts.setdefault((line.file, kind), [])

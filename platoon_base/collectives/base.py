@@ -1,4 +1,4 @@
-"""The protocol of all collective back ends, and the checks of arguments that they share."""
+"""The protocol of all collective back ends, and their common checks of arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 OPS = ("sum", "prod", "max", "min", "mean")
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
-# Names that the original Platoon and pygpu use.
+# The original Platoon and pygpu use these names.
 _OTHER_NAMES = {
     "+": "sum", "add": "sum", "*": "prod", "product": "prod", "mul": "prod", "maximum": "max", "minimum": "min",
     "average": "mean", "avg": "mean",
@@ -30,18 +30,12 @@ _KNOWN_DTYPES = frozenset(np.dtype(name) for name in DTYPES)
 
 
 class Collective(Protocol):
-    """A process group: ranks that combine arrays together.
+    """A process group: ranks that combine arrays.
 
-    Every rank makes the same calls in the same order, with arrays of the same shape and dtype. If a rank that a call
-    needs has left or died, the call ends within seconds; otherwise it ends after ``timeout_s``, which may be infinity.
-    The kind of array depends on the back end: ndarrays on the host, GpuArrays on devices. Nothing is cast.
-
-    Attributes
-    ----------
-    rank : int
-        This worker's index in the group, 0 .. size - 1.
-    size : int
-        Number of ranks.
+    Every rank makes the same calls in the same order, with arrays of the same shape and dtype. A
+    call ends within seconds if a rank that it needs has left or died, otherwise after
+    ``timeout_s``, which may be infinity. ``rank`` is this worker's index in the group. The back end
+    decides the kind of array: ndarrays on the host, GpuArrays on devices. Nothing is cast.
     """
 
     rank: int
@@ -56,41 +50,19 @@ class Collective(Protocol):
         timeout_s: float,
         feedback: ErrorFeedback | None = None,
     ) -> Any:
-        """Combine the arrays of all ranks element by element; the result is bitwise equal on every rank.
+        """Combine the arrays of all ranks element by element; all ranks get the same bits.
 
-        Parameters
-        ----------
-        array : array, any shape, of a dtype in `DTYPES`
-        op : {"sum", "prod", "max", "min", "mean"}
-            Integers wrap around; their mean is the sum divided by the size, rounded toward zero.
-        out : array like ``array``, optional
-            Receives the result; may be ``array`` itself. The default is a new array.
-        timeout_s : float
-        feedback : ErrorFeedback, optional
-            With it, a sum or a mean of floats may be compressed between hosts, if the job does so; the result is still
-            the same on every rank. Other back ends ignore it.
+        Integers wrap around; their mean is rounded toward zero. ``out`` may be ``array``. A device
+        may still be computing the returned array; work that is queued later can use it. With
+        ``feedback``, a sum or a mean of floats may be compressed between hosts.
 
-        Returns
-        -------
-        array
-            ``out`` or a new array. A device may still be computing it; work queued later can use it.
-
-        Raises
-        ------
-        WorkerLostError
-            If a rank of the group left or died.
-        CollectiveTimeoutError
-            If some rank did not make the call in time.
-        ConfigurationError
-            If an argument is invalid, or is seen to differ between ranks.
+        Raises `WorkerLostError` if a rank left or died, `CollectiveTimeoutError` if a rank did not
+        make the call in time, and `ConfigurationError` for invalid arguments.
         """
         ...
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
-        """Copy the array of rank ``root`` of the group into ``array`` of all others; return ``array``.
-
-        All ranks must pass a writable array.
-        """
+        """Copy rank ``root``'s array into the others; all ranks must pass a writable array."""
         ...
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
@@ -101,12 +73,10 @@ class Collective(Protocol):
         """Combine as `all_reduce` does; return this rank's part: ``(size, *shape)`` becomes ``shape``."""
         ...
 
-    def barrier(self, *, timeout_s: float) -> None:
-        """Wait until every rank of the group has made this call."""
-        ...
+    def barrier(self, *, timeout_s: float) -> None: ...
 
     def close(self) -> None:
-        """Release memory and connections, without waiting for the others; a second call does nothing."""
+        """Release memory and connections without waiting for others; may be called again."""
         ...
 
 
@@ -119,7 +89,6 @@ def canonical_op(op: str) -> str:
 
 
 def canonical_root(root: Any, size: int) -> int:
-    """Return ``root`` as an int; raise unless it is a rank of the group."""
     try:
         index = operator.index(root)
     except TypeError:
@@ -130,7 +99,8 @@ def canonical_root(root: Any, size: int) -> int:
 
 
 def require_timeout(timeout_s: Any) -> None:
-    """Raise `ConfigurationError` unless this is a number of seconds or infinity; a deadline of NaN would never pass."""
+    """Raise `ConfigurationError` unless ``timeout_s`` is a number of seconds, or infinity."""
+    # A deadline of NaN would never pass.
     if isinstance(timeout_s, (float, int, numbers.Real)):
         try:
             if float(timeout_s) >= 0:
@@ -141,7 +111,7 @@ def require_timeout(timeout_s: Any) -> None:
 
 
 def require_dtype(array: Any) -> None:
-    """Raise `ConfigurationError` unless all back ends support the dtype of an array."""
+    """Raise `ConfigurationError` unless all back ends support the array's dtype."""
     if isinstance(array, np.generic) or not (hasattr(array, "dtype") and hasattr(array, "shape")):
         raise ConfigurationError(f"got {type(array).__name__}: collectives take arrays; use numpy.asarray(...)")
     require_plain(array, "an array")
@@ -152,7 +122,6 @@ def require_dtype(array: Any) -> None:
 
 
 def require_fit(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise `ConfigurationError` unless ``out`` can hold a result of this shape and dtype."""
     if not (hasattr(out, "shape") and hasattr(out, "dtype")):
         raise ConfigurationError(f"got out of type {type(out).__name__}: pass an array of the same kind, or none")
     if tuple(out.shape) != tuple(shape) or np.dtype(out.dtype) != np.dtype(dtype):
@@ -163,21 +132,12 @@ def require_fit(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 def require_writable(array: Any, what: str) -> None:
-    """Raise `ConfigurationError` if this is a read-only ndarray."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ConfigurationError(f"got a read-only {what}: the result goes there; pass a copy, or other memory")
 
 
 def require_out(out: Any, array: np.ndarray[Any, Any], shape: tuple[int, ...], in_place: bool) -> None:
-    """Raise `ConfigurationError` unless ``out`` can receive the result for an ndarray.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Of the result.
-    in_place : bool
-        Whether ``out`` may be the array itself.
-    """
+    """Raise `ConfigurationError` unless ``out`` can receive a result of this shape."""
     if not isinstance(out, np.ndarray):
         raise ConfigurationError(
             f"got an ndarray and out of type {type(out).__name__}: the result of an ndarray lies on the host; pass an "

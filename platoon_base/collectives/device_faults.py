@@ -1,8 +1,9 @@
-"""Detect collectives queued on a device that will never complete, by the call counts of all ranks; end and report them.
+"""Detect collectives on a device that will never complete, by the call counts of all ranks.
 
-NCCL waits forever for a rank that has died. `DeviceWatch`, a thread, ends that wait and raises the reason in the thread
-that waits. `DeviceGuard`, in C, does so where a framework waits for a device while it holds the GIL, so that no Python
-thread can run; torch does that when it copies a number to the host, such as the learning rate of Keras's SGD.
+NCCL waits forever for a rank that has died. `DeviceWatch`, a thread, ends the wait and raises the
+reason in the waiting thread. `DeviceGuard`, in C, does so if a framework holds the GIL while it
+waits for the device: torch does when it copies a number to the host, such as the learning rate of
+SGD in Keras.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.progress_watch import stalled_text
 from platoon_base.system.awake import awake
 
-_guard: Any = None  # the C extension, if it was built
+_guard: Any = None  # The C extension, if it was built.
 with contextlib.suppress(ImportError):
     _guard = importlib.import_module("platoon_base._guard")
 
@@ -33,21 +34,15 @@ __all__ = ["HAVE_GUARD", "DeviceGuard", "DeviceWatch", "Fault", "find_fault", "r
 log = logging.getLogger(__name__)
 
 HAVE_GUARD = _guard is not None
-SETTLED_S = 10.0  # after this time a call that all ranks have begun counts as completed
-GRACE_S = 3.0  # the guard's delay: `DeviceWatch`, which knows the reason, ends the wait first if it can run
+SETTLED_S = 10.0  # A call that all ranks have begun counts as completed after this time.
+# Delay of the guard: `DeviceWatch` knows the reason and ends the wait first if it can run.
+GRACE_S = 3.0
 _POLL_INTERVAL_S = 0.1
-_CAUSE_TIMEOUT_S = 5.0  # for the thread to find the cause of a failed call
+_CAUSE_TIMEOUT_S = 5.0  # The thread has this time to find the cause of a failed call.
 
 
 class Fault(NamedTuple):
-    """The reason why a group is broken.
-
-    Attributes
-    ----------
-    error : PlatoonError
-    interrupt : bool
-        Whether to raise the error in the thread that made the latest call, which may wait for its result.
-    """
+    """Why a group is broken; ``interrupt``: raise the error in the thread of the latest call."""
 
     error: PlatoonError
     interrupt: bool
@@ -59,17 +54,7 @@ def ranks_behind(mine: Call, others: Sequence[int], liveness: Liveness) -> list[
 
 
 def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float) -> Fault | None:
-    """Return why this rank's latest call cannot complete, or None.
-
-    Parameters
-    ----------
-    mine : Call
-    others : sequence of int
-        The other ranks of the group.
-    liveness : Liveness
-    now : float
-        Seconds of the monotonic clock.
-    """
+    """Return why this rank's latest call cannot complete, or None; ``now`` is a time of `awake`."""
     if not mine.number:
         return None
     calls = {rank: liveness.latest_call(rank) for rank in others}
@@ -85,7 +70,8 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
     why = liveness.why_absent(behind or dead) if behind or dead else ""
     if why:
         text = f"collective number {mine.number} on this device cannot complete: {why}"
-        # If a rank died after it had begun the call, the call may have completed; only a recent one may still wait.
+        # If a rank died after it began the call, the call may have completed. Only a recent call
+        # may still wait.
         return Fault(WorkerLostError(text), interrupt=bool(behind) or now - mine.begun < SETTLED_S)
     if behind and now > mine.deadline and now > liveness.moved(behind) + mine.deadline - mine.begun:
         who = ", ".join(f"rank {rank} ({stalled_text(liveness.moved([rank]))})" for rank in behind)
@@ -96,24 +82,13 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
 
 
 class DeviceGuard:
-    """Ends a device's wait for dead ranks if `DeviceWatch` does not do so within `GRACE_S`.
-
-    Parameters
-    ----------
-    others : sequence of int
-        The other ranks of the group, as those of the job.
-    liveness : Liveness
-    call_counter : ndarray, shape (1,) int64
-        See `DeviceWatch`.
-    function, argument : int
-        Addresses of the C function that ends the wait, and of its argument.
-    """
+    """Ends a device's wait for dead ranks if `DeviceWatch` does not do so within `GRACE_S`."""
 
     def __init__(
         self, others: Sequence[int], liveness: Liveness, call_counter: Any, function: int, argument: int
     ) -> None:
         calls, lefts = [liveness.call_counter(rank) for rank in others], [liveness.left_flag(rank) for rank in others]
-        self._words = [call_counter, *calls, *lefts]  # keeps the memory that the guard reads
+        self._words = [call_counter, *calls, *lefts]  # The guard reads this memory.
         fd, locks = liveness.locks(others)
         rows = [(call.ctypes.data, left.ctypes.data, lock) for call, left, lock in zip(calls, lefts, locks)]
         table = np.array(rows, np.uint64)
@@ -124,44 +99,29 @@ class DeviceGuard:
         self._deadline = ctypes.c_double.from_address(self._address)
 
     def expect(self, deadline_s: float) -> None:
-        """Set the deadline of the next call for ranks that live, by `awake`."""
+        """Set the deadline of the next call for live ranks, in seconds of `awake`."""
         self._deadline.value = deadline_s + time.monotonic() - awake()
 
     @property
     def ended(self) -> bool:
-        """Whether a wait was ended; the group is unusable then."""
+        """Whether a wait was ended; then the group is unusable."""
         return bool(_guard.ended(self._address))
 
     def end(self) -> None:
-        """End the wait now, unless it was ended or the guard is stopped."""
         _guard.end(self._address)
 
     def stop(self) -> None:
-        """Stop guarding; a second call does nothing."""
         if not self._stopped:
             self._stopped = True
             _guard.stop(self._address)
 
 
 class DeviceWatch:
-    """A thread that watches the latest call of this rank, between `start` and `stop`.
+    """A thread that watches this rank's latest call, between `start` and `stop`.
 
-    Parameters
-    ----------
-    others : sequence of int
-        The other ranks of the group, as those of the job.
-    liveness : Liveness
-    call_counter : ndarray, shape (1,) int64
-        The word of the job's state that holds this worker's latest call.
-    abort : callable
-        Ends the wait on the device; called in this thread.
-    guard : DeviceGuard, optional
-        Ends the wait where this thread cannot run.
-
-    Attributes
-    ----------
-    broken : PlatoonError or None
-        Why the group is broken.
+    ``call_counter`` is the word of the job's state with this worker's latest call, shape (1,),
+    int64. ``abort`` ends the wait on the device and is called in this thread; ``guard`` ends the
+    wait if this thread cannot run. ``broken`` is the reason why the group is broken, or None.
     """
 
     def __init__(
@@ -186,24 +146,16 @@ class DeviceWatch:
         self.broken: PlatoonError | None = None
 
     def start(self) -> None:
-        """Start watching."""
         self._thread.start()
 
     def begin(self, signature: int, timeout_s: float) -> None:
-        """Record the next call and publish it to the other ranks.
-
-        Raises
-        ------
-        PlatoonError
-            If the group is broken.
-        ConfigurationError
-            If it is closed.
-        """
+        """Publish the next call to the other ranks; raises if the group is broken or closed."""
         self.require_sound()
         if self._done.is_set():
             raise ConfigurationError("this collective is closed")
         begun, self._caller = awake(), threading.get_ident()
-        # All groups of this process share the word: their calls have one order, so they are counted together.
+        # All groups of this process share the word: their calls have one order and are counted
+        # together.
         number = Call.of(int(self._call_counter[0])).number + 1
         self._call = Call(number, signature, begun, begun + timeout_s)
         if self._guard is not None:
@@ -211,20 +163,14 @@ class DeviceWatch:
         self._call_counter[0] = self._call.word
 
     def require_sound(self) -> None:
-        """Raise if the group is broken; the results of its latest calls are undefined then."""
-        if self._guard is not None and self._guard.ended:  # the thread is about to find the reason
+        """Raise if the group is broken; then the results of its latest calls are undefined."""
+        if self._guard is not None and self._guard.ended:  # The thread is about to find the reason.
             self.wait_for_fault()
             raise WorkerLostError("a collective on this device did not complete: see the logs of the other ranks")
         self._raise_broken("; this device group cannot be used any more")
 
     def wait_for_fault(self, timeout_s: float = _CAUSE_TIMEOUT_S) -> None:
-        """Wait for the thread to find the cause of a failed call, and raise it if found.
-
-        Raises
-        ------
-        PlatoonError
-            See `begin`.
-        """
+        """Wait for the thread to find the cause of a failed call, and raise it if found."""
         deadline = awake() + timeout_s
         while self.broken is None and awake() < deadline:
             time.sleep(_POLL_INTERVAL_S / 10)
@@ -232,24 +178,23 @@ class DeviceWatch:
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called."""
         return self._done.is_set()
 
     def stop(self) -> None:
-        """End the thread."""
         self._done.set()
         self._thread.join(timeout=5)
         if self._guard is not None:
             self._guard.stop()
 
     def _raise_broken(self, more: str = "") -> None:
-        with self._report_lock:  # raise once: the thread must not raise the same error in the first one's handler
+        # The thread must not raise the same error again in the handler of the first.
+        with self._report_lock:
             if self.broken is None:
                 return
             self._reported = True
         raise type(self.broken)(f"{self.broken}{more}")
 
-    # In the thread.
+    # The methods below run in the thread.
 
     def _watch(self) -> None:
         while not self._done.wait(_POLL_INTERVAL_S):
@@ -268,7 +213,7 @@ class DeviceWatch:
         if behind:
             moved = self._liveness.moved(behind)
             self._guard.expect(max(call.deadline, moved + call.deadline - call.begun))
-        if call is not self._call:  # another call has begun meanwhile
+        if call is not self._call:  # Another call has begun meanwhile.
             self._guard.expect(self._call.deadline)
 
     def _break(self, fault: Fault) -> None:
@@ -281,7 +226,7 @@ class DeviceWatch:
 
 
 def _raise_in(thread: int, reason: PlatoonError) -> None:
-    """Raise in another thread, at its next bytecode; the result that it waits for will never arrive."""
+    """Raise in another thread, at its next bytecode; the result that it waits for never arrives."""
     kind = type(
         type(reason).__name__, (type(reason),), {"__init__": lambda self: Exception.__init__(self, str(reason))}
     )

@@ -1,8 +1,4 @@
-"""Flat buffers, which hold many arrays, so that one collective call moves all of them.
-
-They work with ndarrays and pygpu's GpuArrays, distinguished by their attributes. Nothing here imports a framework or
-waits for a device.
-"""
+"""Flat buffers: one collective call moves many arrays, ndarrays or pygpu's GpuArrays."""
 
 from __future__ import annotations
 
@@ -17,12 +13,13 @@ from platoon_base.errors import ConfigurationError
 
 __all__ = ["ALONE_BYTES", "FlatBuffers", "by_dtype", "pack", "unpack"]
 
-# Host arrays of this size have their own call: it costs less than two copies (190 us, 2 workers on 2 cores).
+# Host arrays of this size have their own call: it costs less than two copies (190 us, 2 workers on
+# 2 cores).
 ALONE_BYTES = 1 << 18
 
 
 def by_dtype(arrays: Sequence[Any]) -> list[list[int]]:
-    """Group the indices of arrays by dtype, in the order in which the dtypes first appear."""
+    """Group the indices of arrays by dtype, in the order of the first appearance of each dtype."""
     groups: dict[np.dtype[Any], list[int]] = {}
     for index, array in enumerate(arrays):
         groups.setdefault(np.dtype(array.dtype), []).append(index)
@@ -30,20 +27,7 @@ def by_dtype(arrays: Sequence[Any]) -> list[list[int]]:
 
 
 def pack(arrays: Sequence[Any], buffer: Any = None) -> Any:
-    """Copy arrays of one dtype into a flat buffer, one after the other.
-
-    Parameters
-    ----------
-    arrays : sequence of array, at least one
-        Of any shapes, of one dtype, all on the host or all on one device.
-    buffer : array, shape=(n,), optional
-        Of their dtype and device; ``n`` is the sum of their sizes. The default is a new one.
-
-    Returns
-    -------
-    array, shape=(n,)
-        ``buffer`` or a new array.
-    """
+    """Copy arrays of one dtype and device into ``buffer``, shape (n,), or a new one; return it."""
     _require_one_dtype(arrays)
     size = sum(array.size for array in arrays)
     if buffer is None:
@@ -59,14 +43,7 @@ def pack(arrays: Sequence[Any], buffer: Any = None) -> Any:
 
 
 def unpack(buffer: Any, arrays: Sequence[Any]) -> None:
-    """Copy a flat buffer back into arrays: the inverse of `pack`.
-
-    Parameters
-    ----------
-    buffer : array, shape=(n,)
-    arrays : sequence of array
-        C-contiguous, of the buffer's dtype; their sizes add up to ``n``.
-    """
+    """Copy a flat buffer back into C-contiguous arrays of its dtype: the inverse of `pack`."""
     _require_one_dtype(arrays)
     _require_fit(buffer, arrays[0], sum(array.size for array in arrays))
     if not all(array.flags.c_contiguous for array in arrays):
@@ -80,17 +57,11 @@ def unpack(buffer: Any, arrays: Sequence[Any]) -> None:
 
 
 class FlatBuffers:
-    """Buffers for a call that a program makes repeatedly, with the same arrays.
+    """Buffers for a repeated call with the same arrays, one per dtype and device.
 
-    There is one for each dtype and device. They are kept from call to call, and grow if the arrays do.
-
-    Parameters
-    ----------
-    one_stream : bool
-        Whether all work on a device is queued in one stream, as in Theano's contexts. On CUDA, one kernel then packs
-        any number of arrays, by their addresses.
-    compress : bool
-        Whether each call gets an `ErrorFeedback` of its own, kept from one `combine` to the next.
+    ``one_stream`` says that all work on a device is queued in one stream, as in Theano's contexts;
+    on CUDA one kernel then packs any number of arrays, by their addresses. With ``compress``, each
+    call has its own `ErrorFeedback`, kept between calls of `combine`.
     """
 
     def __init__(self, one_stream: bool = False, compress: bool = False) -> None:
@@ -109,25 +80,15 @@ class FlatBuffers:
     ) -> None:
         """Combine arrays with those of the other ranks, in one call for each dtype.
 
-        On the host, each array of `ALONE_BYTES` and more has its own call.
-
-        Parameters
-        ----------
-        call : callable(array, op, dest)
-            Combines ``array`` with those of the other ranks into ``dest``, such as a `Collective`'s ``all_reduce``.
-            Both are flat, and may be the same. With ``compress`` also ``feedback=``.
-        op : str
-            One of `platoon_base.collectives.base.OPS`.
-        arrays : sequence of array
-            The same number, shapes and dtypes on every rank; either on the host or on devices on all of them.
-        outs : sequence of array
-            C-contiguous. Each may be the array with the same index in ``arrays``, but must not overlap with others.
-        names : sequence, optional
-            What each array's residual is found by in a later call; the default is its index.
+        ``call(array, op, dest)`` combines flat arrays, as ``all_reduce`` of a `Collective` does;
+        both may be the same array. With ``compress`` it also gets ``feedback=``. ``outs`` are
+        C-contiguous; each may be the array with the same index but must not overlap with others.
+        Residuals are stored by ``names``, by default the indices.
         """
         names = names or range(len(arrays))
         for indices in by_dtype(arrays):
-            # Choose the calls by dtypes and sizes only, which are the same on all ranks; memory layouts may differ.
+            # Choose the calls by dtypes and sizes only: they are the same on all ranks, memory
+            # layouts may differ.
             packed = [i for i in indices if not _is_sent_unpacked(arrays[i])]
             alone = [i for i in indices if _is_sent_unpacked(arrays[i]) or len(packed) == 1]
             for i in alone:
@@ -161,7 +122,8 @@ class FlatBuffers:
         key = _key(ins[0])
         if key not in self._kernels:
             self._kernels[key] = device.Packer(ins[0])
-        # Each rank appends a 1, so the last element of the sum is the number of ranks; it must not be compressed.
+        # Each rank appends a 1, so the last element of the sum is the number of ranks. It must not
+        # be compressed.
         counted = op == "mean" and self._feedback is None and device.averages(ins[0].dtype)
         buffer = self._buffer(ins[0], sum(array.size for array in ins) + counted)
         self._kernels[key].pack(ins, buffer, counted)
@@ -176,12 +138,12 @@ class FlatBuffers:
 
 
 def _is_sent_unpacked(array: Any) -> bool:
-    """Return whether a separate call costs less than packing the array; on devices, copies cost almost nothing."""
+    """Return whether a separate call costs less than packing the array."""
+    # On devices, copies cost almost nothing.
     return isinstance(array, np.ndarray) and array.nbytes >= ALONE_BYTES
 
 
 def _flat(array: Any) -> Any:
-    """Return the array flattened; a copy if it is not contiguous."""
     return (array if array.flags.c_contiguous else array.copy(order="C")).reshape((array.size,))
 
 
@@ -194,7 +156,7 @@ def _on_cuda(array: Any) -> bool:
 
 
 def _device() -> Any:
-    """Import the module for devices; pygpu is loaded already if there is a GpuArray."""
+    """Import the module for devices; pygpu is already loaded if there is a GpuArray."""
     from platoon_base.collectives import flat_device
 
     return flat_device

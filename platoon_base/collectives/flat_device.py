@@ -1,6 +1,6 @@
 """`flat` on devices: memory of buffers, and on CUDA a kernel that packs many arrays at once.
 
-The copy of one small array costs about 10 us in Python and the driver, and a model has hundreds of them.
+The copy of one small array costs about 10 us in Python and the driver, and a model has hundreds.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pygpu.gpuarray import GpuArray, GpuKernel
 __all__ = ["Packer", "averages", "empty_like"]
 
 _THREADS = 256
-_BLOCKS = 2048  # more would not run at the same time
+_BLOCKS = 2048  # More blocks would not run at the same time.
 _TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 _AVERAGED = {"float32": "float", "float64": "double"}
 
-# The table holds ``count`` starts, the end of the last array, and ``count`` addresses. Each thread finds the array of
-# its first element by bisection, and later ones by stepping forward.
+# The table holds ``count`` starts, the end of the last array, and ``count`` addresses. Each thread
+# finds the array of its first element by bisection, and later ones by stepping forward.
 _SOURCE = """
 extern "C" __global__ void move_flat(const unsigned long long *table, unsigned long long count, %(type)s *flat) {
     const unsigned long long *starts = table, *addresses = table + count + 1;
@@ -48,7 +48,6 @@ _FORMS = {
 
 
 def empty_like(array: Any, size: int) -> Any:
-    """Make a flat buffer on the device of an array, with its dtype."""
     return pygpu.empty((size,), array.dtype, context=array.context)
 
 
@@ -60,13 +59,8 @@ def averages(dtype: Any) -> bool:
 class Packer:
     """Packs and unpacks arrays of one dtype on one CUDA device, by one kernel each.
 
-    The kernels get addresses, which libgpuarray cannot order against work in other streams: all work on the device
-    must be queued in one stream.
-
-    Parameters
-    ----------
-    like : GpuArray
-        For its dtype and device.
+    The kernels get addresses, and libgpuarray cannot order them against work in other streams: all
+    work on the device must be queued in one stream.
     """
 
     def __init__(self, like: Any) -> None:
@@ -110,7 +104,7 @@ class Packer:
         return self._compiled[form]
 
     def _table(self, form: str, arrays: Sequence[Any]) -> Any:
-        """Return the table of starts and addresses, from a cache: loops pass the same arrays repeatedly."""
+        """Return the table of starts and addresses; it is cached, because loops repeat arrays."""
         starts = [0, *np.cumsum([array.size for array in arrays]).tolist()]
         numbers = starts + [array.gpudata for array in arrays]
         kept = self._tables.get(form)

@@ -1,7 +1,4 @@
-"""Collectives on pygpu's GpuArrays, on CUDA devices by NCCL.
-
-pygpu's own collectives are not used, since one that waits for a dead rank could not be ended.
-"""
+"""Collectives on pygpu's GpuArrays, on CUDA devices by NCCL."""
 
 from __future__ import annotations
 
@@ -25,21 +22,11 @@ __all__ = ["NcclArrays"]
 _DTYPES = {dtype_to_typecode(name): name for name in DTYPES}
 
 
+# pygpu's own collectives are not used: their wait for a dead rank could not be ended.
 class NcclArrays:
-    """One rank of a group of CUDA devices, one each; see `Collective`.
+    """One rank of a group of CUDA devices; calls are queued on the stream of the context."""
 
-    Calls are queued on the stream of the context and return at once. A mean is a sum that is divided afterwards.
-
-    Parameters
-    ----------
-    group : NcclGroup
-        The group of this device.
-    runtime : PygpuRuntime
-    context : pygpu GpuContext
-        Of the arrays.
-    """
-
-    stays_on_device = True  # see `Advanced.stays_on_device`
+    stays_on_device = True  # See `Advanced.stays_on_device`.
 
     def __init__(self, group: NcclGroup, runtime: PygpuRuntime, context: Any) -> None:
         self.rank, self.size, self.compresses = group.rank, group.size, group.compresses
@@ -49,9 +36,8 @@ class NcclArrays:
     def all_reduce(
         self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float, feedback: Any = None
     ) -> Any:
-        """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         name = canonical_op(op)
-        # Fast path for calls in place, as in every training step: it skips most checks, which cost microseconds.
+        # Calls in place, as in every training step, skip most checks, which cost microseconds.
         if out is not array or array.typecode not in _DTYPES or not array.flags.c_contiguous:
             array, out = self._prepared(array, out, array.shape)
         if array.size:
@@ -59,7 +45,6 @@ class NcclArrays:
         return out
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
-        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         root = canonical_root(root, self.size)
         source, _ = self._prepared(array, array, array.shape)
         if source.size:
@@ -71,7 +56,6 @@ class NcclArrays:
         return array
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
-        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         array, out = self._prepared(array, out, (self.size, *array.shape))
         if array.size:
             dtype = _DTYPES[array.typecode]
@@ -81,7 +65,6 @@ class NcclArrays:
         return out
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
-        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         name = canonical_op(op)
         if not array.shape or array.shape[0] != self.size:
             raise ConfigurationError(
@@ -93,7 +76,6 @@ class NcclArrays:
         return out
 
     def barrier(self, *, timeout_s: float) -> None:
-        """Wait until every rank of the group has come here."""
         if self._flag is None:
             self._flag = gpuarray.zeros((1,), "float32", context=self._context)
         self.all_reduce(self._flag, "max", self._flag, timeout_s=timeout_s)
@@ -104,7 +86,6 @@ class NcclArrays:
         self._group.close()
 
     def _prepared(self, array: Any, out: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-        """Return contiguous versions of array and out; ``shape`` is that of the result."""
         require_dtype(array)
         if out is None:
             out = gpuarray.empty(shape, array.dtype, context=self._context)
@@ -121,7 +102,7 @@ class NcclArrays:
     def _combine(
         self, call: Callable[..., None], array: Any, count: int, op: str, out: Any, timeout_s: float, *feedback: Any
     ) -> None:
-        """Queue a combination after which each rank has ``count`` elements."""
+        """Queue a combination that leaves ``count`` elements on each rank."""
         asked = "sum" if op == "mean" else op
         with self._runtime.in_order(array, out) as stream:
             addresses = int(array.gpudata), int(out.gpudata)
@@ -132,7 +113,7 @@ class NcclArrays:
 
 @functools.cache
 def _divider(context: Any, dtype: Any) -> Callable[[Any, int], None]:
-    """Compile ``value := value / ranks``, which for integers rounds toward zero as C does."""
+    """Compile ``value := value / ranks``; integers are rounded toward zero as in C."""
     scalar = "int32" if dtype.kind in "iu" else "float64" if dtype == np.float64 else "float32"
     operands = [arg("value", dtype, scalar=False, read=True, write=True), arg("ranks", scalar, scalar=True)]
     compiled: Callable[[Any, int], None] = GpuElemwise(context, "value = value / ranks", operands, convert_f16=True)

@@ -1,4 +1,4 @@
-"""The process groups of one worker: formed at the first call, with a back end for each kind of array."""
+"""The process groups of one worker, formed at the first call: a back end per kind of array."""
 
 from __future__ import annotations
 
@@ -21,59 +21,35 @@ __all__ = ["CollectiveFactory", "Collectives", "Membership"]
 
 
 class CollectiveFactory(Protocol):
-    """Forms the groups of a job; every method is a collective call.
-
-    Attributes
-    ----------
-    compresses : bool
-        Whether groups for ndarrays compress all-reduces with an `ErrorFeedback` between hosts.
-    """
+    """Forms the groups of a job; every method is a collective call."""
 
     compresses: bool
 
-    def host(self, timeout_s: float) -> Collective:
-        """Form a group for ndarrays."""
-        ...
+    def host(self, timeout_s: float) -> Collective: ...
 
-    def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Form a group for GpuArrays of a context; ``host()`` returns the group for ndarrays."""
-        ...
+    def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective: ...
 
-    def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Form a group for torch's tensors on a ``torch.device``; ``host()`` returns the group for ndarrays."""
-        ...
+    def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective: ...
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> Any:
-        """Form an NCCL group for memory given by address; None, on all ranks, if NCCL cannot be used."""
+        """Form an NCCL group for memory given by address; None on all ranks if NCCL is unusable."""
         ...
 
 
 class Collectives:
-    """Returns the group for an array, and forms it at first use.
-
-    Parameters
-    ----------
-    factory : CollectiveFactory
-    late : bool
-        Whether this worker joined late; groups consist of the workers launched together.
-    """
+    """Returns the group for an array, formed at first use; a worker that joined late has none."""
 
     def __init__(self, factory: CollectiveFactory, late: bool) -> None:
         self._factory = factory
         self.compresses = factory.compresses
         self._late = late
         self._host: Collective | None = None
-        self._devices: dict[Any, Any] = {}  # Collective by device; NcclGroup or None by ordinal
-        self._forming = CallLock()  # two threads may make the first call
+        # A Collective by device; an NcclGroup or None by ordinal.
+        self._devices: dict[Any, Any] = {}
+        self._forming = CallLock()  # Two threads may make the first call.
 
     def of(self, array: Any, timeout_s: float) -> Collective:
-        """Return the group for this kind of array.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no group for this kind of array, or this worker joined late.
-        """
+        """Return the group for this kind of array; raises `ConfigurationError` if there is none."""
         if isinstance(array, np.ndarray):
             return self._host or self._form_host(timeout_s)
         if is_device_array(array):
@@ -88,7 +64,6 @@ class Collectives:
         )
 
     def nccl(self, ordinal: int, timeout_s: float) -> Any:
-        """Return the `NcclGroup` of a CUDA device, or None; see `CollectiveFactory.nccl`."""
         self._require_in_step()
         with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
             if ordinal not in self._devices:
@@ -96,7 +71,6 @@ class Collectives:
             return self._devices[ordinal]
 
     def close(self) -> None:
-        """Close every group; a second call does nothing."""
         for group in filter(None, (*self._devices.values(), self._host)):
             group.close()
 
@@ -110,7 +84,6 @@ class Collectives:
         return self._host
 
     def _form(self, make: Callable[..., Collective], where: Any, timeout_s: float) -> Any:
-        """Form the group of a device: a GpuArray's context or a tensor's device."""
         self._require_in_step()
         with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
             if where not in self._devices:
@@ -127,17 +100,7 @@ class Collectives:
 
 
 class Membership:
-    """Forms groups of all workers launched together, by rendezvous over the control plane.
-
-    Parameters
-    ----------
-    client : ControlClient
-    rank : int
-        Of this worker.
-    size : int
-        Number of workers launched.
-    liveness : Liveness
-    """
+    """Forms groups of all workers launched together, by rendezvous over the control plane."""
 
     def __init__(self, client: ControlClient, rank: int, size: int, liveness: Liveness) -> None:
         self._client = client
@@ -146,13 +109,7 @@ class Membership:
         self.liveness = liveness
 
     def meet(self, name: str, note: bytes, timeout_s: float) -> dict[int, bytes]:
-        """Wait for all workers; return their notes, in the order of the ranks.
-
-        Raises
-        ------
-        WorkerLostError
-            On every rank, if one is missing, since the script needs the result over all ranks.
-        """
+        """Wait for all workers; return their notes in rank order. All raise if one is missing."""
         reply = self._client.wait_for_all(FormGroup(name=name, note=note, timeout_s=timeout_s), Gathered)
         missing = sorted(set(range(self._size)) - set(reply.ranks))
         if missing:
@@ -167,18 +124,7 @@ class Membership:
         attach: Callable[[tuple[int, ...], int], Collective],
         timeout_s: float,
     ) -> Collective:
-        """Form a group: the lowest rank creates the shared part, the others attach to it.
-
-        Parameters
-        ----------
-        create, attach : callable
-            Called with the ranks of the group and this worker's index among them.
-
-        Raises
-        ------
-        PlatoonError
-            On every rank, if it cannot be created.
-        """
+        """Form a group: the lowest rank creates the shared part, the others attach to it."""
         ranks = tuple(self.meet(f"form {name}", b"", timeout_s))
         index = ranks.index(self.rank)
         if index == 0:

@@ -1,4 +1,4 @@
-"""Collective operations on ndarrays of processes of one host, through posix shared memory."""
+"""Collective operations on ndarrays of processes of one host, through POSIX shared memory."""
 
 from __future__ import annotations
 
@@ -55,34 +55,27 @@ __all__ = ["LOCK_BYTE", "GroupFailure", "HostCollective"]
 Array = np.ndarray[Any, Any]
 
 PATIENCE_S, MAX_PATIENCE_S = 0.05, 0.2
-_CLOSE_S = 5.0  # wait of `close` for a call in another thread
-_HEADLINES = 1024  # size of the cache: scripts repeat the same few calls
+_CLOSE_S = 5.0  # `close` waits this long for a call in another thread.
+_HEADLINES = 1024  # Scripts repeat the same few calls.
 _EMPTY = np.zeros(0, np.uint8)
-LOCK_BYTE = 64  # of the segment; locked by the rank that writes the reason
-_LOCK_S = 1.0  # wait for that lock, whose holder may be suspended
+LOCK_BYTE = 64  # The rank that writes the reason locks this byte of the segment.
+_LOCK_S = 1.0  # The holder of the lock may be suspended.
 _REASON_BYTES = 3072
-FAILED, DIFFERED = 1, 2  # how a group was broken
-_REASON = slice(EXCHANGE_BYTES, EXCHANGE_BYTES + _REASON_BYTES)  # of the segment, within its first page
+FAILED, DIFFERED = 1, 2
+# The reason lies in the first page of the segment.
+_REASON = slice(EXCHANGE_BYTES, EXCHANGE_BYTES + _REASON_BYTES)
 
 
 class HostCollective:
-    """One rank of a group that shares a segment; see `Collective`. One rank calls `create`, then the others `attach`.
+    """One rank of a group that shares a segment: one rank calls `create`, then the others `attach`.
 
-    The size of the segment does not depend on the arrays: they pass through slots, piece by piece.
-
-    A failed call breaks the group, because ranks do not know how far the others got: all waits end, and further calls
-    raise. If a rank raises for its arguments, that breaks a group of several too, because its next call would be
-    matched with a different call of the others.
-
-    Attributes
-    ----------
-    rank, size : int
-        See `Collective`.
-    name : str
-        Of the segment.
+    Arrays pass through slots in pieces, so the size of the segment does not depend on them. A
+    failed call breaks the group, because ranks do not know how far the others got: all waits end
+    and further calls raise. Invalid arguments on one rank break the group too: its next call would
+    be matched with a different call of the others.
     """
 
-    _spins: ClassVar[dict[str, int]] = {}  # arguments for `FusedExchange`, in place of its defaults
+    _spins: ClassVar[dict[str, int]] = {}  # `FusedExchange` gets these instead of its defaults.
 
     def __init__(self, shared: GroupSegment, index: int, liveness: Liveness, fused: bool | None) -> None:
         self.rank, self.size = index, len(shared.ranks)
@@ -91,8 +84,9 @@ class HostCollective:
         self._failure = GroupFailure(shared, index)
         self._ranks = shared.ranks
         self._liveness = liveness
-        self._busy = threading.RLock()  # reentrant: a signal handler may call `close` during a call of its thread
-        self._inside = False  # whether the thread that holds the lock is in a call
+        # Reentrant: a signal handler may call `close` during a call of the same thread.
+        self._busy = threading.RLock()
+        self._inside = False  # True while the thread that holds the lock is in a call.
         self._closing = False
         self._refused: BaseException | None = None
         self._headlines: dict[tuple[Any, ...], Array] = {}
@@ -111,27 +105,11 @@ class HostCollective:
         chunk_bytes: int = CHUNK_BYTES,
         fused: bool | None = None,
     ) -> HostCollective:
-        """Create the segment; this rank's `close` removes its name, unless `unlink` has done so.
+        """Create the segment; `close` removes its name, unless `unlink` has done so.
 
-        Parameters
-        ----------
-        name : str or HiddenName
-            Posix name of the segment; each group needs its own.
-        ranks : iterable of int
-            The job's ranks in the group, ascending; the same on all of them.
-        index : int
-            This worker's index among them.
-        liveness : Liveness
-            Queried, with ranks of the job, when a wait takes long.
-        chunk_bytes : int
-            Size of a slot, a multiple of 4096; each rank has `BUFFERS` slots.
-        fused : bool, optional
-            Whether to use the C extension; by default if it was built.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If there is not enough shared memory, or this processor needs the C extension and it was not built.
+        Each group needs its own ``name``. ``ranks`` are the job's ranks in the group, ascending,
+        and ``index`` is this worker's index among them. ``chunk_bytes`` is the size of a slot, a
+        multiple of 4096. The C extension is used if it was built, unless ``fused`` says otherwise.
         """
         return cls._opened(GroupSegment.create(name, _checked(ranks, index), chunk_bytes), index, liveness, fused)
 
@@ -139,13 +117,7 @@ class HostCollective:
     def attach(
         cls, name: str | HiddenName, ranks: Iterable[int], index: int, liveness: Liveness, *, fused: bool | None = None
     ) -> HostCollective:
-        """Open the segment that another rank has created; parameters as for `create`.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no such segment, or it was made for another group or by another version of this package.
-        """
+        """Open the segment that another rank has created."""
         return cls._opened(GroupSegment.attach(name, _checked(ranks, index)), index, liveness, fused)
 
     @classmethod
@@ -166,11 +138,10 @@ class HostCollective:
         timeout_s: float,
         feedback: ErrorFeedback | None = None,
     ) -> Array:
-        """Combine the arrays element by element: floats in the order of the ranks, float16 in float32."""
+        """Combine the arrays: floats in the order of the ranks, float16 in float32."""
         return self._combine("all_reduce", op, array, out, timeout_s)
 
     def broadcast(self, array: Array, root: int = 0, *, timeout_s: float) -> Array:
-        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         try:
             header = self._headline("broadcast", "sum", canonical_root(root, self.size), array, timeout_s)
             require_writable(array, "array")
@@ -184,15 +155,12 @@ class HostCollective:
         return array
 
     def all_gather(self, array: Array, out: Array | None = None, *, timeout_s: float) -> Array:
-        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         return self._combine("all_gather", "sum", array, out, timeout_s)
 
     def reduce_scatter(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
-        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         return self._combine("reduce_scatter", op, array, out, timeout_s)
 
     def barrier(self, *, timeout_s: float) -> None:
-        """Wait until every rank of the group has come here."""
         try:
             header = self._headline("barrier", "sum", 0, _EMPTY, timeout_s)
         except BaseException as exc:
@@ -201,26 +169,22 @@ class HostCollective:
         self._call(header, _EMPTY, _EMPTY, timeout_s)
 
     def refuse(self, exc: BaseException) -> None:
-        """Break the group, if it has several ranks: this rank does not make a call, and reports why to the others."""
+        """Break the group because this rank does not make a call; report the reason."""
         if self.size == 1:
             return
         self._refused = exc
-        if self._busy.acquire(blocking=False):  # otherwise this rank's next call reports it
+        if self._busy.acquire(blocking=False):  # Otherwise the next call of this rank reports it.
             try:
                 self._failure.break_group(exc, self._failure.refused(self._exchange.calls + 1, exc))
             finally:
                 self._busy.release()
 
     def unlink(self) -> None:
-        """Remove the segment's name once all ranks are attached, so that nothing is left even if ranks die."""
+        """Remove the segment's name; call it after all ranks have attached."""
         self._shared.unlink()
 
     def close(self) -> None:
-        """Release the memory; a call that still waits ends with an error.
-
-        If it is in another thread, `close` waits for its end. If `close` is called by a signal handler that has
-        interrupted it, it ends once the handler has returned.
-        """
+        """Release the memory; a waiting call ends with an error first."""
         self._closing = True
         if self._shared.memory is not None:
             self._exchange.leave()
@@ -228,7 +192,9 @@ class HostCollective:
             try:
                 if self._inside:
                     exc = self._failure.closed_meanwhile(self._exchange.calls)
-                    self._failure.break_group(exc, str(exc))  # at once, since the handler may end the process
+                    # A signal handler interrupted the call, which ends after the handler returns.
+                    # The group is broken now, since the handler may end the process.
+                    self._failure.break_group(exc, str(exc))
                 else:
                     self._release()
             finally:
@@ -239,11 +205,10 @@ class HostCollective:
         """Release the memory; the caller holds the lock."""
         if self._shared.memory is not None:
             self._exchange.close()
-            self._exchange = cast(Exchange, _Closed())  # any further call is refused
+            self._exchange = cast(Exchange, _Closed())  # Further calls raise.
             self._shared.close()
 
     def _headline(self, kind: str, op: str, root: int, array: Array, timeout_s: float) -> Array:
-        """Check arguments; return the call's `headline`, which is cached."""
         require_timeout(timeout_s)
         if not isinstance(op, str):
             canonical_op(op)
@@ -269,7 +234,7 @@ class HostCollective:
         return header
 
     def _combine(self, kind: str, op: str, array: Array, out: Array | None, timeout_s: float, root: int = 0) -> Array:
-        """Make a call with its result in ``out``, by way of a copy if ``out`` is not plain memory."""
+        """Make a call; use a copy of ``out`` if ``out`` is not plain memory."""
         try:
             header = self._headline(kind, op, root, array, timeout_s)
             shape = array.shape
@@ -323,7 +288,6 @@ class HostCollective:
         raise exc
 
     def _wait_until_done(self, status: int, header: Array, deadline: float, timeout_s: float) -> None:
-        """Continue a call that did not end at once, until it ends or a rank that it needs is absent."""
         patience = PATIENCE_S
         while status == AGAIN:
             patience = min(2 * patience, MAX_PATIENCE_S)
@@ -335,7 +299,7 @@ class HostCollective:
             raise self._failure.mismatch(self._exchange.calls, self._exchange.called())
 
     def _check_progress(self, header: Array, deadline: float, timeout_s: float) -> float:
-        """Raise if the call cannot end or has timed out; return the deadline as far as it is known now."""
+        """Raise if the call cannot end or has timed out; return the new deadline."""
         if self._closing:
             raise self._failure.closed_meanwhile(self._exchange.calls)
         left = self._exchange.left()
@@ -348,14 +312,15 @@ class HostCollective:
             who = listed(self._ranks[q] for q in left if q in missing)
             why = f"{who} closed the collective"
         why = why or self._exchange.broken_link()
-        # A rank may have made the call just before it left; it is not missing then.
+        # A rank may have made the call just before it left. Then it is not missing.
         if why and set(missing) & set(self._exchange.missing()):
-            if self._shared.open_memory.broken:  # that rank reported its failure before it left
+            if self._shared.open_memory.broken:  # That rank reported its failure before it left.
                 raise self._failure.reason()
             raise WorkerLostError(f"{self._named(header)} cannot end: {why}")
         if awake() < deadline:
             return deadline
-        deadline = max(deadline, self._liveness.moved(ranks) + timeout_s)  # slow ranks get more time
+        # Slow ranks get more time.
+        deadline = max(deadline, self._liveness.moved(ranks) + timeout_s)
         now = awake()
         if now < deadline:
             return deadline
@@ -371,14 +336,7 @@ class HostCollective:
 
 
 class GroupFailure:
-    """The reason why a group is broken, in its segment: written by one rank, read by the others.
-
-    Parameters
-    ----------
-    shared : GroupSegment
-    index : int
-        This rank's index in the group.
-    """
+    """The reason why a group is broken, in its segment: one rank writes it, the others read it."""
 
     def __init__(self, shared: GroupSegment, index: int) -> None:
         self._shared = shared
@@ -386,24 +344,20 @@ class GroupFailure:
         self._rank = shared.ranks[index]
 
     def break_group(self, exc: BaseException, text: str) -> None:
-        """Break the group, so that no rank waits for this one. The first reason stays; after `close` nothing happens.
+        """Break the group, so that no rank waits for this one. The first reason stays.
 
-        Parameters
-        ----------
-        exc : BaseException
-            A `ConfigurationError` ends the calls of the others with the same text. Any other error ends them with
-            `WorkerLostError`.
-        text : str
+        A `ConfigurationError` ends the calls of the others with the same error and text; any other
+        error ends them with `WorkerLostError`. After `close` nothing happens.
         """
         self.write(DIFFERED if isinstance(exc, ConfigurationError) else FAILED, text)
 
     def write(self, how: int, text: str) -> None:
-        """Write how the group was broken, `FAILED` or `DIFFERED`, and the reason; see `break_group`."""
+        """Write the reason and ``how`` the group was broken, `FAILED` or `DIFFERED`."""
         memory, segment = self._shared.memory, self._shared.segment
         if memory is None:
             return
         deadline = awake() + _LOCK_S
-        while not memory.broken:  # another rank may break it at the same time
+        while not memory.broken:  # Another rank may break the group at the same time.
             try:
                 if segment.try_lock(LOCK_BYTE):
                     if not memory.broken:
@@ -414,11 +368,10 @@ class GroupFailure:
                     memory.broken = how
                 else:
                     time.sleep(1e-3)
-            finally:  # a Ctrl-C may come between acquiring the lock and knowing so
+            finally:  # KeyboardInterrupt may arrive just after the lock was acquired.
                 segment.unlock(LOCK_BYTE)
 
     def reason(self) -> PlatoonError:
-        """Return the error for a group that is broken already."""
         text = self.written() or "the reason is unknown; look into the logs"
         if self._shared.open_memory.broken == DIFFERED:
             return ConfigurationError(text)
@@ -427,31 +380,26 @@ class GroupFailure:
         )
 
     def written(self) -> str:
-        """Return the written reason, or ''."""
         return bytes(self._shared.segment.buffer[_REASON]).partition(b"\0")[0].decode(errors="replace")
 
-    # The texts of errors. ``call`` is the number of the call that ended, counted from 1.
+    # Texts of errors. ``call`` is the number of a call, counted from 1.
 
     def named(self, call: int, header: Array) -> str:
-        """Describe a call by its number, its rank and its `headline`."""
         return f"collective call {call} of rank {self._rank}, {describe(header)},"
 
     def refused(self, call: int, exc: BaseException) -> str:
-        """Return the text for a call that this rank does not make."""
         return (
             f"rank {self._rank} refused its collective call {call}, so no rank can complete it: "
             f"{exc if isinstance(exc, PlatoonError) else repr(exc)}"
         )
 
     def closed_meanwhile(self, call: int) -> WorkerLostError:
-        """Return the error of a call during which this rank closed the group."""
         return WorkerLostError(
             f"collective call {call} of rank {self._rank} cannot end: another thread or a signal handler of that rank "
             "closed this collective meanwhile; close it after the last call"
         )
 
     def mismatch(self, call: int, called: Mapping[int, Array]) -> ConfigurationError:
-        """Return the error of a call that differs between ranks; ``called`` is that of `Exchange.called`."""
         did = [f"rank {self._ranks[index]} called {describe(header)}" for index, header in called.items()]
         return ConfigurationError(
             f"the ranks differ in collective call {call}: {'; '.join(did)}. Every rank must make the same calls in the "
@@ -460,13 +408,12 @@ class GroupFailure:
 
 
 def listed(ranks: Iterable[int]) -> str:
-    """Format ranks for a message, such as ``"ranks 0, 2"``."""
     numbers = [str(rank) for rank in ranks]
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
 
 class _Closed:
-    """The exchange of a group that was closed."""
+    """The exchange of a closed group."""
 
     calls = 0
 
@@ -501,5 +448,4 @@ def _checked(ranks: Iterable[int], index: int) -> tuple[int, ...]:
 
 
 def _plain(array: Array) -> Array:
-    """Return the array itself if C can read its memory, otherwise a copy."""
     return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")

@@ -1,9 +1,10 @@
-"""Exchange arrays between processes through a block of shared memory. The caller handles deadlines and errors.
+"""Exchange arrays between processes through shared memory. The caller handles deadlines and errors.
 
-One rank creates the memory, the others open it. It holds a common page, `LINE` words for each rank, and slots. A call
-is cut into steps of at most one slot. In a step a rank may *put* values for the others into its slot, *combine* its own
-part once all have put, and *take* the parts that the others combined. Counters, which only grow, announce all this.
-The C extension and NumPy do the same in the same order, so the ranks of a group may use either.
+One rank creates the memory, the others open it. It holds a common page, `LINE` words for each rank,
+and slots. A call consists of steps of at most one slot. In a step a rank may *put* values into its
+slot, *combine* its own part after all ranks have put, and *take* the parts that the others
+combined. Counters, which only grow, announce each of these. The C extension and NumPy do the same
+in the same order, so ranks of one group may use either.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if not os.environ.get(NO_KERNELS):
     try:
         _collectives = importlib.import_module("platoon_base._collectives")
     except ImportError:
-        pass  # not built, for want of a compiler; NumPy is many times slower
+        pass  # There was no compiler. NumPy is many times slower.
 
 __all__ = [
     "AGAIN", "ARRIVED", "BROKEN", "BUFFERS", "CHUNK_BYTES", "COMPRESSED", "DIRECT_BYTES", "ENDED", "EXCHANGE_BYTES",
@@ -47,35 +48,39 @@ KINDS = (
     "all_gather",
     "reduce_scatter",
     "barrier",
-)  # in the order of _collectives.c and hosts_exchange.py
-COMPRESSED = 1  # the root of an all-reduce whose data are compressed between hosts
+)  # _collectives.c and hosts_exchange.py use the same order.
+COMPRESSED = 1  # The root of an all-reduce with data that are compressed between hosts.
 ENDED, AGAIN, BROKEN, MISMATCH = range(4)
 # The counters of a rank: calls begun; steps put, combined and finished. LEFT is 1 after `close`.
 ARRIVED, PUT, COMBINED, DONE, LEFT = range(5)
 
-PAGE = 4096  # bytes before the first rank's line
-EXCHANGE_BYTES = 256  # of the page, for the exchange and the header; the reason of a failure follows
-LINE = 32  # 64-bit words per rank: five counters, a bit for each core it may use, the headers of its last two calls
-BUFFERS = 4  # slots of each rank
-COMBINE_LAG, TAKE_LAG = 1, 2  # steps, as in _collectives.c
-_BROKEN_WORD = 8  # of the page
-_DIMENSIONS = 6  # in a header; the last one is the product of all from there on
-_PART = 128  # marks the header of a part of a call, see `part_of`, in the byte with the number of dimensions
+PAGE = 4096  # The line of the first rank starts here.
+EXCHANGE_BYTES = 256  # The reason of a failure follows.
+# 64-bit words per rank: five counters, a bit per core that the rank may use, the headers of its
+# last two calls.
+LINE = 32
+BUFFERS = 4  # Slots per rank.
+COMBINE_LAG, TAKE_LAG = 1, 2  # Steps; _collectives.c has the same values.
+_BROKEN_WORD = 8  # Index of a word in the page.
+_DIMENSIONS = 6  # Limit of a header; its last dimension is the product of all further ones.
+# This bit in the byte with the number of dimensions marks the header of a part, see `part_of`.
+_PART = 128
 _POLL_INTERVAL_S = 5e-5
-_CALL, _WAITING_FOR, _UNTIL = 10, 12, 13  # of `struct state` in C
+_CALL, _WAITING_FOR, _UNTIL = 10, 12, 13  # Indices in `struct state` of the C extension.
 
 MAGIC = b"PLTNCLTV"
 VERSION = 1
 CHUNK_BYTES = 1 << 18
-DIRECT_BYTES = 1 << 13  # up to this size it is faster if every rank combines the whole than if each combines a part
+DIRECT_BYTES = 1 << 13  # Up to this size it is faster if every rank combines the whole.
 _HEADER = np.dtype(
     [("magic", "S8"), ("version", "u4"), ("size", "u4"), ("chunk_bytes", "u8"), ("direct_bytes", "u8"), ("ranks", "u4"),
      ("buffers", "u4")]
 )  # fmt: skip
 
 HAVE_FUSED = _collectives is not None
-# NumPy has no memory barriers. It stores data before the counter that announces them, and loads in the opposite order,
-# each counter in one access. That suffices on processors, such as x86, that reorder neither stores nor loads.
+# NumPy has no memory barriers. It stores data before the counter that announces them, and loads in
+# the opposite order, each counter in one access. This suffices on processors that reorder neither
+# stores with stores nor loads with loads, such as x86.
 HAVE_NUMPY = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
@@ -84,16 +89,7 @@ def _ceil(number: int, by: int) -> int:
 
 
 class Memory:
-    """Views of a group's shared memory.
-
-    Parameters
-    ----------
-    buffer : writable buffer
-    size : int
-        Number of ranks.
-    chunk_bytes : int
-        Size of a slot, a multiple of 4096.
-    """
+    """Views of a group's shared memory. A slot has ``chunk_bytes``, a multiple of 4096."""
 
     def __init__(self, buffer: Any, size: int, chunk_bytes: int) -> None:
         self.size, self.chunk_bytes = size, chunk_bytes
@@ -111,18 +107,16 @@ class Memory:
 
     @classmethod
     def size_bytes(cls, size: int, chunk_bytes: int) -> int:
-        """Return the size of a group's shared memory."""
         return cls._slots_start(size) + size * BUFFERS * chunk_bytes
 
     def set_cores(self, rank: int, cores: Iterable[int]) -> None:
-        """Record which cores a rank may use."""
         for core in cores:
             if core < 64 * self.cores.shape[1]:
                 self.cores[rank, core // 64] |= np.uint64(1 << core % 64)
 
     @property
     def broken(self) -> int:
-        """Nonzero once a call of some rank has failed; it ends every wait."""
+        """Nonzero after a call of some rank has failed; this ends every wait."""
         return int(self.page[_BROKEN_WORD])
 
     @broken.setter
@@ -131,21 +125,7 @@ class Memory:
 
 
 class GroupSegment:
-    """The open shared memory of one group; use `create` or `attach`.
-
-    The first page holds a header, the words of the exchange, and the reason why the group is broken. The ranks' lines
-    and slots follow; see `Memory`.
-
-    Attributes
-    ----------
-    segment : Segment
-    ranks : tuple of int
-        The job's ranks in the group.
-    memory : Memory or None
-        Views for the exchange of arrays; None after `close`.
-    direct_bytes : int
-        In all-reduces up to this size every rank combines the whole arrays.
-    """
+    """The open shared memory of one group: a header, the reason of a failure, and `Memory`."""
 
     def __init__(self, segment: Segment, ranks: tuple[int, ...], owner: bool) -> None:
         header: Any = array_on(segment.buffer, (), _HEADER)
@@ -157,7 +137,6 @@ class GroupSegment:
 
     @classmethod
     def create(cls, name: Name, ranks: tuple[int, ...], chunk_bytes: int) -> GroupSegment:
-        """Create the segment; parameters and errors as for `HostCollective.create`."""
         if chunk_bytes < 4096 or chunk_bytes % 4096 or chunk_bytes // len(ranks) < 64:
             raise ConfigurationError(f"got chunk_bytes={chunk_bytes}: must be a multiple of 4096, 64 or more a rank")
         segment = Segment.create(name, Memory.size_bytes(len(ranks), chunk_bytes))
@@ -172,7 +151,6 @@ class GroupSegment:
 
     @classmethod
     def attach(cls, name: Name, ranks: tuple[int, ...]) -> GroupSegment:
-        """Open the segment that another rank has created; errors as for `HostCollective.attach`."""
         segment = Segment.attach(name)
         if len(segment.buffer) >= _HEADER.itemsize:
             header: Any = array_on(segment.buffer, (), _HEADER)
@@ -189,31 +167,23 @@ class GroupSegment:
 
     @property
     def open_memory(self) -> Memory:
-        """The memory; raises if it is closed.
-
-        Raises
-        ------
-        ConfigurationError
-            After `close`.
-        """
+        """The memory; raises `ConfigurationError` after `close`."""
         if self.memory is None:
             refuse_closed()
         return self.memory
 
     def unlink(self) -> None:
-        """Remove the segment's name, if this rank has created it and not removed the name before."""
+        """Remove the segment's name if this rank created it; a second call does nothing."""
         if self._owner:
             self._owner = False
             Segment.unlink(self.segment.name)
 
     def close(self) -> None:
-        """Release the memory; a second call does nothing."""
         self.memory = None
         self.segment.close()
 
 
 def refuse_closed() -> NoReturn:
-    """Raise the error of a call after `HostCollective.close`."""
     raise ConfigurationError("got a call after close(): make a new group")
 
 
@@ -225,31 +195,24 @@ class Exchange(Protocol):
     """The exchange of arrays between one rank and the others of its group, in C or NumPy."""
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
-        """Begin a call on contiguous arrays, and continue as `resume` does.
-
-        ``header`` is a `headline`.
-        """
+        """Begin a call on contiguous arrays, with its `headline`; continue as `resume` does."""
         ...
 
     def resume(self, patience_s: float) -> int:
-        """Continue the call; return its final status, or AGAIN after ``patience_s`` without progress."""
+        """Continue the call; return its status, or AGAIN after ``patience_s`` without progress."""
         ...
 
     @property
-    def calls(self) -> int:
-        """Number of calls begun."""
-        ...
+    def calls(self) -> int: ...
 
     def missing(self) -> list[int]:
         """List the ranks that the call waits for."""
         ...
 
-    def left(self) -> list[int]:
-        """List the ranks that have closed the group."""
-        ...
+    def left(self) -> list[int]: ...
 
     def leave(self) -> None:
-        """Record for the others that this rank has closed the group."""
+        """Report to the others that this rank has closed the group."""
         ...
 
     def called(self) -> dict[int, Array]:
@@ -257,27 +220,14 @@ class Exchange(Protocol):
         ...
 
     def broken_link(self) -> str:
-        """Return why the call cannot end, though no rank is known to be absent; empty if no reason is known."""
+        """Return why the call cannot end although no rank is absent; empty if unknown."""
         ...
 
-    def close(self) -> None:
-        """Close the resources that the exchange itself has opened."""
-        ...
+    def close(self) -> None: ...
 
 
 def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Array:
-    """Describe a call in eight words, which are equal on all ranks if their calls match.
-
-    Parameters
-    ----------
-    kind : one of `KINDS`
-    op : one of `OPS`
-    root : int
-        Of a broadcast; of an all-reduce `COMPRESSED`, if data between hosts are.
-    array : ndarray
-    elements : int
-        Of the array, or of one rank's part if the call has a part for each rank.
-    """
+    """Describe a call in eight words, which are equal on all ranks if their calls match."""
     header = np.zeros(8, np.int64)
     dtype = DTYPES.index(array.dtype.name)
     header[0] = KINDS.index(kind) | OPS.index(op) << 8 | dtype << 16 | min(array.ndim, 127) << 24 | root << 32
@@ -290,15 +240,7 @@ def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Arra
 
 
 def part_of(outer: Array, kind: str, op: str, dtype: str, elements: int, root: int = 0) -> Array:
-    """Return the `headline` of a call among the ranks of one host that is part of a call over several hosts.
-
-    Parameters
-    ----------
-    outer : ndarray
-        The `headline` of the call over several hosts; the ranks compare it as a part of the result.
-    kind, op, dtype, elements, root
-        Of the call on the host; see `headline`.
-    """
+    """Return the `headline` of a call on one host that is part of the call ``outer`` over hosts."""
     header = np.zeros(8, np.int64)
     header[0] = KINDS.index(kind) | OPS.index(op) << 8 | DTYPES.index(dtype) << 16 | _PART << 24 | root << 32
     header[1] = elements
@@ -310,7 +252,6 @@ def part_of(outer: Array, kind: str, op: str, dtype: str, elements: int, root: i
 
 
 def describe(header: Array) -> str:
-    """Format a header for a message."""
     word, dims = int(header[0]), header[2:]
     if word >> 24 & _PART:
         word, dims = int(header[2]), header[3:]
@@ -325,47 +266,35 @@ def describe(header: Array) -> str:
 
 
 class _InMemory:
-    """The methods that are the same in C and NumPy."""
-
     _memory: Memory
     _rank: int
     calls: int
 
     def left(self) -> list[int]:
-        """List the ranks that have closed the group."""
         return [q for q in range(self._memory.size) if self._memory.counters[q, LEFT]]
 
     def leave(self) -> None:
-        """Show the others that this rank has closed the group."""
         self._memory.counters[self._rank, LEFT] = 1
 
     def called(self) -> dict[int, Array]:
-        """Return the `headline` of the latest call of each rank that came to it."""
         memory, calls = self._memory, self.calls
         return {
             q: memory.headers[q, (calls - 1) & 1] for q in range(memory.size) if memory.counters[q, ARRIVED] >= calls
         }
 
     def broken_link(self) -> str:
-        """Return "": there are no links."""
         return ""
 
     def close(self) -> None:
-        """Do nothing: the memory is the caller's."""
+        """Do nothing: the caller owns the memory."""
 
 
 class FusedExchange(_InMemory):
     """The exchange in C.
 
-    Parameters
-    ----------
-    memory : Memory
-    rank : int
-    direct_bytes : int
-        In all-reduces up to this size every rank combines the whole arrays; larger ones are split. The same on all
-        ranks.
-    roomy_spins, crowded_spins : int
-        How often to poll before yielding the core, with at least as many cores as ranks, and with fewer.
+    In all-reduces of up to ``direct_bytes``, which is the same on all ranks, every rank combines
+    the whole arrays; larger ones are split. A wait polls ``roomy_spins`` times before it yields the
+    core if there is a core for each rank, otherwise ``crowded_spins`` times.
     """
 
     def __init__(
@@ -384,20 +313,16 @@ class FusedExchange(_InMemory):
         self._run: Callable[[int, Any, Any, Any, float], int] = _collectives.run
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
-        """Begin a call on contiguous arrays, and go on as `resume` does."""
         return self._run(self._address, header, array, out, patience_s)
 
     def resume(self, patience_s: float) -> int:
-        """Go on until the call has ended, or AGAIN when nothing happens for so long."""
         return self._run(self._address, None, None, None, patience_s)
 
     @property
     def calls(self) -> int:  # type: ignore[override]
-        """Return how many calls have begun."""
         return int(self._state[_CALL])
 
     def missing(self) -> list[int]:
-        """List the ranks that the call waits for."""
         return _missing(self._memory, self._rank, int(self._state[_WAITING_FOR]), int(self._state[_UNTIL]))
 
 
@@ -406,10 +331,7 @@ def _missing(memory: Memory, rank: int, counter: int, value: int) -> list[int]:
 
 
 class NumpyExchange(_InMemory):
-    """The exchange in NumPy, which polls and copies more; parameters as for `FusedExchange`.
-
-    It needs a processor that reorders neither stores nor loads (`HAVE_NUMPY`).
-    """
+    """The exchange in NumPy, which polls and copies more; it needs `HAVE_NUMPY`."""
 
     def __init__(self, memory: Memory, rank: int, direct_bytes: int) -> None:
         self._memory = memory
@@ -422,14 +344,12 @@ class NumpyExchange(_InMemory):
         self.calls = 0
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
-        """Begin a call on contiguous arrays, and go on as `resume` does."""
         if self._memory.broken:
             return BROKEN
         self._running = self._call(header, array.reshape(-1), out.reshape(-1))
         return self.resume(patience_s)
 
     def resume(self, patience_s: float) -> int:
-        """Go on until the call has ended, or AGAIN when nothing happens for so long."""
         deadline = time.monotonic() + patience_s
         for status in self._running:
             if status != AGAIN:
@@ -442,7 +362,6 @@ class NumpyExchange(_InMemory):
         return ENDED
 
     def missing(self) -> list[int]:
-        """List the ranks that the call waits for."""
         return _missing(self._memory, self._rank, *self._waiting_for)
 
     def _wait(self, counter: int, value: int) -> Iterator[int]:
@@ -451,7 +370,7 @@ class NumpyExchange(_InMemory):
             yield AGAIN
 
     def _call(self, header: Array, array: Array, out: Array) -> Iterator[int]:
-        """Make one call, and yield AGAIN wherever it has to wait; the counterpart of `advance` in C."""
+        """Make one call and yield AGAIN while it waits; `advance` in C is its counterpart."""
         number = self.calls
         self._memory.headers[self._rank, number & 1] = header
         self.calls = number + 1
@@ -480,15 +399,13 @@ class NumpyExchange(_InMemory):
 
 
 class _Work:
-    """The steps of one call: the copies between arrays and slots."""
-
     def __init__(
         self, memory: Memory, rank: int, step: int, header: Array, array: Array, out: Array, direct_bytes: int
     ) -> None:
         word, n = int(header[0]), int(header[1])
         self._kind, self._op, self._root = KINDS[word & 255], OPS[word >> 8 & 255], word >> 32
         self._memory, self._rank, self._step = memory, rank, step
-        # One row per rank, if the array or the result has a part for each rank.
+        # There is one row per rank if the array or the result has a part for each rank.
         self._array = array.reshape(memory.size, n) if self._kind == "reduce_scatter" else array.reshape(1, n)
         self._out = out.reshape(memory.size, n) if self._kind == "all_gather" else out.reshape(-1)
         item, chunk = array.itemsize, memory.chunk_bytes
@@ -557,10 +474,10 @@ REDUCERS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximu
 
 
 def _combined(op: str, sources: list[Array]) -> Array:
-    """Combine in the order of the ranks; combine float16 in float32, and round once."""
+    """Combine in the order of the ranks; combine float16 in float32 and round once."""
     dtype = sources[0].dtype
     wide = np.dtype(np.float32) if dtype == np.float16 else dtype
-    with np.errstate(all="ignore"):  # as in C
+    with np.errstate(all="ignore"):  # The C extension ignores them too.
         total: Array = functools.reduce(REDUCERS[op], [source.astype(wide, copy=False) for source in sources])
         if op == "mean" and dtype.kind == "f":
             total = total / wide.type(len(sources))

@@ -1,4 +1,4 @@
-"""Collective operations on ndarrays of processes of several hosts: shared memory on each, links between them."""
+"""Collective operations on ndarrays over hosts: shared memory on each, links between them."""
 
 from __future__ import annotations
 
@@ -39,17 +39,7 @@ _WHY_BYTES = 500
 
 
 class _Note(msgspec.Struct):
-    """A rank's message to the others about a step in forming the group.
-
-    Attributes
-    ----------
-    port : int
-        The port at which the rank listens; 0 if it does not.
-    token : bytes
-    failure : str
-    elsewhere : bool
-        Whether the failure is only a consequence of another rank's.
-    """
+    """A rank's message about a step; ``elsewhere``: another rank's failure caused its own."""
 
     port: int = 0
     token: bytes = b""
@@ -60,31 +50,15 @@ class _Note(msgspec.Struct):
 class HostsCollective(HostCollective):
     """One rank of a group of all ranks of several hosts; see `Collective`. Use `form`.
 
-    Calls, errors and guarantees are those of `HostCollective`, except: floats are combined on each host in the order of
-    its ranks, then in the order of the hosts; a rank is absent if its host is lost or its link breaks. A network cut
-    that ends before the host counts as lost does no harm. Data between hosts are encrypted if the world has a data key.
-
-    If a call is refused on a rank without a link (its host has more ranks than another), other hosts notice it at the
-    next call of a rank of that host.
-
-    Parameters
-    ----------
-    shared : GroupSegment
-        Of the ranks of this host.
-    index : int
-        This rank's index among them.
-    world : World
-        The hosts and the ranks of the group, which are numbered 0, 1, ... in it.
-    ranks : sequence of int
-        The job's ranks in the group, host by host.
-    streams : sequence of (int, Stream)
-        This rank's links: the host and the connection.
-    liveness : Liveness
-    fused : bool, optional
-        See `HostCollective.create`.
+    As `HostCollective`, except: floats are combined on each host in the order of its ranks, then in
+    the order of the hosts; a rank is absent if its host is lost or its link breaks. A network cut
+    does no harm if it ends before the host counts as lost. Data between hosts are encrypted if the
+    world has a data key. If a rank without a link refuses a call, other hosts notice it at the next
+    call of a rank of that host. ``index`` and ``shared`` are those of this host's ranks; ``ranks``
+    are those of the job.
     """
 
-    # Most waits end by data from a link, so yield the core early.
+    # Most waits end when data arrive from a link, so yield the core early.
     _spins: ClassVar[dict[str, int]] = {"roomy_spins": 50}
 
     def __init__(
@@ -107,7 +81,7 @@ class HostsCollective(HostCollective):
 
         self._has_warned = False
         self._codec = gradient_codec(world)
-        self._token = object()  # of this group: residuals of another one do not count
+        self._token = object()  # Residuals of another group must not be used.
         ordered = sorted(streams, key=lambda pair: pair[0])
         self._failure: _HostsFailure = _HostsFailure(shared, index, self._ranks)
         links = Links([(counterpart(host), stream) for host, stream in ordered], self._failure.write)
@@ -129,7 +103,7 @@ class HostsCollective(HostCollective):
         timeout_s: float,
         feedback: ErrorFeedback | None = None,
     ) -> Array:
-        """Combine the arrays element by element; compressed between hosts if that is configured, with ``feedback``."""
+        """Combine the arrays; with ``feedback``, compressed between hosts if that is configured."""
         exchange = self._failure.exchange
         if feedback is None or self._codec is None or exchange is None or not isinstance(array, np.ndarray):
             return super().all_reduce(array, op, out, timeout_s=timeout_s)
@@ -143,7 +117,7 @@ class HostsCollective(HostCollective):
             exchange.reduction = Reduction
 
     def _check_progress(self, header: Array, deadline: float, timeout_s: float) -> float:
-        """Warn of hosts that are not reached, and name them in the error of a call that has timed out."""
+        """Warn of unreachable hosts, and name them in the error of a call that has timed out."""
         exchange = self._failure.exchange
         why = "" if exchange is None else exchange.unanswered()
         if why and not self._has_warned:
@@ -164,22 +138,7 @@ class HostsCollective(HostCollective):
     def form(
         cls, membership: Membership, name: str | HiddenName, world: World, liveness: Liveness, timeout_s: float
     ) -> HostsCollective:
-        """Form the group of all workers launched on all hosts; a collective call.
-
-        Parameters
-        ----------
-        membership : Membership
-        name : str or HiddenName
-            Name of the segment of this host's ranks.
-        world : World
-        liveness : Liveness
-        timeout_s : float
-
-        Raises
-        ------
-        PlatoonError
-            On every rank, if it cannot be formed.
-        """
+        """Form the group of all workers on all hosts, a collective call; all ranks raise errors."""
         forming = _Forming(membership, name, world, liveness, timeout_s)
         try:
             shared, streams = forming.run()
@@ -197,11 +156,9 @@ class _NamingHosts:
         self._liveness, self._world, self._ranks = liveness, world, list(ranks)
 
     def moved(self, ranks: Sequence[int]) -> float:
-        """Return the earliest of these workers' times of latest progress, in seconds of the monotonic clock."""
         return self._liveness.moved(ranks)
 
     def why_absent(self, ranks: Sequence[int]) -> str:
-        """Return why one of these ranks will never make the call that this worker waits in; empty if all may."""
         for rank in ranks:
             why = self._liveness.why_absent([rank])
             if why:
@@ -210,7 +167,7 @@ class _NamingHosts:
 
 
 class _HostsFailure(GroupFailure):
-    """Reports to the ranks of this host by shared memory, and to those of others by the links of this rank."""
+    """Reports to this host's ranks by shared memory, and to other hosts by this rank's links."""
 
     exchange: HostsExchange | None = None
 
@@ -221,7 +178,7 @@ class _HostsFailure(GroupFailure):
         self._reported = False
 
     def break_group(self, exc: BaseException, text: str) -> None:
-        """Break the group on this host and the others; the reason that came first is the one that goes on to them."""
+        """Break the group on all hosts; the first reason is reported to the other hosts."""
         super().break_group(exc, text)
         memory = self._shared.memory
         exchange = self.exchange
@@ -240,7 +197,7 @@ class _ElsewhereError(PlatoonError):
 
 
 class _Forming:
-    """The steps in which the workers form the group; each ends with a rendezvous that reports failures to all."""
+    """The steps to form the group; each ends with a rendezvous that reports failures to all."""
 
     def __init__(
         self, membership: Membership, name: str | HiddenName, world: World, liveness: Liveness, timeout_s: float
@@ -270,7 +227,6 @@ class _Forming:
         return cast(GroupSegment, self._shared), streams
 
     def undo(self) -> None:
-        """Close all that was opened."""
         if self._listener is not None:
             self._listener.close()
         for stream in self._streams.values():
@@ -284,13 +240,14 @@ class _Forming:
         error: Exception | None = None
         try:
             note = do()
-        except Exception as exc:  # any kind: the others wait for this rank and must get the failure
+        # Any kind: the others wait for this rank and must get the failure.
+        except Exception as exc:
             why = to_bytes(str(exc) or repr(exc), _WHY_BYTES).decode(errors="replace")
             error, note = exc, _Note(failure=why, elsewhere=isinstance(exc, _ElsewhereError))
         try:
             raw = self._membership.meet(what, msgspec.msgpack.encode(note), self._timeout_s)
         except PlatoonError as exc:
-            raise exc if error is None else error from exc  # this rank's own failure first
+            raise exc if error is None else error from exc  # This rank's own failure has priority.
         if error is not None and not isinstance(error, _ElsewhereError):
             raise error
         notes = {rank: msgspec.msgpack.decode(each, type=_Note) for rank, each in raw.items()}
@@ -340,7 +297,8 @@ class _Forming:
         if gone:
             why = self._liveness.why_absent(gone) or f"ranks {gone} are gone"
             raise WorkerLostError(f"a group of all {self._world.size} workers cannot be formed: {why}")
-        # A rank that has failed is in the next rendezvous already; so is one whose link is just being opened.
+        # A rank that has failed is already in the next rendezvous. So is one with a link that is
+        # just being opened.
         now = awake()
         if not self._liveness.why_absent(ranks):
             self._absent_since = now

@@ -1,19 +1,16 @@
-"""All-reduces of gradients that are compressed between hosts, with error feedback in both directions.
+"""All-reduces of gradients that are compressed between hosts, with error feedback.
 
-As in `platoon_base.collectives.hosts_parts` each host combines a part of the whole; shares and results are encoded::
+As in `platoon_base.collectives.hosts_parts` each host combines a part; shares and results are
+encoded::
 
     v[g, h]   := share[g, h] + e[g, h]                  for g != h; the own share is exact
     s[g, h]   := decode(encode(v[g, h]))
     e[g, h]   := v[g, h] - s[g, h]                      kept by host g
     w[h]      := op(s[0, h], ..., share[h, h], ..., s[H-1, h]) + e[h, h]
-    result[h] := decode(encode(w[h]))                   on all hosts, host h among them
+    result[h] := decode(encode(w[h]))                   on all hosts, including host h
     e[h, h]   := w[h] - result[h]                       kept by host h
 
-So all hosts have the same bits, and the sum of all results differs from that of exact ones by what hosts keep::
-
-    sum_t exact_t[h] = sum_t result_t[h] + e[h, h] + 1/N sum_{g != h} e[g, h]        for a mean over N ranks
-
-It is the scheme of Seide et al. 2014, and the "compressed all-reduce" of Tang et al. 2021 (arXiv 2102.02888).
+All hosts have the same bits. Seide et al. 2014; Tang et al. 2021 (arXiv 2102.02888).
 """
 
 from __future__ import annotations
@@ -37,17 +34,14 @@ Array = np.ndarray[Any, Any]
 
 
 def gradient_codec(world: World) -> Codec | None:
-    """Return the codec of averaged gradients between the hosts of a job; None if they are exact.
-
-    `TopK` is left out: it sends parts of a gradient late, when they are of an old model, and training may diverge.
-    (Lin et al. 2018 correct for that within the optimizer.)
-    """
+    """Return the codec of averaged gradients between the hosts of a job; None if they are exact."""
+    # `TopK` sends parts of a gradient late, when they are of an old model, and training may
+    # diverge. Lin et al. 2018 correct for that within the optimizer.
     codec = codec_of(world.compression) if world.several else None
     return None if isinstance(codec, TopK) else codec
 
 
 def is_compressible(dtype: Any, op: str) -> bool:
-    """Return whether all-reduces of this kind can be compressed; False if there is no such operation."""
     try:
         return bool(np.dtype(dtype).kind == "f" and canonical_op(op) in ("sum", "mean"))
     except ConfigurationError:
@@ -55,16 +49,7 @@ def is_compressible(dtype: Any, op: str) -> bool:
 
 
 class Compression(NamedTuple):
-    """How the data of one call are compressed.
-
-    Attributes
-    ----------
-    codec : Codec
-    feedback : ErrorFeedback
-        Of this rank.
-    key : object
-        Of the residual, see `ErrorFeedback.residual`.
-    """
+    """How the data of one call are compressed; ``key`` identifies the residual in ``feedback``."""
 
     codec: Codec
     feedback: ErrorFeedback
@@ -72,44 +57,34 @@ class Compression(NamedTuple):
 
 
 class _Records:
-    """Where the pieces of parts of chunks lie, as elements and as encoded records."""
+    """The layout of the pieces of parts of chunks, as elements and as encoded records."""
 
     def __init__(self, codec: Codec, piece: int, widths: list[int]) -> None:
         self._codec, self._piece, self._widths = codec, piece, widths
-        self.stride = -(-codec.nbytes(piece) // 8) * 8  # bytes from the start of a record to that of the next
+        self.stride = -(-codec.nbytes(piece) // 8) * 8  # Bytes between the starts of records.
         self.counts = [-(-width // piece) for width in widths]
         self.part_bytes = [
             sum(self.nbytes(chunk, number) for number in range(count)) for chunk, count in enumerate(self.counts)
         ]
 
     def at(self, chunk: int, number: int) -> slice:
-        """Return the elements of a part that are in a piece."""
         return slice(number * self._piece, min((number + 1) * self._piece, self._widths[chunk]))
 
     def nbytes(self, chunk: int, number: int) -> int:
-        """Return the size of an encoded piece."""
         at = self.at(chunk, number)
         return self._codec.nbytes(at.stop - at.start)
 
     def room(self, hosts: int, depth: int) -> Array:
-        """Return memory for records: of shares and results, by chunk in flight and host."""
+        """Return memory for records of shares and results, by chunk in flight and host."""
         return np.empty((2, min(depth, len(self._widths)), hosts, max(self.counts) * self.stride), np.uint8)
 
     def data(self, memory: Array, kind: int, chunk: int, host: int, number: int) -> Array:
-        """Return the memory for a record."""
         row: Array = memory[int(kind == RESULT), chunk % memory.shape[1], host]
         return row[number * self.stride :][: self.nbytes(chunk, number)]
 
 
 class CompressedReduction(Reduction):
-    """A `Reduction` with results whose data are encoded, record by record; see this module's docstring.
-
-    Parameters
-    ----------
-    compression : Compression
-    links, host, hosts, size, op, dtype, chunks
-        See `Reduction`; ``dtype`` is float32 or float64.
-    """
+    """A `Reduction` with encoded data, record by record; ``dtype`` is float32 or float64."""
 
     def __init__(
         self,
@@ -132,7 +107,6 @@ class CompressedReduction(Reduction):
         self._whole = 2 * sum(self._records.part_bytes)
 
     def _kept(self, chunk: int, host: int, at: slice) -> Array:
-        """Return the residual of a piece of a host's part of a chunk."""
         start = self._starts[chunk] + host * self._widths[chunk]
         return self._residual[start + at.start : start + at.stop]
 
@@ -143,7 +117,6 @@ class CompressedReduction(Reduction):
             decode_and_keep(self._codec, data, values, out, kept)
 
     def begin(self, chunk: int, source: Array, target: Array) -> None:
-        """Begin a chunk, and send its encoded shares; see `Reduction.begin`."""
         self.expect(chunk, target)
         self._chunks[chunk].bytes_left = self._records.part_bytes[chunk] * (self._hosts - 1)
         width = self._widths[chunk]
@@ -152,7 +125,6 @@ class CompressedReduction(Reduction):
         self.own(chunk, source[self._host * width :][:width])
 
     def send_share(self, chunk: int, host: int, share: Array) -> None:
-        """Send a host its encoded share."""
         (link,) = (link for link in self._links.all if link.to.host == host)
         for piece in range(self._pieces[chunk]):
             at, data = self._records.at(chunk, piece), self._records.data(self._sent, SHARE, chunk, host, piece)
@@ -161,7 +133,6 @@ class CompressedReduction(Reduction):
             self._links.pump()
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
-        """Return the memory for encoded data from a host; None if they are not expected."""
         piece = offset // self._records.stride
         if chunk >= len(self._widths) or offset % self._records.stride or piece >= self._pieces[chunk]:
             return None
@@ -173,7 +144,6 @@ class CompressedReduction(Reduction):
         return as_bytes(data)
 
     def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
-        """Record that data of a host have arrived; decode results."""
         piece = offset // self._records.stride
         if kind == RESULT:
             self._reach[host] += length

@@ -1,10 +1,10 @@
-"""The exchange of arrays in a group over several hosts: in shared memory on each host, by links between hosts.
+"""The exchange of arrays over several hosts: in shared memory on each host, by links between hosts.
 
-The first ranks of each host, as many as the host with the fewest ranks has, are linked to their counterparts on all
-other hosts: the n-th ranks form rail n. A large array is combined in shared memory, the rank of each rail combines its
-part with those of the other hosts, and the parts are gathered in shared memory. So all links are used at the same time,
-on consecutive chunks. A small array is combined on each host, and the first ranks of the hosts exchange it; a barrier
-works likewise. If a host has more ranks than there are rails, the other ranks get the result in shared memory.
+The n-th ranks of the hosts form lane n; there are as many lanes as the smallest host has ranks. A
+large array is combined in shared memory, the rank of each lane combines its part with those of the
+other hosts, and the parts are gathered in shared memory: all links are used at the same time, on
+consecutive chunks. A small array is combined on each host, and the first ranks of the hosts
+exchange it; a barrier works likewise. Ranks without a lane get results in shared memory.
 """
 
 from __future__ import annotations
@@ -34,43 +34,35 @@ __all__ = ["HostsExchange"]
 Array = np.ndarray[Any, Any]
 Steps = Generator[int, None, None]
 
-SMALL_BYTES = 1 << 16  # up to this size the first rank of a host sends an array whole, in a single step
-MAX_SMALL_BYTES = 1 << 18  # limit on the bytes that it sends to all hosts together
-DEPTH = 4  # chunks in flight
+# Up to this size the first rank of a host sends an array whole, in a single step.
+SMALL_BYTES = 1 << 16
+MAX_SMALL_BYTES = 1 << 18  # Limit on the bytes that it sends to all hosts together.
+DEPTH = 4  # Chunks in flight.
 NO_BYTES = np.zeros(0, np.uint8)
-SPIN_S = 2e-4  # a wait polls for this time, yielding its core in between, before it sleeps
-KEPT = 1024  # size of the cache of headlines: scripts repeat the same few calls
-_SLEEP_S = 0.02  # between checks whether a rank of this host has failed
-_LINK_POLL_INTERVAL_S = 2e-3  # between polls of the links while this rank waits in shared memory
-_ALIGN = 16  # elements
+SPIN_S = 2e-4  # A wait polls for this time, yielding its core in between, before it sleeps.
+KEPT = 1024  # Scripts repeat the same few calls.
+_SLEEP_S = 0.02  # Interval of checks whether a rank of this host has failed.
+# Interval of polls of the links while this rank waits in shared memory.
+_LINK_POLL_INTERVAL_S = 2e-3
+_ALIGN = 16  # Elements.
 
 
 class _Plan(NamedTuple):
-    """The cached plan of a small all-reduce; it keeps the headline, by whose address it is found."""
+    """The cached plan of a small all-reduce."""
 
+    # The address of the headline is the key of the cache, so the plan keeps the headline.
     header: Array
-    part: Array  # the headline of its first call among the ranks of a host
-    then: Array  # and of the second
+    part: Array  # Headline of the first call among the ranks of a host.
+    then: Array  # Headline of the second.
     op: str
 
 
 class HostsExchange:
-    """An exchange over hosts; indices are those of the group of all hosts, whose ranks are numbered host by host.
+    """An exchange over hosts; ranks of the group are numbered host by host.
 
-    A call is a generator that yields a status of `Exchange.resume` wherever it waits.
-
-    Parameters
-    ----------
-    local : Exchange
-        Among the ranks of this host.
-    memory : Memory
-        The memory of these ranks.
-    workers : sequence of int
-        The number of ranks on each host.
-    host, index : int
-        This host, and this rank's index on it.
-    links : Links
-        To the counterparts on all other hosts; none if this rank has no rail.
+    A call is a generator that yields a status of `Exchange.resume` when it waits. ``local`` and
+    ``memory`` belong to the ranks of this host, ``workers`` are the numbers of ranks on the hosts,
+    and ``index`` is this rank's index on its host. A rank without a lane has no ``links``.
     """
 
     def __init__(
@@ -88,23 +80,25 @@ class HostsExchange:
         self._rails = min(workers)
         self._firsts = [sum(workers[:h]) for h in range(len(workers))]
         parts = self._rails * self._hosts
-        self._unit = parts * max(1, min(_ALIGN, 4096 // parts))  # lengths that are multiples of this have equal parts
+        # Lengths that are multiples of this have equal parts.
+        self._unit = parts * max(1, min(_ALIGN, 4096 // parts))
         self._has_rail = index < self._rails
         self._even = self._here == self._rails
         self._running: Steps = iter(())  # type: ignore[assignment]
         self._until = 0.0
-        self._within = True  # whether this rank waits for ranks of its host
+        self._within = True  # True while this rank waits for ranks of its host.
         self._owes: Callable[[Link], bool] = lambda link: False
-        self._first: Array | None = None  # the headline, until the ranks of this host have compared it
+        # The headline, until the ranks of this host have compared it.
+        self._first: Array | None = None
         self._headers: dict[tuple[Any, ...], Array] = {}
         self._plans: dict[int, _Plan] = {}
         self._scratch = ReductionScratch(self._hosts)
-        self.reduction: Callable[..., Reduction] = Reduction  # of the next call; may be a compressed one
+        # Reduction of the next call; may be a compressed one.
+        self.reduction: Callable[..., Reduction] = Reduction
         self.calls = 0
         self.busy = False
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
-        """Begin a call on contiguous arrays, and go on as `resume` does."""
         if self._memory.broken:
             return BROKEN
         self.calls += 1
@@ -120,7 +114,6 @@ class HostsExchange:
         return self.resume(patience_s)
 
     def resume(self, patience_s: float) -> int:
-        """Go on until the call has ended, or AGAIN when nothing happens for so long."""
         self._until = awake() + patience_s
         self.busy = True
         try:
@@ -131,30 +124,26 @@ class HostsExchange:
             self.busy = False
 
     def missing(self) -> list[int]:
-        """List the ranks that the call waits for."""
         if self._within:
             here = [self._firsts[self._host] + q for q in self._local.missing()]
             if self._first is not None and not self.busy:
                 self._links.report_wait(here)
             return here
         if not self.busy:
-            self._links.pump()  # finding out why a rank is absent may have taken long
+            self._links.pump()  # Finding the reason why a rank is absent may have taken long.
         found = {member for link in self._links.quiet(self._owes) for member in link.missing}
         return sorted(found)
 
     def left(self) -> list[int]:
-        """List the ranks that have closed the group."""
         away = [link.to.member for link in self._links.all if link.left]
         return sorted(away + [self._firsts[self._host] + q for q in self._local.left()])
 
     def leave(self) -> None:
-        """Show the others that this rank has closed the group."""
-        self._local.leave()  # the links learn it by `close`, when no call of another thread uses them
+        self._local.leave()  # `close` notifies the links, when no call of another thread uses them.
 
     def called(self) -> dict[int, Array]:
-        """Return the `headline` of the latest call of each rank that came to it."""
         found = {self._firsts[self._host] + q: header for q, header in self._local.called().items()}
-        if self._first is None:  # otherwise the ranks of this host still compare their calls
+        if self._first is None:  # Otherwise the ranks of this host are still comparing their calls.
             found = {self._firsts[self._host] + self._index: np.frombuffer(self._links.header, np.int64)}
         for link in self._links.all:
             header = link.describe_head()
@@ -163,27 +152,23 @@ class HostsExchange:
         return dict(sorted(found.items()))
 
     def broken_link(self) -> str:
-        """Say why the call cannot end though no rank is known to be absent; empty if it can, as far as is known."""
         if self._within:
             return ""
         return self._links.broken(self._owes)
 
     def unanswered(self) -> str:
-        """Say which hosts acknowledge nothing that was sent to them; empty if there is none."""
         return "" if self._within else self._links.unanswered()
 
     def report(self, how: int, text: bytes) -> None:
-        """Report to all counterparts that a call has failed."""
         if not self.busy:
             self._links.send_last_record(how, text)
 
     def close(self) -> None:
-        """Close what the exchange has opened itself."""
         if not self.busy:
             self._links.send_last_record(None, b"")
         self._links.close()
 
-    # ---- Calls ------------------------------------------------------------------------------------------------------
+    # ---- Calls ----
 
     def _barrier(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
         yield from self._inside("barrier", "sum", array, out)
@@ -225,7 +210,7 @@ class HostsExchange:
                 yield from self._inside("broadcast", "sum", rest, rest)
 
     def _pass_on_here(self, spread: ChunkedAllGather, chunk: int, host: int, whole: Array, part: Array) -> Steps:
-        """Wait for this rail's part of another host's chunk, and gather the whole chunk for all ranks of this host."""
+        """Wait for this lane's part of another host's chunk, then gather the chunk on this host."""
         if self._has_rail:
             yield from self._wait(lambda: spread.has(host, chunk), lambda link: spread.owes(link.to.host))
         yield from self._from_links(whole, part if self._even and self._rails > 1 else None)
@@ -264,13 +249,13 @@ class HostsExchange:
                 if h != self._host and len(rest):
                     yield from self._inside("broadcast", "sum", rest, rest)
 
-    # ---- Calls that combine ------------------------------------------------------------------------------------------
+    # ---- Calls that combine ----
 
     def _is_small(self, size_bytes: int) -> bool:
         return size_bytes <= SMALL_BYTES and size_bytes * (self._hosts - 1) <= MAX_SMALL_BYTES
 
     def _small(self, array: Array, out: Array, op: str) -> Steps:
-        """Combine a small array: on each host, between the first ranks of the hosts, then broadcast it on each host."""
+        """Combine a small array on each host, then between the first ranks; broadcast it."""
         yield from self._inside("all_reduce", "sum" if op == "mean" else op, array, out)
         if self._index == 0:
             self._links.announce(as_bytes(out))
@@ -311,7 +296,7 @@ class HostsExchange:
             yield from self._inside("broadcast", "sum", rest, rest)
 
     def _chunks(self, array: Array, out: Array, op: str, inner: str) -> Steps:
-        """Combine a large array, whose length is a multiple of rails times hosts."""
+        """Combine a large array; its length is a multiple of lanes times hosts."""
         rails, hosts, item = self._rails, self._hosts, array.itemsize
         bounds = chunk_bounds(len(array), item, self._unit)
         count, depth, width = len(bounds), min(DEPTH, len(bounds)), bounds[0][1]
@@ -338,7 +323,7 @@ class HostsExchange:
     def _to_links(
         self, chunk: int, array: Array, out: Array, parts: list[Array], inner: str, reduction: Reduction | None
     ) -> Steps:
-        """Combine a chunk on this host, and begin to exchange this rail's part."""
+        """Combine a chunk on this host, and begin to exchange this lane's part."""
         each = len(array) // self._rails
         source = target = out[self._index * each :][:each]
         if parts:
@@ -379,7 +364,7 @@ class HostsExchange:
                 narrow[...] = out
 
     def _scattered(self, array: Array, out: Array, op: str, each: int) -> Steps:
-        """Combine, for each host, the parts of its ranks, each by its own rail."""
+        """Combine the parts of the ranks of each host, each part by the lane of its rank."""
         inner = "sum" if op == "mean" else op
         links = self._links
         reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, Chunks([each], 1), False)
@@ -388,7 +373,7 @@ class HostsExchange:
         links.work = reduction
         links.announce(b"")
         for step in range(1, self._hosts + 1):
-            host = (self._host + step) % self._hosts  # this host's own part last
+            host = (self._host + step) % self._hosts  # This host's own part is last.
             start = self._firsts[host] * each
             share = np.empty(each, array.dtype)
             yield from self._inside("reduce_scatter", inner, array[start:][: each * self._here], share)
@@ -401,10 +386,10 @@ class HostsExchange:
         yield from self._heads()
         links.work = None
 
-    # ---- Small all-reduces ------------------------------------------------------------------------------------------
+    # ---- Small all-reduces ----
 
     def _plan(self, header: Array, array: Array) -> _Plan | None:
-        """Return the plan of a small all-reduce for a headline; cache it."""
+        """Return the cached plan of a small all-reduce for a headline; None for other calls."""
         word, dtype = int(header[0]), array.dtype
         op = OPS[word >> 8 & 255]
         if word & 255 or is_wide(dtype, op) or not self._is_small(array.nbytes):
@@ -438,7 +423,7 @@ class HostsExchange:
         return self.resume(patience_s)
 
     def _exchange_small(self, plan: _Plan, out: Array) -> int:
-        """Exchange a small array with the other hosts, unless one is late."""
+        """Exchange a small array with the other hosts; return AGAIN if one is late."""
         self._within, self._owes, links = False, Link.owes_head, self._links
         links.announce(as_bytes(out))
         until = awake() + SPIN_S
@@ -453,7 +438,7 @@ class HostsExchange:
         return ENDED
 
     def _rest_of_small(self, status: int, stage: int, plan: _Plan, out: Array) -> Steps:
-        """Continue a small all-reduce at its stage: on this host, between hosts, or the broadcast of the result."""
+        """Continue a small all-reduce at a stage: 0 on this host, 1 between hosts, 2 broadcast."""
         if stage == 0:
             yield from self._go_on(status)
         if self._index == 0 and stage < 2:
@@ -467,10 +452,9 @@ class HostsExchange:
             else:
                 yield from self._go_on(status)
 
-    # ---- Waits, for the ranks of this host and for the links ---------------------------------------------------------
+    # ---- Waits for the ranks of this host and for the links ----
 
     def _inside(self, kind: str, op: str, array: Array, out: Array, root: int = 0) -> Steps:
-        """Make a call among the ranks of this host."""
         elements = len(array) // self._here if kind == "reduce_scatter" else len(array)
         if self._first is not None:
             header = part_of(self._first, kind, op, array.dtype.name, elements, root)
@@ -490,7 +474,6 @@ class HostsExchange:
         yield from self._go_on(self._local.begin(header, array, out, self._patience()))
 
     def _go_on(self, status: int) -> Steps:
-        """Continue a call among the ranks of this host until it has ended."""
         while status != ENDED:
             if status != AGAIN:
                 yield status
@@ -507,11 +490,11 @@ class HostsExchange:
         return min(left_s, _LINK_POLL_INTERVAL_S) if self._links.work is not None or not self._links.sent() else left_s
 
     def _wait(self, done: Callable[[], bool], owes: Callable[[Link], bool]) -> Steps:
-        """Wait for the links until ``done()``; ``owes(link)`` returns whether a link has still to deliver."""
+        """Wait for the links until ``done()``; ``owes(link)`` says whether a link owes data."""
         self._within = False
         self._owes = owes
         links, since = self._links, 0.0
-        spin_s = SPIN_S if links.work is None else 0.0  # large data take longer than spinning
+        spin_s = SPIN_S if links.work is None else 0.0  # Large data take longer than spinning.
         while not done():
             moved = links.pump()
             if links.differ():
@@ -520,7 +503,7 @@ class HostsExchange:
                 yield BROKEN
             now = awake()
             if now >= self._until:
-                yield AGAIN  # even while data arrive: another thread may close the group
+                yield AGAIN  # Return even while data arrive: another thread may close the group.
             elif moved:
                 since = 0.0
             else:
@@ -533,7 +516,7 @@ class HostsExchange:
             yield MISMATCH
 
     def _heads(self) -> Steps:
-        """Wait until the counterparts have begun this call, and all posted data are sent."""
+        """Wait until the counterparts have begun this call and all posted data are sent."""
         if self._has_rail:
             links = self._links
             yield from self._wait(lambda: links.heads() and links.sent(), Link.owes_head)

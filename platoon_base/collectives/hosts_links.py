@@ -18,34 +18,26 @@ __all__ = ["RESULT", "SHARE", "Counterpart", "Link", "Links", "Work", "as_bytes"
 
 Array = np.ndarray[Any, Any]
 
-# The kinds of records, in the lowest byte of a tag; the other bytes hold the number of a chunk. A head begins a call:
-# its headline, and a small array. Before it, a rank may report which ranks of its host it waits for. Shares are data to
-# be combined; results are combined data, or data sent as they are.
+# The kinds of records are in the lowest byte of a tag; the other bytes hold the number of a chunk.
+# A head begins a call: its headline and a small array. Before it, a rank may report the ranks of
+# its host that it waits for. Shares are data to combine; results are combined data, or data sent
+# unchanged.
 HEAD, SHARE, RESULT, BROKEN_CALL, LEAVING, WAITING = range(1, 7)
-_HEADER_BYTES = 64  # size of a headline
+_HEADER_BYTES = 64  # Bytes of a headline.
 _MAX_REASON = 4096
-_STALL_TIMEOUT_S = 0.5  # after which a counterpart counts as missing although a part of its data has arrived
-_CAUSE_TIMEOUT_S = 1.5  # wait for a better reason of a broken connection, such as the end of a process
+# After this time a counterpart is missing even if a part of its data has arrived.
+_STALL_TIMEOUT_S = 0.5
+# Wait this long for a better reason of a broken connection, such as the end of a process.
+_CAUSE_TIMEOUT_S = 1.5
 _REMEDY = (
     ". Data in flight are lost: start the job again, with --resume if it has checkpoints. Does a firewall or a NAT "
     "between the hosts cut connections?"
 )
-_FLUSH_S = 0.3  # bound on sending the last record
+_FLUSH_S = 0.3  # Bound on the time to send the last record.
 
 
 class Counterpart(NamedTuple):
-    """A rank of another host.
-
-    Attributes
-    ----------
-    host : int
-    member : int
-        Its index in the group of all hosts.
-    rank : int
-        In the job.
-    name : str
-        For messages.
-    """
+    """A rank of another host: ``member`` is its index in the group, ``rank`` that in the job."""
 
     host: int
     member: int
@@ -61,7 +53,7 @@ class Work(Protocol):
         ...
 
     def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
-        """Record that the data have arrived."""
+        """Record that the data have arrived in their place."""
         ...
 
 
@@ -72,22 +64,22 @@ class Link:
         self._links = links
         self.to = to
         self.stream = stream
-        self.head: bytearray | None = None  # received for the current call
-        self.fits = False  # whether its headline equals this rank's
+        self.head: bytearray | None = None  # The head received for the current call.
+        self.fits = False  # True if its headline equals this rank's.
         self.left = self.altered = False
-        self.closed, self.closed_at = "", 0.0  # the reason and the time
+        self.closed, self.closed_at = "", 0.0  # The reason and the time.
         self.moved_at = 0.0
         self._buffer = bytearray()
         self._waits_for: list[int] = []
 
     @property
     def missing(self) -> list[int]:
-        """The members for which this link waits: the counterpart, or those for which that waits in turn."""
+        """The members that this link waits for: the counterpart, or those it waits for itself."""
         return self._waits_for if self.head is None and self._waits_for and not self.closed else [self.to.member]
 
     @property
     def payload(self) -> memoryview:
-        """The array received in the head of this call; empty if there is none, or no head yet."""
+        """The array received in the head of this call; empty if there is none yet."""
         return memoryview(self.head or b"")[_HEADER_BYTES:]
 
     def owes_head(self) -> bool:
@@ -95,25 +87,25 @@ class Link:
         return self.head is None or self.stream.sent < self.stream.posted
 
     def begin(self) -> None:
-        """Begin the next call."""
         self.head, self.fits, self._waits_for = None, False, []
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
-        """Return a buffer for a payload of ``length`` bytes; None leaves this and later records for a later pull."""
+        """Return a buffer for ``length`` bytes; None leaves the records for a later pull."""
         kind, links = tag & 255, self._links
         if kind in (SHARE, RESULT) and self.head is not None:
             if not self.fits or links.work is None:
-                return None  # the call has failed, or is just ending here
+                return None  # The call has failed, or is just ending here.
             place = links.work.place(self.to.host, kind, tag >> 8, offset, length)
             if place is None:
                 raise BrokenStreamError(f"got {length} bytes at {offset} that no call expects", altered=True)
             return place
         if kind in (HEAD, WAITING) and offset == links.call + 1:
-            return None  # it belongs to the next call
+            return None  # The record belongs to the next call.
         known = kind == BROKEN_CALL or (kind == LEAVING and not length)
         if kind == HEAD and offset == links.call and self.head is None:
             known = length >= _HEADER_BYTES
-        elif kind == WAITING and offset <= links.call:  # perhaps of an earlier call: calls need not read all links
+        # It may be of an earlier call: calls need not read all links.
+        elif kind == WAITING and offset <= links.call:
             known = length % 4 == 0
         if not known:
             raise BrokenStreamError(f"got a record of tag {tag} out of turn", altered=True)
@@ -121,7 +113,7 @@ class Link:
         return memoryview(self._buffer)
 
     def done(self, tag: int, offset: int, length: int) -> None:
-        """Handle a record whose payload now lies in the buffer that `place` returned."""
+        """Handle a record with a payload in the buffer that `place` returned."""
         kind = tag & 255
         if kind == HEAD:
             self.head = self._buffer
@@ -138,7 +130,6 @@ class Link:
             self._links.on_break(offset, self._buffer[:_MAX_REASON].decode(errors="replace"))
 
     def describe_head(self) -> Array | None:
-        """Return the received headline, if it is valid."""
         if self.head is None:
             return None
         header = np.frombuffer(self.head, np.int64, 8)
@@ -149,30 +140,13 @@ class Link:
         return header
 
     def close(self, why: str, altered: bool = False) -> None:
-        """Close the connection and record the reason."""
         if not self.closed:
             self.closed, self.closed_at, self.altered = why, awake(), altered
             self.stream.close()
 
 
 class Links:
-    """All links of a rank; a rank without a rail has none.
-
-    Parameters
-    ----------
-    streams : iterable of (Counterpart, Stream)
-    on_break : callable
-        ``on_break(how, text)`` is called when a counterpart reports that a call has failed.
-
-    Attributes
-    ----------
-    call : int
-        The number of the current or latest call of this rank.
-    header : bytes
-        Its headline.
-    work : Work or None
-        Receives the data of that call.
-    """
+    """All links of a rank; ``on_break(how, text)`` is called when a rank reports a failure."""
 
     def __init__(self, streams: Iterable[tuple[Counterpart, Stream]], on_break: Callable[[int, str], None]) -> None:
         self.all = [Link(self, to, stream) for to, stream in streams]
@@ -187,7 +161,6 @@ class Links:
             self._poll.register(descriptor, 0)
 
     def begin(self, header: Array) -> None:
-        """Begin a call with this headline."""
         self.header = header.tobytes()
         self.call += 1
         for link in self.all:
@@ -195,14 +168,14 @@ class Links:
         self._reported = []
 
     def announce(self, payload: bytes | memoryview) -> None:
-        """Send the head of this call to all counterparts: the headline, and a small array."""
+        """Send the head of this call to all counterparts: the headline and a small array."""
         content = b"".join((self.header, payload))
         for link in self.all:
             link.stream.post(HEAD, self.call, content)
             self._push(link)
 
     def report_wait(self, members: list[int]) -> None:
-        """Report to all counterparts the members of this host for which this rank waits before its head."""
+        """Report to all counterparts which members of this host delay the head of this rank."""
         if members != self._reported:
             self._reported = members
             for link in self.all:
@@ -215,7 +188,7 @@ class Links:
             link.stream.post(kind | chunk << 8, start + at, data[at : at + piece])
 
     def pump(self, most: int = 16) -> bool:
-        """Send and receive without blocking, up to ``most`` records per link; return whether anything moved."""
+        """Send and receive up to ``most`` records per link; return whether any moved."""
         moved = False
         for link in self.all:
             if link.closed:
@@ -241,7 +214,7 @@ class Links:
             self._drop(link, exc)
 
     def _drop(self, link: Link, why: BrokenStreamError) -> None:
-        """Close a broken link, but first receive records from before the break: they may hold the reason."""
+        """Close a broken link. Receive earlier records first: they may hold the reason."""
         try:
             while not why.altered and link.stream.pull(link):
                 pass
@@ -272,19 +245,16 @@ class Links:
             time.sleep(timeout_s)
 
     def sent(self) -> bool:
-        """Return whether all posted data are sent."""
         return all(link.stream.sent == link.stream.posted for link in self.all)
 
     def heads(self) -> bool:
-        """Return whether the heads of this call have arrived by all links."""
         return all(link.head is not None for link in self.all)
 
     def agree(self) -> bool:
-        """Return whether all heads have arrived, and all counterparts make this call."""
+        """Return whether all counterparts have begun this call."""
         return all(link.fits for link in self.all)
 
     def differ(self) -> bool:
-        """Return whether some counterpart makes another call."""
         return any(link.head is not None and not link.fits for link in self.all)
 
     def quiet(self, owes: Callable[[Link], bool]) -> list[Link]:
@@ -294,7 +264,7 @@ class Links:
         return [link for link in owing if link.closed or link.head is None or link.moved_at < before]
 
     def broken(self, owes: Callable[[Link], bool]) -> str:
-        """Describe a broken link that owes data; empty if there is none, or while a better reason may become known."""
+        """Describe a broken link that owes data; empty while a better reason may arrive."""
         now = awake()
         for link in self.all:
             if link.closed and (link.altered or now > link.closed_at + _CAUSE_TIMEOUT_S) and owes(link):
@@ -302,13 +272,13 @@ class Links:
         return ""
 
     def unanswered(self) -> str:
-        """Say which hosts acknowledge nothing that was sent to them; empty if there is none."""
+        """Describe the hosts that acknowledge nothing; empty if there are none."""
         silent = [(link.to.name, 0.0 if link.closed else link.stream.unanswered_s()) for link in self.all]
         found = [f"{name} has been unreachable for {seconds:.0f} s" for name, seconds in silent if seconds > WARNING_S]
         return f"{'; '.join(found)}. Is the network between the hosts slow or cut?" if found else ""
 
     def send_last_record(self, how: int | None, text: bytes) -> None:
-        """Report a failed call (``how``), or that this rank leaves (None), by all links, before anything queued."""
+        """Report a failed call (``how``), or that this rank leaves (None), before queued data."""
         kind, offset = (LEAVING, 0) if how is None else (BROKEN_CALL, how)
         for link in self.all:
             if not link.closed:
@@ -325,7 +295,6 @@ class Links:
                 time.sleep(min(left_s, 1e-3))
 
     def close(self) -> None:
-        """Close all links; a second call does nothing."""
         for link in self.all:
             if not link.closed:
                 self._forget(link)
@@ -334,5 +303,4 @@ class Links:
 
 
 def as_bytes(array: Array) -> memoryview:
-    """Return the memory of a contiguous array."""
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -1,13 +1,13 @@
 """The data of one call that a rank's links exchange between hosts, and their combination.
 
-In a broadcast or an all-gather arrays of one host are sent to all others. In an all-reduce or a reduce-scatter each
-host combines a part of the whole:
+In a broadcast or an all-gather, arrays of one host are sent to all others. In an all-reduce or a
+reduce-scatter, each host combines a part of the whole::
 
-    share[g, h]  := the part that host h combines, of the array that the ranks of host g have combined
+    share[g, h]  := the part that host h combines, of the array that the ranks of host g combined
     result[h]    := op(share[0, h], ..., share[H-1, h])
 
-Each host sends every other host its share and, in an all-reduce, its result. So a host sends 2 (H-1)/H of the array,
-which is the minimum, in two steps for any number of hosts. Chunks are sent without waiting for earlier ones.
+A host sends every other host its share and, in an all-reduce, its result: 2 (H-1)/H of the array,
+which is the minimum, in two steps for any number of hosts. Chunks do not wait for earlier ones.
 """
 
 from __future__ import annotations
@@ -35,33 +35,22 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-_LINE = 64  # alignment of memory, in bytes
+_LINE = 64  # Bytes of alignment.
 _KEPT = 64
-CHUNK_BYTES, _SHORTEST_CHUNK = 1 << 22, 1 << 20  # of the whole array
-_CHUNKS = 8  # of a smaller array: links are idle during the first chunk, and the host's ranks wait for the last
-_SHORTEST_PIECE, _LONGEST_PIECE = 1 << 15, 1 << 18  # bytes of a record
-_ALIGN = 16  # elements
+CHUNK_BYTES, _SHORTEST_CHUNK = 1 << 22, 1 << 20  # Bytes of the whole array.
+# A smaller array has this number of chunks: links are idle during the first chunk, and the ranks of
+# the host wait for the last.
+_CHUNKS = 8
+_SHORTEST_PIECE, _LONGEST_PIECE = 1 << 15, 1 << 18  # Bytes of a record.
+_ALIGN = 16  # Elements.
 
 
 def is_wide(dtype: Any, op: str) -> bool:
-    """Return whether an operation on this dtype is computed in float32."""
     return bool(dtype == np.float16 and op in ("sum", "prod", "mean"))
 
 
 def chunk_bounds(elements: int, item: int, unit: int) -> list[tuple[int, int]]:
-    """Cut an array into chunks, whose lengths are multiples of ``unit``, as the array's length is.
-
-    Parameters
-    ----------
-    elements, item : int
-        Number of elements, at least one, and bytes per element.
-    unit : int
-
-    Returns
-    -------
-    list of (int, int)
-        Start and end of each chunk, in elements.
-    """
+    """Cut an array into chunks with lengths that are multiples of ``unit``; return their bounds."""
     chunk_bytes = min(max(elements * item // _CHUNKS, _SHORTEST_CHUNK), CHUNK_BYTES)
     most = max(chunk_bytes // item // unit * unit, unit)
     width = -(-elements // -(-elements // most) // unit) * unit
@@ -69,7 +58,7 @@ def chunk_bounds(elements: int, item: int, unit: int) -> list[tuple[int, int]]:
 
 
 def _piece_of(share: int, item: int) -> int:
-    """Choose the number of elements per record, so that a part of ``share`` elements has several records."""
+    """Choose the elements per record: several records for a part of ``share`` elements."""
     size = min(max(share * item // 4, _SHORTEST_PIECE), _LONGEST_PIECE)
     return max(size // item // _ALIGN * _ALIGN, _ALIGN)
 
@@ -89,12 +78,13 @@ class _Silent:
 
 
 def silent() -> Any:
-    """Return a context in which NumPy does not warn about overflows and the like."""
-    return _Silent() if hasattr(np, "seterrobj") else np.errstate(all="ignore")  # which is quick since NumPy 2
+    """Return a context in which NumPy does not warn, as of overflows."""
+    # `errstate` is quick since NumPy 2.
+    return _Silent() if hasattr(np, "seterrobj") else np.errstate(all="ignore")
 
 
 def finished(total: Array, op: str, size: int) -> None:
-    """Divide a sum in place by the number of ranks, if the operation is a mean."""
+    """Divide a sum in place by the number of ranks if the operation is a mean."""
     if op == "mean":
         if total.dtype.kind == "f":
             np.divide(total, total.dtype.type(size), out=total)
@@ -103,17 +93,7 @@ def finished(total: Array, op: str, size: int) -> None:
 
 
 def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> None:
-    """Combine arrays in the order of the hosts.
-
-    Parameters
-    ----------
-    shares : list of ndarray
-        Overwritten, except the share of host ``own`` (-1 for none).
-    size : int
-        Number of ranks, the divisor of a mean.
-    out : ndarray
-        Receives the result; may be the own share.
-    """
+    """Combine arrays in host order into ``out``; overwrite ``shares`` but that of ``own``."""
     function = REDUCERS[op]
     with silent():
         total, scratch = shares[0], shares[1 if own == 0 else 0]
@@ -123,21 +103,14 @@ def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> N
 
 
 class ReductionScratch:
-    """Scratch memory with the same alignment on all hosts, for arrays that every host combines itself.
-
-    NumPy may choose different loops for different alignments, which may give a NaN different signs.
-
-    Parameters
-    ----------
-    hosts : int
-    """
+    """Scratch memory with the same alignment on all hosts, for equal combinations."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
         self._kept: dict[tuple[Any, int], tuple[list[Array], Array]] = {}
 
     def combine(self, op: str, others: Mapping[int, memoryview], own: int, size: int, out: Array) -> None:
-        """Combine the array of host ``own``, in ``out``, with those of all others; see `combined`."""
+        """Combine the array of host ``own``, in ``out``, with those of all others."""
         shares, result = self._rows(out.dtype, len(out))
         shares[own][...] = out
         for host, content in others.items():
@@ -146,7 +119,7 @@ class ReductionScratch:
         out[...] = result
 
     def _rows(self, dtype: Any, count: int) -> tuple[list[Array], Array]:
-        """Return an array for each host, and one for the result; cached by dtype and size."""
+        """Return an array for each host and one for the result; cached by dtype and size."""
         found = self._kept.get((dtype, count))
         if found is None:
             size_bytes = count * dtype.itemsize
@@ -165,43 +138,23 @@ class _Chunk:
     """The state of one chunk in flight."""
 
     def __init__(self, target: Array, width: int, pieces: int, results_bytes: int) -> None:
-        self.share: Array | None = None  # this host's own share
-        self.target, self.width = target, width  # width: elements of a host's part
-        self.left = pieces  # still to combine
-        self.bytes_left = results_bytes  # still to receive from other hosts
-        self.marks: list[int] = []  # for each link, the number of records posted up to the end of this chunk
+        self.share: Array | None = None  # This host's own share.
+        self.target, self.width = target, width  # The width is the elements of a host's part.
+        self.left = pieces  # Pieces that are still to be combined.
+        self.bytes_left = results_bytes  # Bytes that are still to be received from other hosts.
+        # For each link, the number of records posted up to the end of this chunk.
+        self.marks: list[int] = []
 
 
 class Chunks(NamedTuple):
-    """The chunks of an array.
-
-    Attributes
-    ----------
-    widths : list of int
-        Elements of a host's part of each chunk.
-    depth : int
-        Maximum number of chunks in flight.
-    """
+    """The chunks of an array: elements of a host's part of each, and how many may be in flight."""
 
     widths: list[int]
     depth: int
 
 
 class Reduction:
-    """Combines arrays over hosts, after the ranks of each host have combined theirs; a `Work`.
-
-    Parameters
-    ----------
-    links : Links
-    host, hosts, size : int
-        This host, the number of hosts, and the number of all ranks.
-    op : str
-        One of `OPS`.
-    dtype : dtype
-    chunks : Chunks
-    results : bool
-        Whether every host receives the results of the others.
-    """
+    """Combines arrays over hosts after the ranks of each host have combined theirs; a `Work`."""
 
     def __init__(
         self,
@@ -218,7 +171,7 @@ class Reduction:
         self._dtype, self._item = dtype, dtype.itemsize
         widths, depth = self._widths, self._depth = chunks
         self._results = results
-        self._piece = _piece_of(widths[0], self._item)  # elements per record
+        self._piece = _piece_of(widths[0], self._item)  # Elements per record.
         self._pieces = [-(-width // self._piece) for width in widths]
         room = max(widths)
         # Received shares, for each chunk in flight and each other host.
@@ -227,25 +180,16 @@ class Reduction:
         self._arrived = [np.zeros(count, np.int32) for count in self._pieces]
         self._chunks: dict[int, _Chunk] = {}
         self._targets: dict[int, memoryview] = {}
-        self._combined = [0] * len(widths)  # number of combined pieces per chunk
-        self._reach = {link.to.host: 0 for link in links.all}  # bytes received from each host
+        self._combined = [0] * len(widths)  # Number of combined pieces per chunk.
+        self._reach = {link.to.host: 0 for link in links.all}  # Bytes received from each host.
         others = sum(widths) * self._item
         self._whole = others * 2 if results else others
 
     def owes(self, host: int) -> bool:
-        """Return whether data of a host are still to be received."""
         return bool(self._reach[host] < self._whole)
 
     def begin(self, chunk: int, source: Array, target: Array) -> None:
-        """Begin a chunk and send its shares.
-
-        Parameters
-        ----------
-        source : ndarray, shape (hosts * width,)
-            Combined by the ranks of this host; contiguous.
-        target : ndarray, shape (hosts * width,), or (width,) without results
-            Receives the results; ``source`` itself or other memory.
-        """
+        """Begin a chunk and send its shares; ``target``, which may be ``source``, gets results."""
         self.expect(chunk, target)
         width = self._widths[chunk]
         for link in self._links.all:
@@ -260,19 +204,17 @@ class Reduction:
         self._targets[chunk] = as_bytes(target)
 
     def send_share(self, chunk: int, host: int, share: Array) -> None:
-        """Send a host its share."""
         for link in self._links.all:
             if link.to.host == host:
                 self._links.post(link, SHARE, chunk, 0, as_bytes(share), self._piece * self._item)
 
     def own(self, chunk: int, share: Array) -> None:
-        """Set this host's own share, and combine the pieces that have arrived already."""
+        """Set this host's own share, and combine the pieces that have already arrived."""
         self._chunks[chunk].share = share
         for piece in np.flatnonzero(self._arrived[chunk] == self._hosts - 1):
             self._combine(chunk, int(piece))
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
-        """Return the memory for data that come from a host; None if they are not expected."""
         if chunk >= len(self._widths) or offset % self._item or length % self._item:
             return None
         width_bytes = self._widths[chunk] * self._item
@@ -292,7 +234,6 @@ class Reduction:
         return self._bytes[row * self._shares.shape[2] * self._item + offset :][:length]
 
     def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
-        """Record that data of a host have arrived in their place."""
         self._reach[host] += length
         if kind == RESULT:
             self._chunks[chunk].bytes_left -= length
@@ -321,30 +262,21 @@ class Reduction:
             state.marks = [link.stream.posted for link in self._links.all]
 
     def ended(self, chunk: int) -> bool:
-        """Return whether a chunk is complete here, and all data for other hosts are sent."""
+        """Return whether a chunk is complete here and all data for other hosts are sent."""
         state = self._chunks.get(chunk)
         if state is None or state.left or state.bytes_left:
             return False
         return all(link.stream.sent >= mark for link, mark in zip(self._links.all, state.marks))
 
     def forget(self, chunk: int) -> None:
-        """Release the arrays of a chunk that has ended."""
         del self._chunks[chunk], self._targets[chunk]
 
 
 class ChunkedAllGather:
-    """Sends this host's block to all others and receives theirs, in chunks; each rail transfers a part of each chunk.
+    """Sends this host's block to all others and receives theirs, in chunks, a part by each lane.
 
-    Parameters
-    ----------
-    links : Links
-    host : int
-        This host.
-    rails, rail : int
-        The number of rails, and this rank's rail, if any.
-    blocks : mapping of int to ndarray of uint8
-        For each host that has one. Their lengths are multiples of 64 times ``rails``.
-    chunk_bytes : int
+    ``rails`` is the number of lanes and ``rail`` is this rank's lane, if any. The lengths of
+    ``blocks``, which hold uint8, are multiples of 64 times ``rails``.
     """
 
     def __init__(
@@ -359,7 +291,7 @@ class ChunkedAllGather:
         self._memory = {h: as_bytes(block) for h, block in blocks.items() if h != host}
 
     def chunk(self, number: int) -> Iterator[tuple[int, Array, Array]]:
-        """Yield, for each host whose block has this chunk, the host, the chunk, and this rail's part of it."""
+        """Yield the host, the chunk and this lane's part of it, for each block with this chunk."""
         for host, block in self._blocks.items():
             whole = block[number * self._width : (number + 1) * self._width]
             if len(whole):
@@ -367,7 +299,6 @@ class ChunkedAllGather:
                 yield host, whole, whole[self._rail * each :][:each]
 
     def send(self, number: int) -> None:
-        """Send this rail's part of a chunk of this host's block."""
         for host, whole, part in self.chunk(number):
             if host == self._host:
                 start = number * self._width + self._rail * (len(whole) // self._rails)
@@ -376,24 +307,20 @@ class ChunkedAllGather:
         self._links.pump()
 
     def _until(self, host: int, number: int) -> int:
-        """Return the bytes received from a host once its part of this chunk is complete."""
+        """Return the bytes received from a host when its part of this chunk is complete."""
         return min((number + 1) * self._width, len(self._blocks[host])) // self._rails
 
     def has(self, host: int, number: int) -> bool:
-        """Return whether this rail's part of a host's chunk has arrived."""
         return self._came[host] >= self._until(host, number)
 
     def owes(self, host: int) -> bool:
-        """Return whether data of a host are still to be received."""
         return host in self._came and self._came[host] * self._rails < len(self._blocks[host])
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
-        """Return the memory for data that come from a host; None if they are not expected."""
         block = self._memory.get(host)
         if kind != RESULT or chunk or block is None or offset + length > len(block):
             return None
         return block[offset : offset + length]
 
     def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
-        """Record that data of a host have arrived in their place."""
         self._came[host] += length

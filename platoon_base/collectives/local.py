@@ -1,4 +1,4 @@
-"""The collective of a single worker, which is also the reference for all others."""
+"""The collective of a single worker; it is also the reference for all others."""
 
 from __future__ import annotations
 
@@ -25,38 +25,33 @@ __all__ = ["LocalCollective", "LocalFactory"]
 
 
 class LocalCollective:
-    """A group of one rank, for ndarrays and other arrays with ``copy``, ``reshape`` and item assignment (GpuArrays)."""
+    """A group of one rank, for ndarrays and arrays with ``copy``, ``reshape``, item assignment."""
 
     rank, size = 0, 1
 
     def all_reduce(
         self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0, feedback: Any = None
     ) -> Any:
-        """Return the values of the only rank, which are their own sum, mean, product and so on."""
         _check(array, timeout_s, op)
         return _copied(array, array.shape, out, in_place=True)
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float = 0.0) -> Any:
-        """Return ``array`` as it is."""
         _check(array, timeout_s)
         canonical_root(root, 1)
         require_writable(array, "array")
         return array
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float = 0.0) -> Any:
-        """Return the array with an axis of length 1 before its own."""
         _check(array, timeout_s)
         return _copied(array, (1, *array.shape), out)
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0) -> Any:
-        """Return the array without its first axis, which has length 1."""
         _check(array, timeout_s, op)
         if not array.shape or array.shape[0] != 1:
             raise ConfigurationError(f"got shape {array.shape}: the first axis must be the number of ranks, 1")
         return _copied(array, array.shape[1:], out)
 
     def barrier(self, *, timeout_s: float = 0.0) -> None:
-        """Return at once."""
         require_timeout(timeout_s)
 
     def close(self) -> None:
@@ -69,20 +64,17 @@ class LocalFactory:
     compresses = False
 
     def host(self, timeout_s: float) -> Collective:
-        """Return a group of one that takes ndarrays."""
         return LocalCollective()
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Return a group of one that takes GpuArrays."""
         return LocalCollective()
 
     def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Return a group of one that takes torch's tensors."""
         group: Collective = importlib.import_module("platoon_base.collectives.tensors").HostTensors(host())
         return group
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> None:
-        """Return None: there is no other rank to combine with."""
+        """Return None: there is no other rank."""
 
 
 def _check(array: Any, timeout_s: float, op: str = "sum") -> None:

@@ -1,9 +1,10 @@
-"""All-reduces of float32 on CUDA devices whose data between hosts are encoded, with error feedback in both directions.
+"""All-reduces of float32 on CUDA devices with compression between hosts and error feedback.
 
-The equations are those of `platoon_base.collectives.hosts_compressed`. Each host has as many *lanes* as the smallest
-one has ranks; a lane is a slice of the array. Its rank on a host adds the slices of that host's ranks, and combines it
-with the ranks of the other hosts that have the same lane, each of which combines a piece. All of it is queued on the
-device: kernels between NCCL's transfers, of bytes.
+The equations are those of `platoon_base.collectives.hosts_compressed`. There are as many *lanes* as
+the smallest host has ranks; a lane is a slice of the array. The rank of a lane adds the slices of
+the ranks of its host, then combines the sum with the ranks of the same lane on the other hosts;
+each of them combines a piece. All of it is queued on the device: kernels between NCCL's transfers
+of bytes.
 """
 
 from __future__ import annotations
@@ -23,27 +24,11 @@ __all__ = ["NcclCompression"]
 
 _THREADS = 128
 _FLOAT = 4
-_LINE = 256  # alignment of memory, in bytes
+_LINE = 256  # Bytes of alignment.
 
 
 class NcclCompression:
-    """One rank of a group of all ranks of several hosts, one CUDA device each.
-
-    Parameters
-    ----------
-    codec : Codec
-        See `gradient_codec`.
-    runtime : DeviceRuntime
-        Of this rank's device.
-    world : World
-    rank : int
-        Ranks of the group are numbered as they were launched, host by host.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the kernels cannot be compiled here.
-    """
+    """One rank of a group of all ranks of several hosts, with one CUDA device each."""
 
     def __init__(self, codec: Codec, runtime: DeviceRuntime, world: World, rank: int) -> None:
         self._codec, self._runtime, self._world, self._rank = codec, runtime, world, rank
@@ -52,30 +37,25 @@ class NcclCompression:
         self._blocks = 8 * runtime.multiprocessors
         self._memory: DeviceBuffer | None = None
         self._memory_bytes = 0
-        self._plans = {0: _Plan(codec, world, rank, 0)}  # by the number of elements
-        self._token = object()  # of this group: residuals of another one do not count
-        # Calls may come on other streams, and from a thread for the backward pass: their memory is the same.
+        self._plans = {0: _Plan(codec, world, rank, 0)}  # Plans by the number of elements.
+        self._token = object()  # Residuals of another group must not be used.
+        # Calls may use other streams, and a thread for the backward pass, but they share the
+        # memory.
         self._latest_done = runtime.driver.new_event()
         self._one_at_a_time = threading.Lock()
 
     @staticmethod
     def takes(count: int, dtype: str, op: str) -> bool:
-        """Return whether calls of this kind are compressed; those of a few elements are faster as they are."""
+        """Return whether calls of this kind are compressed; small ones are faster without."""
         return dtype == "float32" and op in ("sum", "mean") and count * _FLOAT > SMALL_BYTES
 
     @property
     def peers(self) -> list[int]:
-        """The ranks to and from which bytes go."""
         return self._plans[0].peers
 
     def prepare(self, source: int, target: int, count: int, op: str, stream: int, feedback: ErrorFeedback) -> _Call:
-        """Take the memory for an all-reduce, before other ranks are told of it; see `NcclGroup.all_reduce`.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If the device has not enough memory.
-        """
+        """Allocate the memory of an all-reduce; may raise `BackendUnavailableError`."""
+        # This is done before the call is announced to other ranks.
         with self._one_at_a_time:
             if count not in self._plans:
                 self._plans[count] = _Plan(self._codec, self._world, self._rank, count)
@@ -87,7 +67,6 @@ class NcclCompression:
             return _Call(plan, source, target, kept, self._memory, stream, divisor)
 
     def queue(self, comm: Communicator, call: _Call) -> None:
-        """Queue an all-reduce."""
         with self._one_at_a_time:
             self._runtime.driver.follow(call.stream, self._latest_done)
             self._queue(comm, call)
@@ -116,7 +95,7 @@ class NcclCompression:
 
 
 class _Call(NamedTuple):
-    """One call: addresses of the array and of the result, the residual and other memory, the divisor of the sum."""
+    """One call; source and target are addresses, and ``kept`` is the residual."""
 
     plan: _Plan
     source: int
@@ -128,26 +107,11 @@ class _Call(NamedTuple):
 
 
 class _Plan:
-    """Where the parts of an array of ``count`` elements lie, and which ranks get them.
+    """The layout of an array of ``count`` elements, and the ranks that get its parts.
 
-    Attributes
-    ----------
-    lanes, hosts, ranks : int
-        Number of lanes, of hosts and of ranks on this host.
-    index : int
-        Of this rank on its host.
-    lane : int or None
-        Its lane; None if it has none.
-    width, slice : int
-        Elements of a piece, and of a lane.
-    stride : int
-        Bytes of an encoded piece, with what fills them up.
-    kept : int
-        Elements of the residual.
-    nbytes : int
-        Of the memory in all.
-    offsets : dict of str to int
-        Of its parts, in bytes.
+    ``index`` is this rank's index on its host, and ``lane`` is its lane or None. ``width`` and
+    ``slice`` are the elements of a piece and of a lane; ``stride`` is the bytes of a padded encoded
+    piece. ``kept`` is the elements of the residual. ``offsets`` and ``nbytes`` describe the memory.
     """
 
     def __init__(self, codec: Codec, world: World, rank: int, count: int) -> None:
@@ -161,7 +125,7 @@ class _Plan:
         self.slice = self.width * self.hosts
         self._encoded = codec.nbytes(self.width)
         self.stride = _lines(self._encoded)
-        self.kept = self.slice if self.lane is not None else 1  # there is no memory of no elements
+        self.kept = self.slice if self.lane is not None else 1  # A buffer cannot be empty.
         sizes = {"results": self.lanes * self.hosts * self.stride}
         if self.lane is not None:
             sizes.update(
@@ -178,22 +142,19 @@ class _Plan:
 
     @property
     def peers(self) -> list[int]:
-        """The ranks to and from which bytes go."""
         with_lanes = [rank for _, rank in self._others_with_lanes()]
         if self.lane is None:
             return with_lanes
         return [*self._others_here(), *(rank for _, rank in self._counterparts())]
 
     def elements(self, lane: int) -> int:
-        """Return how many elements a lane has."""
         return max(0, min(self.count - lane * self.slice, self.slice))
 
     def result(self, lane: int, host: int) -> int:
-        """Return the offset of an encoded result."""
         return self.offsets["results"] + (lane * self.hosts + host) * self.stride
 
     def local_slices(self, call: _Call) -> _Transfers:
-        """List the slices that this rank sends to the lanes of its host, and those that it gets."""
+        """List the slices to send to the lanes of this host, and those to receive."""
         own = 0 if self.lane is None else self.elements(self.lane) * _FLOAT
         sent = [
             Transfer(rank, call.source + lane * self.slice * _FLOAT, self.elements(lane) * _FLOAT)
@@ -206,7 +167,7 @@ class _Plan:
         return _not_empty(sent), _not_empty(received)
 
     def shares(self, call: _Call) -> _Transfers:
-        """List the encoded shares that are sent to the other hosts, and those that come from them."""
+        """List the encoded shares to send to the other hosts, and those to receive."""
         sent, received = (call.memory.address + self.offsets[name] for name in ("sent", "received"))
         return (
             [Transfer(rank, sent + host * self.stride, self._encoded) for host, rank in self._counterparts()],
@@ -214,7 +175,7 @@ class _Plan:
         )
 
     def results(self, call: _Call) -> _Transfers:
-        """List the encoded results that are sent to the other hosts, and those that come from them."""
+        """List the encoded results to send to the other hosts, and those to receive."""
         lane, own, memory = self.index, self._world.host, call.memory.address
         return (
             [Transfer(rank, memory + self.result(lane, own), self._encoded) for _, rank in self._counterparts()],
@@ -222,7 +183,7 @@ class _Plan:
         )
 
     def codes_of_lanes(self, call: _Call) -> _Transfers:
-        """List the encoded results of lanes that are sent to the other ranks of this host, and that come from them."""
+        """List the encoded results of lanes to send to ranks of this host, and those to receive."""
         whole, memory = self.hosts * self.stride, call.memory.address
         own = [] if self.lane is None else [(rank, self.lane) for rank in self._others_here()]
         return (

@@ -1,6 +1,6 @@
-"""A process group on CUDA devices, one per rank, by NCCL: memory is given by address, with any framework's stream.
+"""A process group on CUDA devices by NCCL: memory is given by address, with any framework's stream.
 
-NCCL waits forever for a dead rank, so a thread and a guard in C watch the other ranks; see `device_faults`.
+NCCL waits forever for a dead rank, so a thread and a guard in C watch the other ranks.
 """
 
 from __future__ import annotations
@@ -25,46 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["NcclGroup"]
 
 _POLL_INTERVAL_S = 0.05
-# Kinds of call, in their signatures, beside the codes of operations.
+# Kinds of call in their signatures, in addition to the codes of operations.
 _BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _COMPRESSED = 64, 8, 16, 32, 1 << 16
 
 
 class NcclGroup:
-    """One rank of a group.
+    """One rank of a group; calls are queued on the given stream and return immediately.
 
-    Calls are queued on the given stream and return at once.
-
-    Parameters
-    ----------
-    ordinal : int
-        Number of the device, as the CUDA driver counts.
-    unique_id : bytes
-        From `new_unique_id` on one of the ranks.
-    ranks : tuple of int
-        Ranks of the job, in order.
-    index : int
-        This worker's index among them.
-    liveness : Liveness
-    call_counter : ndarray, shape (1,) int64
-        The word of the job's state that holds this worker's latest call.
-    timeout_s : float
-        Bound on the wait for the others.
-    compression : NcclCompression, optional
-        Of all-reduces with an `ErrorFeedback`; all ranks have one or none.
-
-    Attributes
-    ----------
-    rank, size : int
-        This worker's index, and the number of ranks.
-    compresses : bool
-        Whether all-reduces with an `ErrorFeedback` are compressed between hosts.
-
-    Raises
-    ------
-    WorkerLostError
-        If one of the other ranks has left or died.
-    CollectiveTimeoutError
-        If some rank did not make the call in time.
+    ``ordinal`` is the number of the device in the CUDA driver, ``ranks`` are those of the job, and
+    ``rank`` and ``index`` are this worker's index among them. ``call_counter`` is the word of the
+    job's state with this worker's latest call. Either all ranks have a ``compression`` or none.
     """
 
     def __init__(
@@ -102,7 +72,7 @@ class NcclGroup:
         timeout_s: float,
         feedback: ErrorFeedback | None = None,
     ) -> None:
-        """Combine ``count`` elements; addresses, keys of `DTYPE_CODES` and `OP_CODES`, and a stream of CUDA."""
+        """Combine ``count`` elements; names are keys of `DTYPE_CODES` and `OP_CODES`."""
         kind, code = OP_CODES[op], DTYPE_CODES[dtype]
         if feedback is not None and self._compression is not None and self._compression.takes(count, dtype, op):
             self.require_sound()
@@ -120,17 +90,14 @@ class NcclGroup:
         self._make(_REDUCE_SCATTER + kind, code, count, timeout_s, call, source, target, count, code, kind, stream)
 
     def all_gather(self, source: int, target: int, count: int, dtype: str, stream: int, timeout_s: float) -> None:
-        """Concatenate the ``count`` elements of each rank."""
         code = DTYPE_CODES[dtype]
         self._make(_ALL_GATHER, code, count, timeout_s, self._comm.all_gather, source, target, count, code, stream)
 
     def broadcast(self, address: int, count: int, dtype: str, root: int, stream: int, timeout_s: float) -> None:
-        """Copy the elements of rank ``root`` into those of the others."""
         code = DTYPE_CODES[dtype]
         self._make(_BROADCAST + root, code, count, timeout_s, self._comm.broadcast, address, count, code, root, stream)
 
     def require_sound(self) -> None:
-        """Raise if the group is broken; the results of the latest calls are undefined then."""
         self._watch.require_sound()
 
     def close(self) -> None:
@@ -141,11 +108,12 @@ class NcclGroup:
             if self._watch.broken is None:
                 self._driver.finish()
         finally:
-            # Destroying the communicator would wait for the others, so its memory is kept until the process ends.
+            # Destroying the communicator would wait for the others, so its memory is kept until the
+            # process ends.
             self._watch.stop()
 
     def _make(self, kind: int, dtype: int, count: int, timeout_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Make a call; if NCCL fails because another rank is gone, raise that reason."""
+        """Make a call; if NCCL fails because another rank is absent, raise that reason."""
         require_timeout(timeout_s)
         self._watch.begin(sign(_BY_ADDRESS + kind, dtype, count), timeout_s)
         try:
@@ -157,7 +125,7 @@ class NcclGroup:
 
 
 class _Joining:
-    """Forms a group in a thread, since nothing can end NCCL's wait for a rank that dies meanwhile."""
+    """Forms a group in a thread: nothing can end NCCL's wait for a rank that dies meanwhile."""
 
     def __init__(
         self, driver: Driver, unique_id: bytes, size: int, index: int, compression: NcclCompression | None
@@ -170,7 +138,6 @@ class _Joining:
         self._thread = threading.Thread(target=self._join, name="platoon-nccl-join", daemon=True)
 
     def wait(self, others: Sequence[int], liveness: Liveness, timeout_s: float) -> Communicator:
-        """Form the group and wait for the other ranks."""
         deadline = awake() + timeout_s
         self._thread.start()
         while self._thread.is_alive():
@@ -191,7 +158,8 @@ class _Joining:
         try:
             with self._driver.entered():
                 comm = Communicator(*self._arguments)
-                # The first call connects the devices, and waits for the others; the caller has the timeout.
+                # The first call connects the devices and waits for the others; the caller has the
+                # timeout.
                 number = self._driver.allocate(4)
                 stream = self._driver.new_stream()
                 comm.all_reduce(number, number, 1, DTYPE_CODES["float32"], OP_CODES["sum"], stream)

@@ -1,4 +1,4 @@
-"""Collective calls on arrays of devices without collectives of their own, staged through the host."""
+"""Collective calls on arrays of devices without collectives of their own, through the host."""
 
 from __future__ import annotations
 
@@ -17,20 +17,11 @@ __all__ = ["StagedCollective"]
 
 
 class StagedCollective:
-    """Copies device arrays to the host, combines them there, and copies the result back; see `Collective`.
+    """Copies device arrays to the host, combines them there, and copies the result back.
 
-    Parameters
-    ----------
-    host : Collective
-        For ndarrays; closed together with this one.
-    empty : callable, optional
-        ``empty(like, shape)`` makes a device array of this shape, with the dtype and device of ``like``. The default
-        calls the function ``empty`` of the module of the array's class, as in pygpu.
-
-    Notes
-    -----
-    A device array is anything with ``shape``, ``dtype``, ``flags``, ``np.asarray(a)``, and ``a.write(ndarray)`` or
-    ``a[...] = ndarray``, as GpuArrays have. ndarrays pass through.
+    A device array has ``shape``, ``dtype``, ``flags``, ``np.asarray(a)``, and ``a.write(ndarray)``
+    or ``a[...] = ndarray``. ``host`` is closed together with this one. ``empty(like, shape)`` makes
+    a device array; the default calls ``empty`` of the module of the array's class, as in pygpu.
     """
 
     def __init__(self, host: Collective, empty: Callable[[Any, tuple[int, ...]], Any] | None = None) -> None:
@@ -41,7 +32,6 @@ class StagedCollective:
     def all_reduce(
         self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float, feedback: Any = None
     ) -> Any:
-        """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         if isinstance(array, np.ndarray):
             return self._host.all_reduce(array, op, out, timeout_s=timeout_s, feedback=feedback)
         with self._refusing():
@@ -50,7 +40,6 @@ class StagedCollective:
         return _store(out, self._host.all_reduce(staged, op, staged, timeout_s=timeout_s, feedback=feedback))
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
-        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         if isinstance(array, np.ndarray):
             return self._host.broadcast(array, root, timeout_s=timeout_s)
         with self._refusing():
@@ -59,7 +48,6 @@ class StagedCollective:
         return array if root == self.rank else _store(array, staged)
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
-        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         if isinstance(array, np.ndarray):
             return self._host.all_gather(array, out, timeout_s=timeout_s)
         with self._refusing():
@@ -68,7 +56,6 @@ class StagedCollective:
         return _store(out, self._host.all_gather(staged, timeout_s=timeout_s))
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
-        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         if isinstance(array, np.ndarray):
             return self._host.reduce_scatter(array, op, out, timeout_s=timeout_s)
         with self._refusing():
@@ -77,11 +64,9 @@ class StagedCollective:
         return _store(out, self._host.reduce_scatter(staged, op, timeout_s=timeout_s))
 
     def barrier(self, *, timeout_s: float) -> None:
-        """Wait until every rank of the group has come here."""
         self._host.barrier(timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Close the group on the host; a second call does nothing."""
         self._host.close()
 
     @contextlib.contextmanager
@@ -90,12 +75,12 @@ class StagedCollective:
         try:
             yield
         except BaseException as exc:
-            if hasattr(self._host, "refuse"):  # only groups of several ranks can break
+            if hasattr(self._host, "refuse"):  # Only groups of several ranks can break.
                 self._host.refuse(exc)
             raise
 
     def _target(self, array: Any, more: int, out: Any) -> Any:
-        """Return the array for the result, with ``more`` extra dimensions: ``out``, checked, or a new one."""
+        """Return ``out``, checked, or a new array, with ``more`` extra dimensions."""
         require_dtype(array)
         shape = tuple(array.shape)
         if more < 0 and shape[:1] != (self.size,):

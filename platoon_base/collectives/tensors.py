@@ -1,6 +1,6 @@
 """Collective calls on torch's tensors: on CUDA devices by NCCL, otherwise through the host.
 
-`torch.distributed` is not used for two reasons: once it has a default group, Keras wraps models by itself; and its
+`torch.distributed` is not used: Keras wraps models by itself if there is a default group, and its
 watchdog would end a waiting process before the user gets an error that names the absent rank.
 """
 
@@ -20,15 +20,14 @@ __all__ = ["HostTensors", "NcclTensors"]
 
 Tensor = Any
 
-_STAGED = 64  # number of shapes whose page-locked memory is cached
+_STAGED = 64  # Number of shapes with cached page-locked memory.
 
 
 class _DType(NamedTuple):
     name: str
-    divides: bool  # integers: sum by NCCL, then divide toward zero, as all back ends do
+    divides: bool  # NCCL sums integers; the sum is then divided toward zero, as in all back ends.
 
     def op(self, name: str) -> str:
-        """Return the operation that NCCL makes."""
         return "sum" if name == "mean" and self.divides else name
 
 
@@ -36,18 +35,9 @@ _DTYPES = {getattr(torch, name): _DType(name, not getattr(torch, name).is_floati
 
 
 class NcclTensors:
-    """One rank of a group of CUDA devices, one each; see `Collective`.
+    """One rank of a group of CUDA devices; calls are queued on torch's current stream."""
 
-    Calls are queued on torch's current stream and return at once.
-
-    Parameters
-    ----------
-    group : NcclGroup
-        The group of this device.
-    device : torch.device
-    """
-
-    stays_on_device = True  # see `Advanced.stays_on_device`
+    stays_on_device = True  # See `Advanced.stays_on_device`.
 
     def __init__(self, group: NcclGroup, device: torch.device) -> None:
         self.rank, self.size, self.compresses = group.rank, group.size, group.compresses
@@ -57,7 +47,6 @@ class NcclTensors:
     def all_reduce(
         self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float, feedback: Any = None
     ) -> Tensor:
-        """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         name = canonical_op(op)
         array, out, dtype = self._prepared(array, out, tuple(array.shape))
         if array.numel():
@@ -68,7 +57,6 @@ class NcclTensors:
         return out
 
     def broadcast(self, array: Tensor, root: int = 0, *, timeout_s: float) -> Tensor:
-        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         root = canonical_root(root, self.size)
         source, _, dtype = self._prepared(array, None, ())
         if source.numel():
@@ -78,7 +66,6 @@ class NcclTensors:
         return array
 
     def all_gather(self, array: Tensor, out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         array, out, dtype = self._prepared(array, out, (self.size, *array.shape))
         if array.numel():
             self._group.all_gather(
@@ -87,7 +74,6 @@ class NcclTensors:
         return out
 
     def reduce_scatter(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         name = canonical_op(op)
         _require_rows(array, self.size)
         array, out, dtype = self._prepared(array, out, tuple(array.shape[1:]))
@@ -99,7 +85,6 @@ class NcclTensors:
         return out
 
     def barrier(self, *, timeout_s: float) -> None:
-        """Wait until every rank of the group has come here."""
         self.all_reduce(self._flag, "max", self._flag, timeout_s=timeout_s)
         torch.cuda.current_stream(self._device).synchronize()
 
@@ -108,7 +93,6 @@ class NcclTensors:
         self._group.close()
 
     def _prepared(self, array: Tensor, out: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, _DType]:
-        """Return contiguous tensors and NCCL's view of the dtype; ``shape`` is that of the result."""
         dtype = _require_dtype(array)
         array = array.detach().contiguous()
         if out is None:
@@ -127,32 +111,24 @@ class NcclTensors:
 
 
 class HostTensors:
-    """Combines tensors as ndarrays; tensors of devices are copied to the host and back.
-
-    All-reduces of device tensors use cached page-locked memory, since allocating it takes longer than both copies.
-
-    Parameters
-    ----------
-    host : Collective
-        The group for ndarrays; borrowed.
-    """
+    """Combines tensors as ndarrays, copied from the device and back; ``host`` is borrowed."""
 
     def __init__(self, host: Collective) -> None:
         self.rank, self.size = host.rank, host.size
         self._host = host
+        # Allocating page-locked memory takes longer than both copies, so it is cached.
         self._staged: dict[tuple[Any, ...], _Staged] = {}
 
     def all_reduce(
         self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float, feedback: Any = None
     ) -> Tensor:
-        """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         if out is not array or not array.is_cuda:
             result = self._host.all_reduce(_fetched(array), op, timeout_s=timeout_s, feedback=feedback)
             return _stored(out, result, array)
         _require_on_host(array)
         key = array.device, array.shape, array.dtype
         staged = self._staged.pop(key, None) or _Staged(array)
-        self._staged[key] = staged  # keeps the most recently used last
+        self._staged[key] = staged  # The most recently used is last.
         if len(self._staged) > _STAGED:
             del self._staged[next(iter(self._staged))]
         values = staged.fetch(array)
@@ -161,21 +137,17 @@ class HostTensors:
         return array
 
     def broadcast(self, array: Tensor, root: int = 0, *, timeout_s: float) -> Tensor:
-        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         staged = np.array(_fetched(array), order="C")
         return _stored(array, self._host.broadcast(staged, root, timeout_s=timeout_s), array)
 
     def all_gather(self, array: Tensor, out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         return _stored(out, self._host.all_gather(_fetched(array), timeout_s=timeout_s), array)
 
     def reduce_scatter(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         _require_rows(array, self.size)
         return _stored(out, self._host.reduce_scatter(_fetched(array), op, timeout_s=timeout_s), array)
 
     def barrier(self, *, timeout_s: float) -> None:
-        """Wait until every rank of the group has come here."""
         self._host.barrier(timeout_s=timeout_s)
 
     def close(self) -> None:
@@ -190,7 +162,7 @@ class _Staged:
         self._sent = torch.cuda.Event()
 
     def fetch(self, array: Tensor) -> np.ndarray[Any, Any]:
-        """Copy a tensor to the host, after the work on torch's current stream, and wait for the copy."""
+        """Copy a tensor to the host after the work on torch's current stream; wait for the copy."""
         self._sent.synchronize()
         self._memory.copy_(array.detach(), non_blocking=True)
         torch.cuda.current_stream(array.device).synchronize()
@@ -230,7 +202,6 @@ def _require_fit(out: Tensor, shape: tuple[int, ...], array: Tensor) -> None:
 
 
 def _require_on_host(array: Tensor) -> None:
-    """Raise `ConfigurationError` unless the host supports the dtype."""
     _require_dtype(array)
     if array.dtype is torch.bfloat16:
         raise ConfigurationError("got a tensor of dtype torch.bfloat16: the host has no such sums; pass tensor.float()")

@@ -1,7 +1,6 @@
-"""Shims and repairs with which packages of 2015 to 2018 run on today's Python.
+"""Shims and repairs for packages of 2015 to 2018 on current Python; see docs/compat.md.
 
 The launcher and the adapters call `apply` before they import one; `import platoon_base` never does.
-docs/compat.md tells how each repair was found.
 """
 
 from platoon_base.compat.shims import apply

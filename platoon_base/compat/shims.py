@@ -1,8 +1,4 @@
-"""Shims for Theano-era packages on today's Python: they stand in for names that were removed since.
-
-`platoon launch` applies them before the script, each package of platoon_plugins when it is imported, and `import
-platoon_base` never. Where nothing is missing nothing is done. docs/compat.md tells how each was found.
-"""
+"""Shims for Theano-era packages on current Python, which lacks names; see docs/compat.md."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ __all__ = ["apply"]
 
 
 def apply() -> None:
-    """Apply every shim that this Python needs and has not got yet."""
+    """Apply every shim that this Python needs and does not have yet."""
     _restore_collections()
     _restore_getargspec()
     _set_blas()
@@ -38,14 +34,15 @@ def apply() -> None:
 
 
 def _restore_collections() -> None:
-    """Packages of 2016 import ``collections.Mapping`` and its like, which Python 3.3 moved to ``collections.abc``."""
+    """Restore ``collections.Mapping`` and the like, which Python 3.10 removed."""
     for name in collections.abc.__all__:
-        if name not in vars(collections):  # hasattr would warn on Python 3.9, where they still are
+        # hasattr would warn on Python 3.9, which still has the names.
+        if name not in vars(collections):
             setattr(collections, name, getattr(collections.abc, name))
 
 
 def _restore_getargspec() -> None:
-    """Packages of 2016 call ``inspect.getargspec``, removed in Python 3.11."""
+    """Restore ``inspect.getargspec``, which Python 3.11 removed."""
     if hasattr(inspect, "getargspec"):
         return
     arg_spec = collections.namedtuple("arg_spec", "args varargs keywords defaults")
@@ -58,7 +55,6 @@ def _restore_getargspec() -> None:
 
 
 def _set_blas() -> None:
-    """Name the BLAS that Theano would not find, unless the user did."""
     if "theano" not in sys.modules:
         _set_flags(flags_with_blas(os.environ))
 
@@ -69,7 +65,7 @@ def _set_flags(flags: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Completes the flags when Theano is imported; hides a module that does not compile, replaces one that is gone."""
+    """Completes the flags when Theano is imported; hides or replaces modules of Theano."""
 
     def __init__(self) -> None:
         self._flags_before = os.environ.get("THEANO_FLAGS", "")
@@ -77,7 +73,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname == "theano":  # here, and not before: the script may set flags of its own until now
+        # Not earlier, as the script may set flags of its own until now.
+        if fullname == "theano":
             device = os.environ.get(DEVICE)
             _set_flags(completed_flags(device, os.environ, self._flags_before))
         if fullname == "theano.scan_module.scan_perform_ext" and sys.version_info >= (3, 11):
@@ -87,24 +84,22 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _StandIn(importlib.abc.Loader):
-    """Fills a module that later versions of Theano have removed."""
-
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Let Python make the module."""
+        """Return None: Python creates the module."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module).update(_STAND_INS[module.__name__]())
 
 
 def _downsample() -> dict[str, Any]:
-    """Packages of 2015 import it; gone since Theano 0.9."""
+    """Return the names of a module that packages of 2015 import, removed in Theano 0.9."""
     from theano.tensor.signal.pool import pool_2d
 
     return {"max_pool_2d": pool_2d}
 
 
 def _python2x() -> dict[str, Any]:
-    """Scripts of 2016 import `OrderedDict` and its like from it; gone since Theano 1.0."""
+    """Return `OrderedDict` and other names of a module that was removed in Theano 1.0."""
     import theano.compat
 
     names = {name: getattr(collections, name) for name in ("Counter", "OrderedDict", "defaultdict", "deque")}

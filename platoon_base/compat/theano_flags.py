@@ -1,4 +1,4 @@
-"""Theano's flags for one worker: the user's choices stay, and those that a device or a BLAS needs are added."""
+"""Theano's flags for one worker: the user's, and those that a device or a BLAS needs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,19 @@ from platoon_base.system.warn import warn_once
 __all__ = ["chosen_device", "completed_flags", "deterministic_flags", "flags_with_blas", "worker_flags"]
 
 _WHERE_COMPILED = ("base_compiledir", "compiledir")
-_CONVOLUTIONS = ("algo_bwd_data", "algo_bwd_filter")  # forward ones add in one order anyway
+# Forward convolutions always add in one order.
+_CONVOLUTIONS = ("algo_bwd_data", "algo_bwd_filter")
 
 
 def worker_flags(device: str, environment: Mapping[str, str]) -> str:
-    """Return ``THEANO_FLAGS`` for a worker on a device.
-
-    A compile directory is left shared, and memory unreserved (``gpuarray.preallocate`` is Theano's default): others
-    that compute on the same device may come, and a center needs room there too.
-
-    Parameters
-    ----------
-    device : str
-    environment : mapping
-        With the user's ``THEANO_FLAGS`` and ``THEANORC``, if any.
-    """
+    """Return ``THEANO_FLAGS`` for a worker on a device, given the user's environment."""
+    # The compile directory stays shared. No memory is reserved (`gpuarray.preallocate`): other
+    # processes and a center may need the device.
     return _with_device(_Options(environment), device)
 
 
 def deterministic_flags(environment: Mapping[str, str]) -> str:
-    """Return ``THEANO_FLAGS`` by which Theano computes the same bits each time; what the user has chosen stays."""
+    """Return ``THEANO_FLAGS`` for bitwise reproducible results; the user's own flags stay."""
     return _with_deterministic(_Options(environment))
 
 
@@ -46,7 +39,7 @@ def _with_deterministic(options: _Options) -> str:
 
 
 def chosen_device(environment: Mapping[str, str]) -> str:
-    """Return the device that the user's ``THEANO_FLAGS`` name, ``"cpu"`` if they name none."""
+    """Return the device that the user's ``THEANO_FLAGS`` name, or ``"cpu"``."""
     return _last(environment.get("THEANO_FLAGS", ""), "device") or "cpu"
 
 
@@ -56,14 +49,16 @@ def _with_device(options: _Options, device: str) -> str:
         flags.append(f"device={device}")
     if device != "cpu":
         if not options.chosen("enabled", section="dnn"):
-            flags.append("dnn.enabled=False")  # Theano 1.0.5 knows cuDNN 5 to 7 only
+            # Theano 1.0.5 supports only cuDNN 5 to 7.
+            flags.append("dnn.enabled=False")
         if not options.chosen("floatX"):
-            flags.append("floatX=float32")  # Theano's own default is float64
+            # Theano's own default is float64.
+            flags.append("floatX=float32")
     return ",".join(filter(None, flags))
 
 
 def flags_with_blas(environment: Mapping[str, str]) -> str:
-    """Return ``THEANO_FLAGS`` with a BLAS: Theano asks ``numpy.distutils`` for it, which no longer knows."""
+    """Return ``THEANO_FLAGS`` with a BLAS, which Theano does not find by ``numpy.distutils``."""
     return _with_blas(_Options(environment))
 
 
@@ -75,20 +70,9 @@ def _with_blas(options: _Options) -> str:
 
 
 def completed_flags(device: str | None, environment: Mapping[str, str], flags_before: str) -> str:
-    """Return ``THEANO_FLAGS`` to import Theano with, when a script may have replaced those it was started with.
-
-    The script's own flags stay, but for the device: that is the worker's, for two workers on one GPU would share it
-    unknowingly. The compile directory stays as it was before, if the script names none.
-
-    Parameters
-    ----------
-    device : str or None
-        The worker's; None for a process that was given none.
-    environment : mapping
-        As the script has left it.
-    flags_before : str
-        ``THEANO_FLAGS`` before the script began.
-    """
+    """Return ``THEANO_FLAGS`` for the import of Theano, after the script may have replaced them."""
+    # The script's flags stay, except for the device: workers would otherwise share a GPU silently.
+    # The compile directory is that of `flags_before` unless the script names one.
     options = _Options(environment)
     wanted = _last(options.flags, "device")
     if device is not None and wanted not in (None, device):
@@ -106,36 +90,26 @@ def completed_flags(device: str | None, environment: Mapping[str, str], flags_be
 
 
 def _last(flags: str, option: str) -> str | None:
-    """Return what flags say of an option, of several times the last; None if they do not."""
     pairs = (flag.partition("=") for flag in flags.split(","))
     return next((value.strip() for name, _, value in reversed(list(pairs)) if name.strip() == option), None)
 
 
 class _Options:
-    """The options of Theano that the user has set.
-
-    Attributes
-    ----------
-    flags : str
-        The value of ``THEANO_FLAGS``.
-    """
-
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.flags = environment.get("THEANO_FLAGS", "")
         self._names = environment.get("THEANORC", "~/.theanorc").split(os.pathsep)
 
     @functools.cached_property
     def _configuration(self) -> configparser.ConfigParser:
-        """The configuration files, read once."""
         config = configparser.ConfigParser(strict=False, interpolation=None)
         try:
             config.read([os.path.expanduser(name) for name in self._names])
         except configparser.Error:
-            config.clear()  # Theano itself will complain about the file, and better
+            # Theano itself reports the error, with details.
+            config.clear()
         return config
 
     def chosen(self, option: str, section: str = "global") -> bool:
-        """Return whether an option is set, in the flags or in a configuration file."""
         name = option if section == "global" else f"{section}.{option}"
         if any(flag.split("=")[0].strip() == name for flag in self.flags.split(",")):
             return True

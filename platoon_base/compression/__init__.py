@@ -1,1 +1,1 @@
-"""Lossy codecs for what travels between hosts, and the residuals by which their errors are made up for later."""
+"""Lossy codecs for data between hosts, and the residuals that compensate their errors later."""

@@ -1,7 +1,8 @@
-"""Codecs for float arrays between hosts: each encodes a chunk of up to `CHUNK` elements in a fixed number of bytes.
+"""Codecs for float arrays between hosts: a chunk of up to `CHUNK` elements has a fixed size.
 
-Decoding depends on the bytes alone, so that all hosts get the same bits. All numbers are little-endian. NaN and
-infinity are decoded as values that are not finite, element by element; finite values never become so.
+Decoding depends on the bytes only, so all hosts get the same bits. All numbers are little-endian.
+NaN and infinity decode to values that are not finite, element by element; finite values stay
+finite.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ __all__ = ["CHUNK", "NONE", "Blocks", "Codec", "Float16", "TopK", "Truncated", "
 
 Array = np.ndarray[Any, Any]
 
-EXTENSION: Any = None  # the C extension, which gives the same bits on machines with little-endian numbers
+EXTENSION: Any = None  # The C extension gives the same bits on little-endian machines.
 if not os.environ.get(NO_KERNELS) and sys.byteorder == "little":
     try:
         EXTENSION = importlib.import_module("platoon_base._codecs")
     except ImportError:
-        pass  # not built, for want of a compiler; NumPy is several times slower
+        pass  # There was no compiler. NumPy is several times slower.
 
-CHUNK = 1 << 16  # elements that are encoded at once: they stay within the caches
+CHUNK = 1 << 16  # Elements that are encoded together: they stay within the caches.
 NONE = "none"
 
 _NOT_FINITE_8 = -128
@@ -56,14 +57,12 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class Float16:
-    """Half precision. Finite values beyond its range are cut to 65504."""
+    """Half precision. Finite values beyond its range become 65504."""
 
     def nbytes(self, n: int) -> int:
-        """Return the size of ``n`` encoded elements."""
         return 2 * n
 
     def encode(self, values: Array, data: Array) -> None:
-        """Encode into half precision."""
         halves = data.view("<f2")
         with np.errstate(over="ignore"):
             halves[:] = values
@@ -73,7 +72,6 @@ class Float16:
             halves[beyond] = np.copysign(np.finfo("f2").max, values[beyond])
 
     def decode(self, data: Array, out: Array) -> None:
-        """Decode from half precision."""
         out[:] = data.view("<f2")
 
 
@@ -82,11 +80,9 @@ class Truncated:
     """bfloat16: the upper half of float32, rounded to nearest, ties to even."""
 
     def nbytes(self, n: int) -> int:
-        """Return the size of ``n`` encoded elements."""
         return 2 * n
 
     def encode(self, values: Array, data: Array) -> None:
-        """Encode into bfloat16."""
         if values.dtype != np.float32:
             values = np.where(np.isfinite(values), np.clip(values, -_MOST, _MOST), values).astype("f4")
         bits = values.view("u4")
@@ -98,7 +94,6 @@ class Truncated:
         data.view("<u2")[:] = np.where(magnitude > 0x7F800000, sign | 0x7FC0, high)
 
     def decode(self, data: Array, out: Array) -> None:
-        """Decode from bfloat16."""
         out[:] = (data.view("<u2").astype("u4") << 16).view("f4")
 
 
@@ -121,7 +116,7 @@ def _scales(largest: Array, levels: int) -> Array:
 
 
 def _levels(values: Array, scales: Array, levels: int, not_finite: int) -> Array:
-    """Return rows of values as whole numbers of scales, one scale for each row."""
+    """Return rows of values as whole numbers of scales, one scale per row."""
     finite = np.isfinite(values)
     inverse = np.zeros_like(scales)
     np.divide(np.float32(1), scales, out=inverse, where=scales > 0)
@@ -131,7 +126,6 @@ def _levels(values: Array, scales: Array, levels: int, not_finite: int) -> Array
 
 
 def _rows(values: Array, width: int) -> Array:
-    """Return values in rows of ``width``, the last one filled up by zeros."""
     missing = -len(values) % width
     return (np.concatenate([values, np.zeros(missing, values.dtype)]) if missing else values).reshape(-1, width)
 
@@ -149,23 +143,19 @@ def _scaled(codes: Array, scales: Array, not_finite: int, dtype: Any) -> Array:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Whole numbers of 8, 4 or 2 bits, in blocks with a float32 scale each: first all scales, then the numbers.
+    """Whole numbers of 8, 4 or 2 bits, in blocks with a float32 scale each: scales, then numbers.
 
-    A block has 256 numbers of 8 bits, or 128 of less. Several in a byte begin with the lowest bits. With 8 and 4 bits
-    they are -127 to 127 and -7 to 7, and the scale makes the largest magnitude the last of them. With 2 bits they are
-    -1, 0 and 1 and the scale is half of the largest magnitude: what exceeds a quarter of that is sent as half of it,
-    with its sign. With residuals these are the thresholded values of Strom 2015, with a threshold for each block.
-
-    Parameters
-    ----------
-    bits : {8, 4, 2}
+    A block has 256 numbers of 8 bits, otherwise 128. A byte is filled from its lowest bits. With 8
+    and 4 bits the numbers are -127 to 127 and -7 to 7, and the scale makes the largest magnitude
+    the last of them. With 2 bits they are -1, 0 and 1 and the scale is half of the largest
+    magnitude: values that exceed half of the scale are sent as the scale with their sign. With
+    residuals these are the thresholded values of Strom 2015, with a threshold for each block.
     """
 
     bits: int
 
     @property
     def block(self) -> int:
-        """The elements of a block."""
         return 256 if self.bits == 8 else 128
 
     @property
@@ -174,14 +164,12 @@ class Blocks:
 
     @property
     def _not_finite(self) -> int:
-        return -1 << self.bits - 1  # the code that no level has
+        return -1 << self.bits - 1  # The code that no level has.
 
     def nbytes(self, n: int) -> int:
-        """Return the size of ``n`` encoded elements."""
         return 4 * -(-n // self.block) + -(-n * self.bits // 8)
 
     def encode(self, values: Array, data: Array) -> None:
-        """Encode into scales, then whole numbers."""
         if _run("encode", self.bits, values, data):
             return
         rows = _rows(values, self.block)
@@ -193,43 +181,35 @@ class Blocks:
         numbers[:] = np.bitwise_or.reduce(codes << self._places(), axis=1)[: len(numbers)]
 
     def decode(self, data: Array, out: Array) -> None:
-        """Decode scales and whole numbers."""
         if _run("decode", self.bits, out, data):
             return
         count = -(-len(out) // self.block)
         numbers = data[4 * count :]
-        codes = (numbers[:, None] << (8 - self.bits - self._places())).view("i1") >> 8 - self.bits  # with their signs
+        # With their signs.
+        codes = (numbers[:, None] << (8 - self.bits - self._places())).view("i1") >> 8 - self.bits
         rows = _rows(codes.reshape(-1)[: len(out)], self.block)
         out[:] = _scaled(rows, data[: 4 * count].view("<f4"), self._not_finite, out.dtype).reshape(-1)[: len(out)]
 
     def _places(self) -> Array:
-        """Return the lowest bit of each number in a byte."""
         return np.arange(0, 8, self.bits, dtype="u1")
 
 
 @dataclass(frozen=True)
 class TopK:
-    """The largest magnitudes of each block of 4096 as 8-bit integers, with their places in the block; zero elsewhere.
-
-    Parameters
-    ----------
-    part : float in (0, 0.5]
-        How many of the elements are sent. With equal magnitudes the first ones are.
-    """
+    """The largest magnitudes of each block of 4096 as 8-bit integers with their places."""
 
     part: float
 
     block = 4096
 
     def _both(self, n: int) -> tuple[int, int]:
-        """Return how many elements are kept of a whole block, and of the last one if that is shorter."""
+        """Return the numbers of kept elements of a whole block and of the shorter last one."""
         return self._kept(self.block), self._kept(n % self.block)
 
     def _kept(self, n: int) -> int:
         return math.ceil(self.part * n)
 
     def nbytes(self, n: int) -> int:
-        """Return the size of ``n`` encoded elements."""
         whole, rest = divmod(n, self.block)
         return whole * self._size(self.block) + (self._size(rest) if rest else 0)
 
@@ -237,7 +217,6 @@ class TopK:
         return -(-(4 + 3 * self._kept(n)) // 4) * 4
 
     def encode(self, values: Array, data: Array) -> None:
-        """Encode each block into a scale, places and integers."""
         if _run("encode", 0, values, data, *self._both(len(values))):
             return
         whole = len(values) // self.block * self.block
@@ -264,7 +243,6 @@ class TopK:
         data[:, 4 + 3 * kept :] = 0
 
     def decode(self, data: Array, out: Array) -> None:
-        """Decode each block from a scale, places and integers."""
         if _run("decode", 0, out, data, *self._both(len(out))):
             return
         out[:] = 0
@@ -296,13 +274,7 @@ _TOP_K = re.compile(r"topk\(([^()]*)\)")
 
 
 def codec_of(text: str) -> Codec | None:
-    """Return the codec that a text names, such as ``int8`` or ``topk(0.01)``; None for ``none``.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
+    """Return the codec for a text such as ``int8`` or ``topk(0.01)``; None for ``none``."""
     name = text.strip().lower()
     if name == NONE:
         return None

@@ -1,7 +1,4 @@
-"""The source of the CUDA kernels that average float32 between hosts in encoded form.
-
-The bytes are those of `platoon_base.compression.codecs` for pieces of whole blocks. One thread encodes a block.
-"""
+"""The source of the CUDA kernels that average encoded float32; the bytes are those of `codecs`."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ from platoon_base.compression.codecs import Blocks, Codec, Float16, Truncated
 
 __all__ = ["CUDA", "KERNELS", "block_of", "kernels_source"]
 
-_BLOCK_16 = 64  # numbers that a thread encodes in 16 bits each
-KERNELS = {  # the types of their arguments, as `DeviceRuntime.compile` takes them
+_BLOCK_16 = 64  # Numbers that a thread encodes in 16 bits each.
+KERNELS = {  # Types of arguments for `DeviceRuntime.compile`.
     "encode_shares": [None, None] + ["uint64"] * 8 + ["uint32"] * 4,
     "encode_result": [None, None] + ["uint64"] * 5 + ["uint32"] * 2 + ["float32"],
     "decode_all": [None] + ["uint64"] * 5,
 }
 
-# Functions of the device that the kernels call.
+# Device functions that the kernels call.
 CUDA = r"""
 __device__ __forceinline__ u32 bits_of(float v) { return __float_as_uint(v); }
 __device__ __forceinline__ float float_of(u32 bits) { return __uint_as_float(bits); }
@@ -193,19 +190,13 @@ extern "C" __global__ void decode_all(char *memory, u64 codes, u64 stride, u64 w
 
 
 def block_of(codec: Codec) -> int:
-    """Return the number of elements that a thread encodes; a piece has a multiple of it."""
+    """Return the number of elements that a thread encodes; a piece is a multiple of it."""
     return codec.block if isinstance(codec, Blocks) else _BLOCK_16
 
 
 def kernels_source(codec: Codec, device: str = CUDA) -> str:
-    """Write the kernels for a codec: `Float16`, `Truncated` or `Blocks`.
-
-    Parameters
-    ----------
-    codec : Codec
-    device : str
-        Functions of the device; tests pass others than `CUDA` to run the kernels without a GPU.
-    """
+    """Return the kernels for `Float16`, `Truncated` or `Blocks`."""
+    # Tests pass other device functions to run the kernels without a GPU.
     bits = codec.bits if isinstance(codec, Blocks) else 16
     levels = (1 << bits - 1) - 1
     settings = {
@@ -213,7 +204,7 @@ def kernels_source(codec: Codec, device: str = CUDA) -> str:
         "BLOCK": block_of(codec),
         "SCALED": int(isinstance(codec, Blocks)),
         "LEVELS": levels,
-        "STEPS": max(2, levels),  # of the scale in the largest magnitude
+        "STEPS": max(2, levels),  # Steps of the scale in the largest magnitude.
         "MASK": f"{(1 << bits) - 1:#x}u",
         "NOT_FINITE": f"{1 << bits - 1:#x}u",
     }

@@ -13,29 +13,14 @@ Array = np.ndarray[Any, Any]
 
 
 class ErrorFeedback:
-    """The residual of an array that is averaged again and again: what was not sent is part of the next average.
+    """The residual of an array that is averaged repeatedly: each average includes the earlier rest.
 
-    Make one for each array, and pass it to each all-reduce of that array. It begins at zero, and does so again if the
-    shape, the dtype or the operation changes. It takes the memory of the array on each host, once it has been used with
-    `platoon launch --hosts-compression`, and none otherwise. Arrays of up to 64 KiB travel as they are, and so do those
-    on GPUs that are not of float32.
-
-    Attributes
-    ----------
-    latest : ndarray, shape (n,), or memory of a device
-        The residual of this rank, for the parts that it exchanges with other hosts.
-
-    References
-    ----------
-    Seide et al.: 1-bit stochastic gradient descent, Interspeech 2014. Karimireddy et al.: Error feedback fixes SignSGD
-    and other gradient compression schemes, arXiv 1901.09847.
-
-    Examples
-    --------
-    >>> feedback = ErrorFeedback()                                                  # doctest: +SKIP
-    >>> for batch in batches:                                                       # doctest: +SKIP
-    ...     gradient = gradient_of(batch)
-    ...     worker.all_reduce(gradient, "mean", gradient, feedback=feedback)
+    Make one for each array and pass it to each all-reduce of that array. It restarts at zero if the
+    shape, the dtype or the operation changes. It uses the memory of the array on each host if
+    `platoon launch --hosts-compression` is used, otherwise none. Arrays of up to 64 KiB are sent
+    unchanged, and so are arrays on GPUs other than float32. ``latest`` is the residual of this
+    rank, shape (n,), for the parts that it exchanges with other hosts. Seide et al., 1-bit
+    stochastic gradient descent, Interspeech 2014; Karimireddy et al., arXiv 1901.09847.
     """
 
     def __init__(self) -> None:
@@ -43,12 +28,12 @@ class ErrorFeedback:
         self.latest: Any = np.zeros(0, np.float32)
 
     def residual(self, key: Any, size: int, dtype: Any) -> Array:
-        """Return the residual of this rank, shape (size,), of calls with this key; zeros if the key is another one."""
+        """Return this rank's residual for a key, shape (size,); zeros if the key is new."""
         found: Array = self.kept(key, lambda: np.zeros(size, dtype))
         return found
 
     def kept(self, key: Any, zeros: Callable[[], Any]) -> Any:
-        """Return what is kept of calls with this key; what ``zeros`` makes if the key is another one."""
+        """Return the value for a key; the result of ``zeros`` if the key is new."""
         if key != self._key:
             self._key, self.latest = key, zeros()
         return self.latest

@@ -1,4 +1,4 @@
-"""All parameters of a model, packed by a codec; and the residuals, what packing has left out of earlier rounds."""
+"""Packs all parameters of a model by a codec, and keeps the residuals of earlier rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
 
 Array = np.ndarray[Any, Any]
 
-_LATEST, _STAMP, _PACKED, _RESTORED, _DROPPED, _DIFFER = range(6)  # the words of `Residuals`
+# Indices of the words of `Residuals`.
+_LATEST, _STAMP, _PACKED, _RESTORED, _DROPPED, _DIFFER = range(6)
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -27,7 +28,7 @@ def _work_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def residual_layout(layout: Layout) -> Layout:
-    """Return the layout of residuals: half precision is kept in float32, and what is sent as it is takes no room."""
+    """Return the layout of residuals: float32 for half precision, empty if sent unchanged."""
     specs = []
     for spec in layout.specs:
         dtype = np.dtype(spec.dtype)
@@ -39,7 +40,7 @@ def residual_layout(layout: Layout) -> Layout:
 
 
 class _Part(NamedTuple):
-    """Where a chunk of a parameter is packed."""
+    """Location of a packed chunk of a parameter."""
 
     start: int
     stop: int
@@ -48,20 +49,7 @@ class _Part(NamedTuple):
 
 
 class Packing:
-    """Packs the parameters of a layout into a buffer whose size depends on the layout alone.
-
-    Arrays that are not of float16, float32 or float64 are sent as they are, in little-endian order.
-
-    Parameters
-    ----------
-    layout : Layout
-    codec : Codec
-
-    Attributes
-    ----------
-    nbytes : int
-        The size of the packed parameters.
-    """
+    """Packs the parameters of a layout into ``nbytes`` bytes; only floats are encoded."""
 
     def __init__(self, layout: Layout, codec: Codec) -> None:
         self._codec = codec
@@ -77,19 +65,14 @@ class Packing:
             self._parts.append(parts)
 
     def pack(self, arrays: Sequence[Array], before: Sequence[Array], after: Sequence[Array], data: Array) -> None:
-        """Pack arrays with their residuals, and replace the arrays by what will be unpacked.
-
-        ::
+        """Pack arrays with their residuals, and replace the arrays by what will be unpacked::
 
             v := x + before
             x := decode(encode(v))
             after := v - x            0 where that is not finite
 
-        Parameters
-        ----------
-        arrays, before, after : sequence of ndarray
-            Residuals have `residual_layout`; ``after`` may be ``before``.
-        data : ndarray of uint8, shape (nbytes,)
+        Residuals have `residual_layout`; ``after`` may be ``before``. ``data`` is uint8, shape
+        (nbytes,).
         """
         for parameter, array in enumerate(arrays):
             for part, x, bytes_ in self._chunks(parameter, array, data):
@@ -97,12 +80,13 @@ class Packing:
                     bytes_.view(array.dtype.newbyteorder("<"))[:] = x
                     continue
                 own = slice(part.start, part.stop)
-                values = x + before[parameter].reshape(-1)[own]  # of the residual's dtype, which is no narrower
+                # The sum has the residual's dtype, which is not narrower.
+                values = x + before[parameter].reshape(-1)[own]
                 self._codec.encode(values, bytes_)
                 decode_and_keep(self._codec, bytes_, values, x, after[parameter].reshape(-1)[own])
 
     def advance(self, reference: Sequence[Array], target: Sequence[Array], data: Array) -> None:
-        """Pack the difference from a reference to a target, and move the reference as `follow` moves copies of it."""
+        """Pack the difference from a reference to a target; move the reference as `follow` does."""
         for parameter, array in enumerate(target):
             for part, x, bytes_ in self._chunks(parameter, array, data):
                 if not _is_float(array.dtype):
@@ -126,7 +110,6 @@ class Packing:
                 known[:] = _narrow(moved, known.dtype)
 
     def unpack(self, data: Array, arrays: Sequence[Array]) -> None:
-        """Unpack into arrays."""
         for parameter, array in enumerate(arrays):
             for _, x, bytes_ in self._chunks(parameter, array, data):
                 if not _is_float(array.dtype):
@@ -143,21 +126,13 @@ class Packing:
 
 
 def decode_and_keep(codec: Codec, data: Array, values: Array, out: Array, rest: Array) -> None:
-    """Decode what values have become, and keep what was lost.
-
-    ::
+    """Decode encoded values into ``out``, and keep what was lost::
 
         out := decode(data)
         rest := values - out        0 where that is not finite
 
-    Parameters
-    ----------
-    codec : Codec
-    data : ndarray of uint8
-        The encoded values.
-    values, rest : ndarray, shape (n,), float32 or float64
-    out : ndarray, shape (n,)
-        Of their dtype or a narrower one.
+    ``data`` is uint8. ``values`` and ``rest`` are float32 or float64, shape (n,); ``out`` has their
+    dtype or a narrower one.
     """
     decoded = out if out.dtype == values.dtype else np.empty_like(values)
     codec.decode(data, decoded)
@@ -165,7 +140,7 @@ def decode_and_keep(codec: Codec, data: Array, values: Array, out: Array, rest: 
         out[:] = _narrow(decoded, out.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         np.subtract(values, out, out=rest)
-        finite = np.isfinite(rest.sum())  # faster than many tests
+        finite = np.isfinite(rest.sum())  # This is faster than testing each element first.
     if not finite:
         rest[~np.isfinite(rest)] = 0
 
@@ -179,52 +154,41 @@ def _narrow(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 class Residuals:
-    """The residuals of one host, before and after its latest contribution, in memory that outlives a courier.
+    """A host's residuals before and after its latest contribution; the memory outlives a courier.
 
-    A courier that is restarted in the middle of a round packs the contribution again, from the same residuals, so that
-    the bytes are those which its predecessor has sent. A contribution that does not count takes no effect: see `undo`.
-
-    Parameters
-    ----------
-    layout : Layout
-        Of the parameters.
-    buffer : writable buffer
-        Of `size_bytes`, zero at first.
+    A courier that is restarted within a round packs the contribution again, from the same
+    residuals: the bytes are those that its predecessor sent. A contribution that does not count has
+    no effect, see `undo`. ``buffer`` has `size_bytes`, zero at first.
     """
 
     def __init__(self, layout: Layout, buffer: Any) -> None:
         own = residual_layout(layout)
-        # Twice the round that the latest residuals come from, and which of the two they are: one word, so that the end
-        # of the process leaves no half of it. Behind it the stamp of the center, the round that was packed last or is
-        # being packed, whether saved residuals were put in, the latest round without this host's contribution, and the
-        # round in whose fragment alone the two differ.
+        # _LATEST: twice the round of the latest residuals, plus which of the two they are; one
+        # word, so a killed process leaves no half of it. _STAMP: the stamp of the center. _PACKED:
+        # the round that is or was packed last. _RESTORED: whether saved residuals were restored.
+        # _DROPPED: the latest round without this host's contribution. _DIFFER: the two differ in
+        # the fragment of this round only.
         self._words = array_on(buffer, (6,), "i8")
         self._both = [own.views(buffer, ALIGNMENT + i * own.nbytes) for i in range(2)]
 
     @staticmethod
     def size_bytes(layout: Layout) -> int:
-        """Return the size of the memory."""
         return ALIGNMENT + 2 * residual_layout(layout).nbytes
 
     @property
     def latest(self) -> list[Array]:
-        """The residuals that the next contribution takes along."""
+        """The residuals that the next contribution includes."""
         return self._both[int(self._words[_LATEST]) & 1]
 
     def begin(
         self, number: int, stamp: int, pieces: Callable[[int], tuple[Piece, ...]] = lambda number: ()
     ) -> tuple[list[Array], list[Array]]:
-        """Return the residuals before round ``number``, and the memory for those after it; `end` follows.
+        """Return the residuals before round ``number`` and memory for those after it; call `end`
+        next.
 
-        That memory has to be written in the fragment of the round.
-
-        Parameters
-        ----------
-        number : int
-        stamp : int
-            Of the center, see `platoon_base.centers.overwrites`: with an overwrite the residuals start again at zero.
-        pieces : callable
-            Returns those of the fragment that a round takes.
+        The caller must write that memory in the fragment of the round; ``pieces(number)`` returns
+        its pieces. ``stamp`` belongs to the center: after an overwrite the residuals restart at
+        zero.
         """
         self.undo(number)
         self._words[_PACKED] = number
@@ -247,31 +211,26 @@ class Residuals:
         self._words[_LATEST] = 2 * number + 1 - (int(self._words[_LATEST]) & 1)
 
     def undo(self, number: int) -> None:
-        """Return to the residuals before round ``number``, if they were packed into a contribution to it."""
+        """Return to the residuals before round ``number``, if they were packed into it."""
         if int(self._words[_LATEST]) >> 1 == number:
             self._words[_LATEST] = 1 - (int(self._words[_LATEST]) & 1)
 
     def drop(self, number: int) -> None:
-        """Return to the residuals before round ``number``, which does not have this host's contribution."""
+        """Return to the residuals before round ``number``, which lacks this host's contribution."""
         self.undo(number)
         self._words[_DROPPED] = number
 
     def after(self, number: int, stamp: int) -> list[Array] | None:
-        """Return the residuals that belong to a center at round ``number``; None if they are there no more.
+        """Return the residuals of a center at round ``number`` with a stamp; None if they are lost.
 
-        They stay until a contribution to round ``number + 2`` is packed. If the contribution to round ``number`` itself
-        did not count, `drop` it before; if it did, and a courier that packs it again has died, they are not there.
-
-        Parameters
-        ----------
-        number : int
-        stamp : int
-            Of that center. Residuals from before its latest overwrite are zero by now; one after it has ended them.
+        They stay until a contribution to round ``number + 2`` is packed. If the contribution to
+        round ``number`` did not count, `drop` it first. If a courier died while packing it again,
+        they are lost. Residuals from before an overwrite are zero after it.
         """
         known = int(self._words[_STAMP])
         if int(self._words[_PACKED]) > number + 1 or known > stamp:
             return None
-        if known < stamp:  # no contribution was packed since the overwrite
+        if known < stamp:  # No contribution was packed since the overwrite.
             return [np.zeros_like(array) for array in self.latest]
         latest, which = divmod(int(self._words[_LATEST]), 2)
         if int(self._words[_PACKED]) == number and number not in (latest, int(self._words[_DROPPED])):
@@ -280,14 +239,12 @@ class Residuals:
 
     @property
     def restored(self) -> bool:
-        """Whether saved residuals were put in, or found to be unusable, by this courier or an earlier one."""
+        """Whether some courier of this host has restored residuals, or found them unusable."""
         return bool(self._words[_RESTORED])
 
     def restore(self, saved: Sequence[Array] | None) -> None:
-        """Begin with saved residuals, or with zeros if there are none, before the first round of a new center.
-
-        An earlier courier may have died while it did so.
-        """
+        """Begin with saved residuals, or zeros, before the first round of a new center."""
+        # An earlier courier may have died while it did so.
         for both in self._both:
             for i, array in enumerate(both):
                 np.copyto(array, 0 if saved is None else saved[i])

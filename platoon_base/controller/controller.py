@@ -1,4 +1,4 @@
-"""The controller's loop: it passes requests, ended processes, timers and signals to the coordinator."""
+"""The controller's loop: passes requests, process ends, timers and signals to the coordinator."""
 
 from __future__ import annotations
 
@@ -34,28 +34,7 @@ _SLEEP_WHILE_STOPPING_S = _BUDGET_EVERY_S = 0.05
 
 
 class Controller:
-    """Serves one job until all of its workers have ended.
-
-    Parameters
-    ----------
-    server : ServerChannel
-    job_state : JobState
-    coordinator : Coordinator
-    children : WorkerProcesses
-        The workers' processes; late joiners are added.
-    holds_lock : callable
-        ``holds_lock(rank)`` returns whether that worker holds its liveness lock in the job's state.
-    options : ControllerOptions
-    saving : JobSaving, optional
-        The checkpoints of the job.
-    hosts : OtherHosts, optional
-        The other hosts of the job.
-
-    Attributes
-    ----------
-    ending : Ending
-    departures : Departures
-    """
+    """Serves one job until all its workers have ended; ``holds_lock(rank)`` polls its lock."""
 
     def __init__(
         self,
@@ -93,18 +72,7 @@ class Controller:
         self._hosts = hosts
 
     def serve(self, signals: StopSignals | None = None) -> Result:
-        """Serve until every worker has ended; a signal such as SIGTERM ends all workers, a second one kills them.
-
-        Parameters
-        ----------
-        signals : StopSignals, optional
-            Signals that are caught already; opened here by default.
-
-        Raises
-        ------
-        ConfigurationError
-            If the first checkpoint cannot be written.
-        """
+        """Serve until all workers have ended; a first signal stops them, a second kills them."""
         with contextlib.nullcontext(signals) if signals is not None else StopSignals() as signals:
             while self._children.running or self._awaits_external_workers():
                 ready, now = self._take_what_came(signals, self._children.fds, self._sleep_s())
@@ -119,7 +87,7 @@ class Controller:
                 self._keep_to_budget()
                 self._reporting.observe(now)
             if self._saving is not None:
-                # Serve while the last checkpoint is written: other hosts must not take this one to be lost.
+                # Serve while the last checkpoint is written, or other hosts would count this one as lost.
                 serve = functools.partial(self._take_what_came, signals, [], _SLEEP_WHILE_STOPPING_S)
                 self._saving.save_the_end(lambda: self.ending.asked < 2, serve)
             self.ending.take_own(signals)
@@ -127,7 +95,7 @@ class Controller:
         return self.departures.result(self._reporting.seconds(), self.ending.signal)
 
     def _take_what_came(self, signals: StopSignals, fds: Sequence[int], sleep_s: float) -> tuple[set[int], float]:
-        """Wait for requests and signals and handle them; return the readable file descriptors and the time."""
+        """Handle requests and signals, maybe after a wait; return the readable fds and the time."""
         requests, ready = self._server.wait(sleep_s, [signals.fd, *fds])
         now = time.monotonic()
         for received in requests:
@@ -137,14 +105,14 @@ class Controller:
         return ready, now
 
     def _end_waits(self) -> None:
-        """Answer requests that wait and whose deadline has passed."""
+        """Answer waiting requests whose deadline has passed."""
         if self._coordinator.next_deadline is not None:
             self._progress_watch.poll()
             self._requests.carry_out(self._coordinator.tick(awake(), self._progress_watch.last))
 
     @property
     def remaining(self) -> set[int] | None:
-        """Ranks that take part or are expected; None before the first is known. Other threads may read it."""
+        """Ranks present or expected; None before the first is known. Other threads may read it."""
         roster = self._coordinator.roster
         return roster.remaining if len(roster) else None
 
@@ -162,7 +130,6 @@ class Controller:
         return max(0.0, wake - now)
 
     def _answer_observer(self, request: msg.Watch | msg.AskStory | msg.EndJob) -> msg.Reply:
-        """Answer an observer of the job, which is no worker."""
         if request.protocol != msg.PROTOCOL:
             text = f"got protocol {request.protocol}, this job speaks {msg.PROTOCOL}; use the version that started it"
             return msg.Failure(kind="ProtocolError", message=text)
@@ -174,7 +141,7 @@ class Controller:
         return msg.Done()
 
     def _awaits_external_workers(self) -> bool:
-        """Return whether externally launched workers have yet to join, though none runs at the moment."""
+        """Return whether externally launched workers have yet to join, though none runs now."""
         roster = self._coordinator.roster
         if not roster.external or self._children.stopping:
             return False
@@ -195,18 +162,19 @@ class Controller:
             self._children.adopt(late.rank, pid, holds_lock, lambda late=late: late.phase.gone)  # type: ignore[misc]
 
     def _save_last(self, shared: Shared) -> None:
-        """Save a center that the workers are about to release, and end the exchanges between hosts."""
+        """Save a center that the workers are about to release; end the exchanges between hosts."""
         if self._saving is not None:
             self._saving.save_dropped(shared)
         elif self._hosts is not None:
             self._hosts.couriers.center_dropped()
 
     def notify_hosts(self, event: CenterMade | CenterSource | RoundReached) -> None:
-        """Tell the couriers of all hosts of a center or a round; before a round, which residuals to save."""
+        """Send a center or a round to the couriers of all hosts."""
         if self._hosts is None:
             return
         if isinstance(event, RoundReached):
             if self._saving is not None:
+                # The hosts must know which residuals to save before the round starts.
                 self._saving.announce_moments()
             self._hosts.couriers.round_met(event)
         elif isinstance(event, CenterSource):

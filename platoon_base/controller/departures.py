@@ -1,4 +1,4 @@
-"""Consequences of the end of a worker: a restart, the end of the job, or another leader."""
+"""Consequences of a worker's end: a restart, the end of the job, or another leader."""
 
 from __future__ import annotations
 
@@ -22,26 +22,18 @@ __all__ = ["Departures", "fatal", "leader_of", "lost_leader", "shared_nothing"]
 
 log = logging.getLogger(__name__)
 
-_RESTART_GRACE_S = 0.8  # short: all workers go on from the checkpoint, so they need no time to save
+# All workers restart from the checkpoint, so they need no time to save.
+_RESTART_GRACE_S = 0.8
 
 
 def leader_of(snapshot: Snapshot) -> int:
-    """Return the leader: the lowest rank that is not lost; 0 if all are."""
+    """Return the leader: the lowest launched rank that is not lost; 0 if all are lost."""
     launched = [each for each in snapshot.participants if each.launched]
     return min((each.rank for each in launched if each.phase is not Phase.LOST), default=0)
 
 
 def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
-    """Return why the end of a worker ends the job; empty if the other workers go on.
-
-    Parameters
-    ----------
-    ended : Exit
-    progress : Progress
-        Of that worker.
-    fail_fast : {"never", "early", "always"}
-        See `JobOptions`.
-    """
+    """Return why this worker's end ends the job, or ''; ``progress`` is that worker's."""
     failure = ended.failure
     if not ended.status or fail_fast == "never" or (failure is not None and failure.follows):
         return ""
@@ -49,9 +41,9 @@ def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
         return f"worker {ended.rank} failed ({ended}): the job ends, as --fail-fast asks"
     if failure is not None and failure.kind == DataMismatchError.__name__:
         return f"worker {ended.rank} has other data than another worker: the job ends"
-    # A script that has made collective calls without an adapter may count no steps: it may have trained already.
+    # Without an adapter, a script with collective calls may train without counting steps.
     counts = progress.bound or not progress.waits
-    # Where an adapter counts the steps, a copy of the center before the first one was for an evaluation.
+    # With an adapter, an exchange before the first step was for an evaluation.
     exchanges = progress.syncs if progress.bound else progress.exchanges
     began = progress.steps > progress.steps_before_start or exchanges or not counts
     if began or failure is None or failure.kind == INTERRUPTED:
@@ -63,15 +55,9 @@ def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
 
 
 def lost_leader(exits: Sequence[Exit], steps: int, led: Sequence[int]) -> str:
-    """Return what was not done because rank 0 failed, if others went on to their end; otherwise empty.
+    """Return what was not done because rank 0 failed while others ended well, or ''.
 
-    Parameters
-    ----------
-    exits : sequence of Exit
-    steps : int
-        The steps that rank 0 had made.
-    led : sequence of int
-        The ranks that have been the leader since.
+    ``steps`` are those of rank 0; ``led`` are the ranks that have been the leader since.
     """
     ended_well = [ended.rank for ended in exits if ended.status == 0]
     if not ended_well or not any(ended.rank == 0 and ended.status for ended in exits):
@@ -90,7 +76,7 @@ def lost_leader(exits: Sequence[Exit], steps: int, led: Sequence[int]) -> str:
 
 
 def shared_nothing(exits: Sequence[Exit], adopted: Collection[int], coordinator: Coordinator) -> tuple[int, ...]:
-    """Return the launched workers, of several, that ended well and never exchanged anything with the others."""
+    """Return the launched workers that ended well and never exchanged anything with others."""
     if coordinator.roster.size < 2:
         return ()
     ended_well = {ended.rank for ended in exits if ended.status == 0}
@@ -98,28 +84,7 @@ def shared_nothing(exits: Sequence[Exit], adopted: Collection[int], coordinator:
 
 
 class Departures:
-    """Handles the ends of workers and records how each has ended.
-
-    Parameters
-    ----------
-    job_state : JobState
-    coordinator : Coordinator
-    children : WorkerProcesses
-    decide : callable
-        ``decide(event)`` carries out the actions that ``event(coordinator)`` returns.
-    options : ControllerOptions
-    saving : JobSaving or None
-        The checkpoints of the job.
-
-    Attributes
-    ----------
-    exits : list of Exit
-        Of the workers that are not restarted.
-    failed : list of Exit
-        Of the workers that failed, in order, including those that are restarted.
-    adopted : set of int
-        The workers that the controller did not start.
-    """
+    """Handles the ends of workers and records how each has ended."""
 
     def __init__(
         self,
@@ -130,9 +95,9 @@ class Departures:
         options: ControllerOptions,
         saving: JobSaving | None,
     ) -> None:
-        self.exits: list[Exit] = []
-        self.failed: list[Exit] = []
-        self.adopted: set[int] = set()
+        self.exits: list[Exit] = []  # exits of workers that are not restarted
+        self.failed: list[Exit] = []  # failures in order, also of restarted workers
+        self.adopted: set[int] = set()  # workers that the controller did not start
         self._job_state = job_state
         self._coordinator = coordinator
         self._children = children
@@ -145,13 +110,13 @@ class Departures:
         self._ends_all: Exit | None = None  # the failure that led to a restart of all workers
 
     def worker_ended(self, ended: Exit) -> None:
-        """Handle the end of a process: inform the coordinator, then restart it or end the job where needed."""
+        """Report the end of a worker to the coordinator; restart it or end the job where needed."""
         participant = self._coordinator.roster[ended.rank]
         present = participant.phase.present
         if self._job_state.progress(ended.rank).exchanges:
             self._coordinator.cooperated.add(ended.rank)
         if ended.rank in self.adopted and present:
-            ended = ended._replace(status=1)  # the status is unknown here; it did not leave in order
+            ended = ended._replace(status=1)  # The real status is unknown here.
         device = f"{participant.device}, " if participant.device else ""
         log_file = f", see {ended.log_file.absolute()}" if ended.log_file is not None else ""
         self._job_state.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
@@ -168,13 +133,12 @@ class Departures:
             self._end_if_fatal(ended)
 
     def _note_failure(self, ended: Exit) -> None:
-        """Record a worker that failed; an end by a signal to all workers is no failure."""
+        """Record a failed worker; an end by a signal to all workers is no failure."""
         follows = ended.failure is None or ended.failure.follows
         if ended.status and not (self._children.stopping and follows):
             self.failed.append(ended)
 
     def _end_if_fatal(self, ended: Exit) -> None:
-        """End the job if the end of this worker is fatal."""
         if self._children.stopping or not self._children.running:
             return
         why = fatal(ended, self._job_state.progress(ended.rank), self._fail_fast)
@@ -185,7 +149,7 @@ class Departures:
             self._children.stop(self._grace_s)
 
     def _start_again(self, ended: Exit) -> bool:
-        """Restart a worker that failed, if the policy says so; return whether it was restarted."""
+        """Restart a failed worker if the policy allows it; return whether it was restarted."""
         if ended.status == 0:
             return False
         coordinator = self._coordinator
@@ -220,7 +184,7 @@ class Departures:
         return True
 
     def host_returns(self, ranks: Sequence[int]) -> str:
-        """Expect the workers of a lost host again; return why they cannot be readmitted, or ''."""
+        """Readmit the workers of a lost host; return why that is impossible, or ''."""
         if self._coordinator.bound:
             return "the workers need each other (averaged gradients), so a lost one cannot be restarted alone"
         if self._children.stopping or self._job_state.stopping or not self._children.running:
@@ -231,19 +195,12 @@ class Departures:
         return ""
 
     def result(self, seconds: float, ended_by: signal.Signals | None) -> Result:
-        """Return how the job ended.
-
-        Parameters
-        ----------
-        seconds : float
-            How long the job ran.
-        ended_by : signal.Signals or None
-            The signal that ended the job, if one did.
-        """
+        """Return how the job ended; ``ended_by`` is the signal that ended it, if any."""
         interrupted = ended_by is not None
         status = max((ended.status for ended in self.exits), default=0)
         for ended in (self._ends_all, self._fatal):
-            status = status if ended is None else ended.status  # the others show just the signal
+            # The exit status of the other workers shows only the signal.
+            status = status if ended is None else ended.status
         if ended_by is not None:
             status = 128 + ended_by
         failed = first_failure([ended for ended in self.exits if ended in self.failed])

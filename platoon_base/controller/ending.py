@@ -1,4 +1,4 @@
-"""The end of a job by a signal or by `platoon stop`, and signals for its workers."""
+"""Stops a job after a signal or `platoon stop`, and passes signals on to the workers."""
 
 from __future__ import annotations
 
@@ -18,39 +18,24 @@ __all__ = ["Ending"]
 
 log = logging.getLogger(__name__)
 
-# Within this time the same signal to the launchers of several hosts counts once: an engine sends it to each.
+# An engine signals the launcher of each host: within this time these signals count as one.
 _TOGETHER_S = 2.0
 
 
 class Ending:
-    """Ends the workers: after the first signal they have a grace period to save, a second signal kills them.
-
-    Parameters
-    ----------
-    children : WorkerProcesses
-    job_state : JobState
-    story : Story
-    grace_s : float
-        See `JobOptions`.
-
-    Attributes
-    ----------
-    signal : signal.Signals or None
-        The first one received.
-    asked : int
-        How often the end was requested.
-    """
+    """Stops the workers: a first signal starts the grace period, a second one kills them."""
 
     def __init__(self, children: WorkerProcesses, job_state: JobState, story: Story, grace_s: float) -> None:
-        self.signal: signal.Signals | None = None
-        self.asked = 0
+        self.signal: signal.Signals | None = None  # the first one received
+        self.asked = 0  # how often the end was requested
         self._children = children
         self._job_state = job_state
         self._story = story
         self._grace_s = grace_s
         self._since = -math.inf
         self._signalled_elsewhere = False
-        self._passed: dict[signal.Signals, tuple[float, set[int]]] = {}  # when, and which hosts have received it
+        # For each signal the time, and the hosts that have received it.
+        self._passed: dict[signal.Signals, tuple[float, set[int]]] = {}
 
     def take_own(self, signals: StopSignals) -> None:
         """Handle the signals that this process has received."""
@@ -58,13 +43,13 @@ class Ending:
         for number in signals.take_for_workers():
             self.pass_on(number)
         for number in numbers:
-            if self._signalled_elsewhere:  # an engine signals the launchers of all hosts
+            if self._signalled_elsewhere:  # An engine signals the launchers of all hosts.
                 self._signalled_elsewhere = False
             else:
                 self._end(number, number.name, self._grace_s)
 
     def pass_on(self, number: signal.Signals, host: int = 0) -> None:
-        """Send a signal that the launcher of a host has received to the workers of all hosts that handle it."""
+        """Send a signal to one host's launcher on to the workers of all hosts that handle it."""
         now = time.monotonic()
         since, hosts = self._passed.get(number, (-math.inf, set()))
         if now < since + _TOGETHER_S and host not in hosts:
@@ -83,7 +68,7 @@ class Ending:
             )
 
     def take_of_other_host(self, number: signal.Signals, again: bool) -> None:
-        """End the job because the launcher of another host received a signal; kill the workers at its second one."""
+        """End the job after a signal to another host's launcher; kill the workers if ``again``."""
         if again or not self.asked:
             self._signalled_elsewhere = not again
             self._end(number, number.name, self._grace_s)

@@ -15,7 +15,7 @@ __all__ = ["ControllerOptions"]
 
 @dataclass(frozen=True)
 class ControllerOptions:
-    """The options that a controller uses; see `JobOptions` for the fields."""
+    """Options of a controller; see `JobOptions` for the fields."""
 
     handler: UserHandler | None = None
     observer: Callable[[Snapshot], None] | None = None

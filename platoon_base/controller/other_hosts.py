@@ -1,4 +1,4 @@
-"""The other hosts of a job, as its controller uses them."""
+"""Interfaces to the other hosts of a job, as its controller uses them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class HostsCouriers(Protocol):
     """The couriers of a job; see `platoon_base.multihost.courier_table.CourierTable`."""
 
     def center_made(self, made: CenterMade) -> None:
-        """Start the exchanges between the center of a host and those of the others."""
+        """Start the exchanges between this host's center and those of the others."""
         ...
 
     def center_source(self, source: CenterSource) -> None:
-        """Fill the centers of all hosts with the initial values of one other than host 0."""
+        """Fill the centers of all hosts with the initial values of a host other than 0."""
         ...
 
     def round_met(self, met: RoundReached) -> None:
@@ -34,7 +34,7 @@ class HostsCouriers(Protocol):
         ...
 
     def keep_residuals(self, moment: Moment, folder: Path) -> None:
-        """Let each host save the residual that belongs to the center of a checkpoint in this folder."""
+        """Order each host to save the residual that belongs to a checkpoint's center."""
         ...
 
     @property
@@ -43,12 +43,12 @@ class HostsCouriers(Protocol):
         ...
 
     def center_dropped(self) -> None:
-        """End the exchanges: the workers have released their parameters."""
+        """End the exchanges, because the workers have released their parameters."""
         ...
 
 
 class OtherHosts(Protocol):
-    """The other hosts of a job, for the one that has the controller; see `platoon_base.multihost.hosts.HostTable`."""
+    """The other hosts of a job; see `platoon_base.multihost.hosts.HostTable`."""
 
     world: World
 
@@ -58,7 +58,7 @@ class OtherHosts(Protocol):
         ...
 
     def relayed(self, local: ServerChannel) -> ServerChannel:
-        """Return the channel to the workers of all hosts, given that to those of this host."""
+        """Return the channel to the workers of all hosts, made from the one of this host."""
         ...
 
     def begin(
@@ -70,19 +70,7 @@ class OtherHosts(Protocol):
         children: WorkerProcesses,
         controller: Any,
     ) -> None:
-        """Begin a job.
-
-        Parameters
-        ----------
-        job_state : JobState
-        files : JobFiles
-        is_held : callable
-            ``is_held(rank)`` returns whether a worker of any host holds its liveness lock, as known on this host.
-        roster : Roster
-        children : WorkerProcesses
-        controller : Controller
-            Its `decide`, `Ending.take_of_other_host` and `Departures.host_returns` are called.
-        """
+        """Begin a job; ``is_held(rank)`` returns whether a worker of any host holds its lock."""
         ...
 
     def adopt(self, late: Participant) -> None:
@@ -90,7 +78,7 @@ class OtherHosts(Protocol):
         ...
 
     def saved(self, about: About, folder: Path) -> None:
-        """Send the description of a checkpoint to the other hosts, which save the job if this host is lost."""
+        """Send a checkpoint's description to the other hosts: they may outlive this one."""
         ...
 
     def end(self) -> None:

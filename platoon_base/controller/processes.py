@@ -1,4 +1,4 @@
-"""The worker processes of a job: start, watch and stop them. Each end becomes an `Exit`."""
+"""Starts, watches and stops the worker processes of a job."""
 
 from __future__ import annotations
 
@@ -30,39 +30,23 @@ log = logging.getLogger(__name__)
 GRACE_S = 10.0  # enough to save a model of some GB
 _KILLED = 128 + signal.SIGKILL
 _TERM_TO_KILL_S = 0.5
-_KILL_TO_ABANDON_S = 5.0  # a process that SIGKILL does not end hangs in a device or on a file server
+# SIGKILL does not end a process that hangs in a device or on a file server.
+_KILL_TO_ABANDON_S = 5.0
 _POLL_INTERVAL_S, _OUTPUT_CHECK_INTERVAL_S = 0.02, 1.0
 _LEFT_RUNNING = "left running: the launcher cannot end it"
 
 
 class Exit(NamedTuple):
-    """How a worker process ended.
-
-    Attributes
-    ----------
-    rank : int
-    status : int
-        Exit status as a shell shows it: 128 + n for a process that died of signal n. 0 for an adopted process,
-        whose status only its own parent can read.
-    log_file : Path or None
-        The file with its output, if it was started here.
-    why : str
-        Why the status is not the process's own, such as a signal to all workers; empty if it is.
-    failure : Failure or None
-        The exception that ended its script, if one was recorded.
-    log_begin : int
-        Offset in its log, in bytes, at which its output begins, after that of earlier processes of its rank.
-    at : float
-        When it failed or ended, in seconds since the epoch.
-    """
+    """How a worker process ended."""
 
     rank: int
+    # 128 + n after signal n. 0 for an adopted process: only its own parent can read its status.
     status: int
-    log_file: Path | None = None
-    why: str = ""
-    failure: Failure | None = None
-    log_begin: int = 0
-    at: float = 0.0
+    log_file: Path | None = None  # None if it was not started here
+    why: str = ""  # why the status is not the process's own, such as a signal to all workers
+    failure: Failure | None = None  # the exception that ended its script, if one was recorded
+    log_begin: int = 0  # offset of its output in the log, in bytes
+    at: float = 0.0  # when it failed or ended, in seconds since the epoch
 
     def __str__(self) -> str:
         if self.why:
@@ -82,7 +66,7 @@ class Exit(NamedTuple):
 
 
 class _Remote(NamedTuple):
-    """A worker of another host: callbacks that signal and restart it there; see `WorkerProcesses.offer`."""
+    """A worker of another host: callbacks that signal and restart it there."""
 
     signal: Callable[[signal.Signals, bool], None]
     start_again: Callable[[], None]
@@ -95,7 +79,7 @@ class _OutputWatch:
         self._next_at = 0.0
 
     def check(self, starts: Mapping[int, Start], ended: bool = False) -> None:
-        """Look for the note of a worker, once a second and when one has ended."""
+        """Read the workers' note, at most once a second unless one has ended."""
         now = time.monotonic()
         if self._next_at == math.inf or not starts or (now < self._next_at and not ended):
             return
@@ -112,14 +96,9 @@ class _OutputWatch:
 
 
 class WorkerProcesses:
-    """The worker processes of one job, by rank.
+    """The worker processes of one job, by rank; the warden ends them if this process is killed.
 
-    Each process started here leads its own process group, so that its descendants end with it.
-
-    Parameters
-    ----------
-    warden : Warden, optional
-        Ends them if this process is killed.
+    Each process started here leads its own process group: its descendants end with it.
     """
 
     def __init__(self, warden: Warden | None = None) -> None:
@@ -130,21 +109,16 @@ class WorkerProcesses:
         self._remote_running: set[int] = set()
         self._log_begins: dict[int, int] = {}
         self._fork_server: ForkServer | None = None
-        self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
+        # Times and the signals to send then; None means to stop waiting.
+        self._stages: list[tuple[float, signal.Signals | None]] = []
         self._stopping = False
         self._output_watch = _OutputWatch()
-        self._killed_by: dict[int, str] = {}  # signals sent to all after SIGINT, and why
+        self._killed_by: dict[int, str] = {}  # signals sent to all, except SIGINT; the reason
         self._oom_kills = oom_kills()
-        self._collected: list[Exit] = []  # ended processes that `reap` has not returned yet
+        self._collected: list[Exit] = []  # not yet returned by `reap`
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
-        """Start one worker; its output goes to ``log_file``, or to this process's own.
-
-        Raises
-        ------
-        OSError, PlatoonError
-            If it cannot be started or watched.
-        """
+        """Start one worker; its output goes to ``log_file``, or to this process's own output."""
         self._note(Start(rank, command, environment, log_file))
         try:
             process = _open_process(command, environment, log_file)
@@ -160,9 +134,9 @@ class WorkerProcesses:
     def start_forked(
         self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
     ) -> None:
-        """Fork workers from one process that has imported the modules in ``preload``; if that fails, start each itself.
+        """Fork workers from one process that has imported ``preload``; fall back to `start`.
 
-        They count as `running` at once; `reap` watches them once they are forked.
+        They count as `running` immediately; `reap` watches them once they are forked.
         """
         for start in starts:
             self._note(start)
@@ -172,7 +146,7 @@ class WorkerProcesses:
             self._start_one_by_one(starts, f"cannot start the fork server ({exc})")
 
     def _note(self, start: Start) -> None:
-        """Record where the output of a new process begins, and remove the recorded exception of an earlier one."""
+        """Record where the new output starts; remove the exception of an earlier process."""
         self._starts[start.rank] = start
         self._log_begins[start.rank] = 0
         if start.log_file is not None:
@@ -187,7 +161,7 @@ class WorkerProcesses:
             self.start(*start)
 
     def _take_forked(self, server: ForkServer) -> None:
-        """Watch the workers that the fork server has forked; if it failed, start them one by one."""
+        """Watch the workers that the fork server has forked; if it failed, start each itself."""
         code, pids = server.finish()
         self._fork_server = None
         if code == 0:
@@ -200,7 +174,7 @@ class WorkerProcesses:
             self._start_one_by_one(server.starts, f"{ended}, see {server.starts[0].log_file}")
 
     def take_over(self, start: Start, pid: int) -> None:
-        """Watch a worker that the fork server has forked and that is a child of this process now."""
+        """Watch a forked worker that is already a child of this process."""
         self._starts[start.rank] = start
         try:
             self._children[start.rank] = child = ChildProcess(pid)
@@ -210,10 +184,10 @@ class WorkerProcesses:
         if self._warden is not None:
             self._warden.watch(pid)
         if self.stopping:
-            child.signal(signal.SIGKILL)  # it has missed the earlier signals
+            child.signal(signal.SIGKILL)  # It has missed the earlier signals.
 
     def start_again(self, rank: int) -> None:
-        """Restart a worker that has ended, by the same command; its output is appended to the same log."""
+        """Restart a worker that has ended; its output is appended to the same log."""
         if rank in self._remote:
             self._remote[rank].start_again()
             self._remote_running.add(rank)
@@ -234,19 +208,14 @@ class WorkerProcesses:
             self._collected.append(self._explained(ended))
 
     def signal_one(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to one worker that was started here, if it runs."""
         if rank in self._children:
             self._children[rank].signal(number)
 
     def offer(self, number: signal.Signals, ranks: Collection[int] | None = None) -> list[int]:
-        """Send a signal to the workers whose script has a handler for it, by default to all workers.
+        """Send a signal to all workers (or ``ranks``) whose script has a handler for it.
 
-        Workers without a handler get SIGINT if the signal asks for the end of the job, and nothing otherwise.
-
-        Returns
-        -------
-        list of int
-            The ranks of the running workers of this host that have no handler.
+        Without a handler a worker gets SIGINT if the signal asks for the end of the job, otherwise
+        nothing. Returns the running ranks of this host that have no handler.
         """
         chosen = self.running if ranks is None else set(ranks)
         without = []
@@ -264,22 +233,17 @@ class WorkerProcesses:
     def adopt(self, rank: int, pid: int | None, holds_lock: Callable[[], bool], has_left: Callable[[], bool]) -> None:
         """Watch a worker that was not started here.
 
-        Parameters
-        ----------
-        rank : int
-        pid : int or None
-            None if it is in another pid namespace. Then its lock is watched, and it is never signalled.
-        holds_lock, has_left : callable
-            Return whether the worker holds its liveness lock, and whether it has left in order.
+        Without a pid (it is in another pid namespace) its lock is watched, and it is never
+        signalled.
         """
-        if pid == os.getpid():  # a worker in this very process is neither awaited nor signalled
+        if pid == os.getpid():  # A worker in this very process is neither awaited nor signalled.
             self._collected.append(Exit(rank, 0))
             return
         try:
             self._children[rank] = LockHolder(holds_lock, has_left) if pid is None else ForeignProcess(pid)
         except ProcessLookupError:
             self._collected.append(Exit(rank, 0))
-        except (OSError, OverflowError, ValueError):  # for instance: too many open files
+        except (OSError, OverflowError, ValueError):  # for instance too many open files
             self._children[rank] = LockHolder(holds_lock, has_left)
 
     @property
@@ -290,17 +254,17 @@ class WorkerProcesses:
 
     @property
     def some_without_fd(self) -> bool:
-        """Whether some process has no file descriptor in `fds`, so that its end must be polled."""
+        """Whether the end of some process must be polled, for it has no descriptor in `fds`."""
         return bool(self._collected) or any(child.fd is None for child in self._children.values())
 
     @property
     def running(self) -> set[int]:
-        """Ranks whose process has not ended as far as is known."""
+        """Ranks whose process is not known to have ended."""
         to_fork = [] if self._fork_server is None else [start.rank for start in self._fork_server.starts]
         return {*self._children, *self._remote_running, *to_fork, *(ended.rank for ended in self._collected)}
 
     def reap(self) -> list[Exit]:
-        """Collect the processes that ended since the last call, and kill the rest of their process groups."""
+        """Collect the processes that ended since the last call; kill the rest of their groups."""
         if self._fork_server is not None and self._fork_server.ready:
             self._take_forked(self._fork_server)
         for rank, child in list(self._children.items()):
@@ -325,7 +289,7 @@ class WorkerProcesses:
         self._collected.append(self._explained(Exit(rank, ended.status, log_file, ended.why, failure, begin, at)))
 
     def _explained(self, ended: Exit) -> Exit:
-        """Add the reason to the exit of a worker that was killed by a signal to all, or for want of memory."""
+        """Add the reason to an exit by a signal to all, or by a lack of memory."""
         before, self._oom_kills = self._oom_kills, oom_kills() if ended.status == _KILLED else self._oom_kills
         if not ended.why and not self._killed_by and self._oom_kills > before:
             return ended._replace(why="killed by SIGKILL, as the memory of its control group or the machine was full")
@@ -335,10 +299,11 @@ class WorkerProcesses:
         return ended._replace(why=f"killed by {signal.Signals(number).name}, {self._killed_by[number]}")
 
     def stop(self, grace_s: float = GRACE_S, first: signal.Signals = signal.SIGINT) -> None:
-        """Begin to end all processes; call `escalate` repeatedly until none is running.
+        """Start to end all processes; call `escalate` repeatedly until none is running.
 
-        They get SIGINT immediately, or ``first`` if their script handles it; SIGTERM after ``grace_s`` seconds and
-        SIGKILL half a second later. Those that still run five seconds after that are abandoned.
+        They get SIGINT immediately, or ``first`` if their script handles it, SIGTERM after
+        ``grace_s`` seconds and SIGKILL half a second later. After five more seconds they are
+        abandoned.
         """
         if not self._stopping:
             self._stopping = True
@@ -348,14 +313,14 @@ class WorkerProcesses:
                 (killed, signal.SIGKILL),
                 (killed + _KILL_TO_ABANDON_S, None),
             ]
-            if first == signal.SIGINT:  # processes that workers have started get it too
+            if first == signal.SIGINT:  # Descendants of the workers get it too.
                 self._signal(first)
             else:
                 self.offer(first)
         self.escalate()
 
     def escalate(self) -> None:
-        """Send the signals that are due after `stop`; also warn once if workers cannot write their output."""
+        """Send the signals that are due after `stop`; also warn once if output is lost."""
         self._output_watch.check(self._starts)
         while self._stages and time.monotonic() >= self._stages[0][0]:
             _, number = self._stages.pop(0)
@@ -383,7 +348,6 @@ class WorkerProcesses:
             self._remove(rank, Ended(1, _LEFT_RUNNING))
 
     def _abandon_all(self) -> None:
-        """Stop waiting for all processes that still run."""
         self._abandon(list(self._children))
         for rank in list(self._remote_running):
             log.warning("rank %d is %s", rank, _LEFT_RUNNING)
@@ -396,11 +360,11 @@ class WorkerProcesses:
 
     @property
     def stopping(self) -> bool:
-        """Whether `stop` was called."""
+        """Whether `stop` or `kill` was called."""
         return self._stopping
 
     def kill(self) -> None:
-        """Kill all processes and collect those of this host; the next `reap` returns how they ended."""
+        """Kill all processes and collect those of this host; `reap` returns their exits."""
         deadline = time.monotonic() + _KILL_TO_ABANDON_S
         self._stopping, self._stages = True, [(deadline, None)] if self._remote_running else []
         self._signal(signal.SIGKILL, "as the job was to end at once")
@@ -415,7 +379,7 @@ class WorkerProcesses:
 def _open_process(
     command: Sequence[str], environment: Mapping[str, str], log_file: Path | None
 ) -> subprocess.Popen[bytes]:
-    """Start a process as the leader of a new session; its output goes to a log, or to this process's output."""
+    """Start a process as the leader of a new session, with its output in a log or in our own."""
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(os.fdopen(open_log(log_file), "ab", 0)) if log_file is not None else None
         return subprocess.Popen(

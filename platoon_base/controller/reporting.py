@@ -20,22 +20,7 @@ __all__ = ["Reporting"]
 
 
 class Reporting:
-    """Calls the observers of a job.
-
-    Parameters
-    ----------
-    job_state : JobState
-    coordinator : Coordinator
-    departures : Departures
-    ending : Ending
-    saving : JobSaving or None
-    options : ControllerOptions
-
-    Attributes
-    ----------
-    next_due : float
-        When the observer is called next; infinity if there is none.
-    """
+    """Calls the observers of a job; ``next_due`` is when to call `observe` next."""
 
     def __init__(
         self,
@@ -55,11 +40,10 @@ class Reporting:
         self._on_report = options.on_report
         self._began = time.monotonic()
         self._shown_failures = 0
-        self._epochs: dict[str, int] = {}  # in which each value was reported
+        self._epochs: dict[str, int] = {}  # the epoch of each reported value
         self.next_due = math.inf if self._observer is None else self._began
 
     def seconds(self) -> float:
-        """Return for how long the job has run."""
         return time.monotonic() - self._began
 
     def observe(self, now: float, at_once: bool = False) -> None:
@@ -71,14 +55,13 @@ class Reporting:
         self._observer(self.snapshot(now))
 
     def snapshot(self, now: float) -> Snapshot:
-        """Return the state of the job."""
         coordinator = self._coordinator
         tally = Tally() if self._saving is None else self._saving.tally
         return Snapshot(
             list(coordinator.roster.values()),
             {rank: self._job_state.progress(rank) for rank in coordinator.roster},
             coordinator.reported,
-            self._job_state.stop_reason or None,  # includes signals
+            self._job_state.stop_reason or None,  # Signals are included.
             now - self._began,
             tally.missed,
             list(self._departures.failed),
@@ -95,11 +78,10 @@ class Reporting:
         return Spent(sum(each.steps for each in launched) / max(1, len(launched)), now - began, now - self._began)
 
     def take_report(self, values: Mapping[str, float | str], rank: int) -> None:
-        """Note in which epoch a worker has reported values, and pass them on."""
+        """Record the epoch of values that a worker has reported, and call the callback."""
         epoch, known = self._job_state.progress(rank).epoch, self._coordinator.reported
-        kept = {
-            name: epoch for name, epoch in self._epochs.items() if name in known
-        }  # those of refused reports are not
+        # Epochs of refused reports are dropped.
+        kept = {name: epoch for name, epoch in self._epochs.items() if name in known}
         self._epochs = {**kept, **dict.fromkeys(values, epoch)}
         if self._on_report is None:
             return

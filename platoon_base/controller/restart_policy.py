@@ -9,38 +9,19 @@ __all__ = ["Restart", "RestartPolicy", "Verdict", "WorkerFailed"]
 
 
 class WorkerFailed(NamedTuple):
-    """The failure of a worker, as input of the policy.
-
-    Attributes
-    ----------
-    rank : int
-    adopted : bool
-        Whether it joined by itself, so that its command is unknown.
-    stopping : bool
-        Whether the job stops anyway.
-    bound : bool
-        Whether the workers need each other, so that this one cannot be restarted alone.
-    centers_dropped : int
-        Number of centers that the workers have released; a restarted worker could not continue from them.
-    host_lost, some_host_lost : bool
-        Whether its host, or any host, is lost; then not all workers can be restarted.
-    """
-
     rank: int
-    adopted: bool
-    stopping: bool
-    bound: bool
-    centers_dropped: int
-    host_lost: bool = False
+    adopted: bool  # It joined by itself: its command is unknown.
+    stopping: bool  # the job is ending already
+    bound: bool  # The workers need each other: this one cannot be restarted alone.
+    centers_dropped: int  # released centers, from which a restarted worker cannot continue
+    host_lost: bool = False  # With a lost host, not all workers can be restarted.
     some_host_lost: bool = False
 
 
 class Restart(enum.Enum):
-    """Which workers to restart."""
-
     NONE = enum.auto()
     THIS_ONE = enum.auto()
-    ALL = enum.auto()  # the others must be stopped first
+    ALL = enum.auto()  # The others must be stopped first.
 
 
 class Verdict(NamedTuple):
@@ -51,41 +32,26 @@ class Verdict(NamedTuple):
 
 
 class _AllAgain(enum.Enum):
-    """Whether to run the job again, with all workers."""
-
     NO = enum.auto()
     IF_ALL_FAIL = enum.auto()
     YES = enum.auto()
 
 
 class RestartPolicy:
-    """Decides, for one run of a job, which workers are restarted.
+    """Decides, for one run of a job, which workers are restarted, up to ``max_restarts`` times.
 
-    Workers that need each other are restarted all together: at once if there are checkpoints to go on from, otherwise
-    only if all of them fail.
-
-    Parameters
-    ----------
-    max_restarts : int
-        Maximum number of restarts in this run. A restart of all workers counts as one.
-    has_checkpoints : bool
-        Whether all workers can go on from a checkpoint.
-
-    Attributes
-    ----------
-    restarts : int
-        Number of restarts of single workers.
+    Workers that need each other are restarted all together: immediately if there are checkpoints,
+    otherwise only if all of them fail.
     """
 
     def __init__(self, max_restarts: int, has_checkpoints: bool) -> None:
-        self.restarts = 0
+        self.restarts = 0  # of single workers
         self._max_restarts = max_restarts
         self._has_checkpoints = has_checkpoints
         self._all = _AllAgain.NO
         self._warned_of_lost_host = False
 
     def worker_failed(self, event: WorkerFailed) -> Verdict:
-        """Decide which workers to restart now."""
         if event.adopted or event.stopping or self.restarts >= self._max_restarts:
             return Verdict(Restart.NONE)
         if event.host_lost or (event.bound and event.some_host_lost):
@@ -121,17 +87,8 @@ class RestartPolicy:
         return Verdict(Restart.NONE, text)
 
     def all_again(self, interrupted: bool, some_ended_well: bool, checkpoint_unfinished: bool) -> bool:
-        """Decide, at the end of the run, whether to run the job again with all workers.
-
-        Parameters
-        ----------
-        interrupted : bool
-            Whether a signal to the controller ended the job.
-        some_ended_well : bool
-            Whether a worker ended without a failure.
-        checkpoint_unfinished : bool
-            Whether a checkpoint is still being written; another run would write to the same file.
-        """
+        """Decide, at the end of the run, whether to run the job again with all workers."""
+        # Another run would write to the file of an unfinished checkpoint.
         if interrupted or checkpoint_unfinished:
             return False
         return self._all is _AllAgain.YES or (self._all is _AllAgain.IF_ALL_FAIL and not some_ended_well)

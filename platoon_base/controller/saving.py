@@ -26,7 +26,7 @@ __all__ = ["JobSaving", "TurnLock"]
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 2e-3  # between two attempts to find the center at rest
+_AGAIN_S = 2e-3  # between two attempts to save between turns
 _NO_PARAMETERS = (
     "the checkpoints of this job hold no parameters, since its workers share none (averaged gradients, for one, have "
     "no center): a job that is resumed from them trains from new values. docs/saving.md says how the script puts its "
@@ -44,17 +44,8 @@ class TurnLock(NamedTuple):
 class JobSaving:
     """Starts the checkpoints of one job; another thread writes them.
 
-    Parameters
-    ----------
-    checkpointer : CheckpointWriter
-    job_state : JobState
-    coordinator : Coordinator
-    hosts : OtherHosts, optional
-        The other hosts of the job, which get the description of each checkpoint.
-    seconds_before : float
-        How long the job had run before it was resumed.
-    turns : TurnLock, optional
-        If workers take turns at the center: then a checkpoint is of one moment between two turns.
+    With ``turns`` a checkpoint shows one moment between two turns. ``seconds_before`` is the time
+    that the job ran before it was resumed.
     """
 
     def __init__(
@@ -72,17 +63,15 @@ class JobSaving:
         self._hosts = hosts
         self._began = time.monotonic() - seconds_before
         self._turns = turns
-        self._missed = 0  # missed checkpoints that the story mentions
+        self._missed = 0  # missed checkpoints in the event log
         self._warned_of_no_parameters = False
 
     @property
     def tally(self) -> Tally:
-        """The outcome so far."""
         return self._checkpointer.tally
 
     @property
     def writing(self) -> bool:
-        """Whether a checkpoint is being written."""
         return self._checkpointer.writing
 
     def next_poll_at(self, now: float) -> float:
@@ -90,13 +79,7 @@ class JobSaving:
         return self._checkpointer.next_poll_at(now)
 
     def save_if_due(self, now: float) -> None:
-        """Start a checkpoint if one is due.
-
-        Raises
-        ------
-        ConfigurationError
-            If the first one could not be written.
-        """
+        """Start a checkpoint if one is due; raises ConfigurationError if the first one failed."""
         self._record_missed()
         self.announce_moments()
         problem = self._checkpointer.take_problem()
@@ -110,7 +93,7 @@ class JobSaving:
                 self._checkpointer.postpone(now + _AGAIN_S)
 
     def _save_between_turns(self, turns: TurnLock) -> bool:
-        """Read center and positions while no worker has a turn; return whether that could be done now."""
+        """Save center and positions while no worker has a turn; return whether that succeeded."""
         if not turns.try_lock():
             return False
         try:
@@ -124,9 +107,9 @@ class JobSaving:
         return True
 
     def _at_one_round(self) -> bool:
-        """Whether all workers of the latest round have made its step, so that the center is theirs.
+        """Whether all workers of the latest round have made its step: the center is theirs.
 
-        Not after a round without a worker that was lost, which no other run makes.
+        False after a round without a lost worker, which no other run would repeat.
         """
         number, ranks = self._coordinator.latest_round
         return all(self._job_state.table[rank]["round"] == number for rank in ranks)
@@ -138,8 +121,8 @@ class JobSaving:
             self._coordinator.story.add("checkpoint", [], "", f"not written, {tally.missed} missed", tally.unsaved)
 
     def _save(self) -> None:
-        """Start a checkpoint; read positions before the center: a resume skips no batch, but may repeat some."""
         shared = self._coordinator.shared
+        # Positions are read before the center: a resume skips no batch, but may repeat some.
         about, layout = self._about(shared), None if shared is None else shared.layout
         self._checkpointer.begin(about, layout)
         self._warn_of_no_parameters()
@@ -157,8 +140,8 @@ class JobSaving:
             log.warning("%s", _NO_PARAMETERS)
 
     def save_dropped(self, shared: Shared) -> None:
-        """Save a center that the workers are about to release, and end the exchanges between hosts."""
-        # In rounds no courier moves it any more, and each has a residual to save. Others move it until they end.
+        """Save a center that the workers are about to release; end the exchanges between hosts."""
+        # In rounds, couriers no longer change the center but must save a residual first.
         in_rounds = self._checkpointer.has_hosts_rounds(shared.layout)
         if self._hosts is not None and not in_rounds:
             self._hosts.couriers.center_dropped()
@@ -168,23 +151,19 @@ class JobSaving:
             self._hosts.couriers.center_dropped()
 
     def announce_moments(self) -> None:
-        """Let the hosts save the residuals that belong to the latest center; call it before each round is begun.
+        """Order the hosts to save the residuals of the latest center; call it before each round.
 
-        The residual of round r is there until a contribution to round r + 2 is packed. Round r + 1 can be made only
-        after the moment of round r is known, so the hosts get to know it before the order to begin round r + 2.
+        The residual of round r exists until a contribution to round r + 2 is packed. Round r + 1
+        can start only after the moment of round r is known, so hosts get it before round r + 2
+        starts.
         """
         while self._hosts is not None and not self._checkpointer.moments.empty():
             self._hosts.couriers.keep_residuals(self._checkpointer.moments.get(), self._checkpointer.folder)
 
     def save_the_end(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
-        """Write the last checkpoint.
+        """Write the last checkpoint, calling ``serve`` to handle requests meanwhile.
 
-        Parameters
-        ----------
-        may_wait : callable
-            Returns False to give up, as after a second signal.
-        serve : callable
-            Called repeatedly until it is written, to handle requests meanwhile.
+        ``may_wait`` returns False to give up, as after a second signal.
         """
         self._await(may_wait, serve)
         if self._turns is not None and not self._at_one_round():
@@ -218,7 +197,7 @@ class JobSaving:
             rule=shared.rule if shared is not None else "",
             settings=shared.settings if shared is not None else "",
             positions={rank: self._job_state.position(rank) for rank in roster},
-            # Of one round each goes on at its own position. Without rounds one may be before a meeting, another after.
+            # Without rounds one worker may be saved before a barrier and another after it.
             bound=coordinator.bound and (self._turns is None or not coordinator.latest_round[0]),
             kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
             reported=dict(coordinator.reported),

@@ -1,4 +1,4 @@
-"""Signals to the launcher as a readable file descriptor: requests to end the job, and signals for its workers."""
+"""Signals to the launcher as a readable file descriptor: to end the job, or for its workers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["PASSED_ON", "StopSignals"]
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
 # Batch systems send these ahead of a time limit, for scripts that handle them.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-# `timeout` signals its child and then its group, systemd may send a hangup behind SIGTERM: that asks once, not twice.
+# `timeout` signals its child, then its group; systemd may send SIGHUP after SIGTERM. Count one.
 _TOGETHER_S = 0.1
 
 
 class StopSignals:
-    """Within the ``with`` block these signals only make a file descriptor readable; use it in the main thread.
+    """Within the ``with`` block signals make ``fd`` readable; use it in the main thread only.
 
-    A signal that this process ignores stays ignored, as under nohup. A signal that the parent process has left
-    blocked is unblocked.
+    A signal that this process ignores stays ignored, as under nohup. A signal that the parent
+    process has left blocked is unblocked.
     """
 
     def __init__(self) -> None:
         self._handlers: dict[signal.Signals, Any] = {}
-        self._came: list[tuple[signal.Signals, float]] = []  # requests to end the job, with their times
+        self._came: list[tuple[signal.Signals, float]] = []  # requests to end, with their times
         self._for_workers: list[signal.Signals] = []
 
     def __enter__(self) -> StopSignals:
@@ -52,9 +52,9 @@ class StopSignals:
         os.close(self._writable)
 
     def take(self, timeout_s: float = 0.0) -> list[signal.Signals]:
-        """Return the requests to end the job since the last call; if there are none, wait up to ``timeout_s``.
+        """Return the requests to end the job since the last call; wait up to ``timeout_s`` for one.
 
-        Those that came within a tenth of a second count as the first of them; it waits that long for others.
+        Requests within a tenth of a second count as one; after the first it waits that long.
         """
         if not self._read(timeout_s):
             return []
@@ -80,10 +80,10 @@ class StopSignals:
             self._came.append((signal.Signals(number), time.monotonic()))
 
     def _read(self, timeout_s: float) -> bool:
-        """Empty the file descriptor; return whether a request to end the job made it readable."""
+        """Empty the file descriptor; return whether it held a request to end the job."""
         return readable(self.fd, timeout_s) and any(number in _ENDING for number in os.read(self.fd, 64))
 
     def ignore_from_now_on(self) -> None:
-        """Ignore these signals after the ``with`` block too, so that they cannot change the exit status."""
+        """Ignore the signals after the ``with`` block too: they must not change the exit status."""
         for number in self._handlers:
             self._handlers[number] = signal.SIG_IGN

@@ -1,4 +1,4 @@
-"""Watch one worker: a child of this process, another process of this host, or the holder of a lock.
+"""Watch one worker: a child, another process of this host, or the holder of a lock.
 
 A zombie counts as ended, even if its parent never collects it.
 """
@@ -23,7 +23,8 @@ __all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "
 
 log = logging.getLogger(__name__)
 
-_JOIN_S = 10.0  # until a worker that has joined must hold its lock; it takes milliseconds
+# A worker that has joined must hold its lock within this time; it takes milliseconds.
+_JOIN_S = 10.0
 
 
 def exit_status(returncode: int) -> int:
@@ -32,25 +33,17 @@ def exit_status(returncode: int) -> int:
 
 
 class Ended(NamedTuple):
-    """The exit status of a process as a shell shows it; ``why`` explains one that is not the process's own."""
+    """The exit status that a shell shows; ``why`` explains one that is not the process's own."""
 
     status: int
     why: str = ""
 
 
 class ChildProcess:
-    """A child of this process; its process group, which it leads, is killed when it ends.
+    """A child that leads its process group; the group is killed when the child ends.
 
-    Parameters
-    ----------
-    pid : int
-    popen : subprocess.Popen, optional
-        The object that started it; its ``returncode`` is set.
-
-    Raises
-    ------
-    PlatoonError
-        If it cannot be watched; it has been killed then.
+    If it cannot be watched, it is killed and PlatoonError is raised. ``popen`` gets its return
+    code.
     """
 
     def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
@@ -69,10 +62,10 @@ class ChildProcess:
             ) from exc
 
     def poll(self) -> Ended | None:
-        """Return how it ended, and kill the rest of its process group; None while it runs."""
+        """Return how it ended, after killing the rest of its process group; None while it runs."""
         if self.fd is None or not readable(self.fd):
             return None
-        self.signal(signal.SIGKILL)  # before the process id can be reused
+        self.signal(signal.SIGKILL)  # Signal before the process id can be reused.
         return self._collect(os.WNOHANG)
 
     def _collect(self, options: int) -> Ended | None:
@@ -82,10 +75,10 @@ class ChildProcess:
             ended = Ended(1, "exit status unknown: something else in the launcher's process has collected it")
         else:
             if pid == 0:
-                return None  # a debugger may be its tracer
+                return None  # A debugger may trace it.
             ended = Ended(exit_status(os.waitstatus_to_exitcode(status)))
         if self._popen is not None:
-            self._popen.returncode = ended.status  # otherwise its destructor warns that the process still runs
+            self._popen.returncode = ended.status  # Avoids a warning of its destructor.
         return ended
 
     def offer(self, number: signal.Signals) -> bool:
@@ -98,52 +91,33 @@ class ChildProcess:
             os.killpg(self._pid, number)
 
     def close(self) -> None:
-        """Stop watching it."""
         _close(self.fd)
 
 
 class ForeignProcess:
-    """A process of this host that is no child of this one. Its status, which only its parent can read, counts as 0.
-
-    Raises
-    ------
-    OSError
-        If it cannot be watched; `ProcessLookupError` if there is no such process.
-    """
+    """A process of this host that is no child; its unknown status counts as 0."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.fd: int | None = os.pidfd_open(pid)
 
     def poll(self) -> Ended | None:
-        """Return status 0 once it has ended, None while it runs."""
         return Ended(0) if self.fd is None or readable(self.fd) else None
 
     def offer(self, number: signal.Signals) -> bool:
-        """Signal this process if it has a handler for the signal; return whether it has."""
         return _offer(self._pid, self.fd, number)
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal this process only."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.fd is not None:
                 signal.pidfd_send_signal(self.fd, number)
 
     def close(self) -> None:
-        """Stop watching it."""
         _close(self.fd)
 
 
 class LockHolder:
-    """A worker whose process id is unknown here; it is watched by its lock and never signalled.
-
-    Parameters
-    ----------
-    holds_lock : callable
-        Returns whether the worker holds its liveness lock, which it acquires soon after it has joined.
-    has_left : callable
-        Returns whether it has left in order.
-    """
+    """A worker whose process id is unknown here; it is watched by its lock and never signalled."""
 
     fd: int | None = None
 
@@ -153,7 +127,7 @@ class LockHolder:
         self._deadline: float | None = time.monotonic() + _JOIN_S
 
     def poll(self) -> Ended | None:
-        """Return status 0 once it has released its lock, or has not acquired it in time; None before."""
+        """Return status 0 once it has released its lock, or has not acquired it in time."""
         if self._holds_lock():
             self._deadline = None
             return None
@@ -161,14 +135,13 @@ class LockHolder:
         return None if is_coming else Ended(0)
 
     def offer(self, number: signal.Signals) -> bool:
-        """Return False, since its process is unknown here."""
         return False
 
     def signal(self, number: signal.Signals) -> None:
         """Do nothing, since its process is unknown here."""
 
     def close(self) -> None:
-        """Stop watching it."""
+        """Do nothing."""
 
 
 Watched = Union[ChildProcess, ForeignProcess, LockHolder]

@@ -1,6 +1,6 @@
-"""Every decision of a job, without input or output: messages come in, replies and actions go out.
+"""Every decision of a job, without input or output: messages in, replies and actions out.
 
-The channels' `server` calls the `Coordinator` with each message, the controller calls it with each worker that has
-ended. Behind that face each kind of decision is a state machine of its own: the `roster`, the `center_election`, the
-`rendezvous`, the `stop_vote`, the `records`.
+The channels' `server` calls the `Coordinator` with each message, the controller with each worker
+that has ended. Behind it each kind of decision is a state machine: `roster`, `center_election`,
+`rendezvous`, `stop_vote` and `records`.
 """

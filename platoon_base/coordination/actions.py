@@ -23,27 +23,21 @@ __all__ = [
 
 
 class Requester(NamedTuple):
-    """The connection and the request that an answer belongs to."""
-
     peer: bytes
     request_id: bytes
 
 
 class SendReply(NamedTuple):
-    """Send this to a worker."""
-
     to: Requester
     reply: msg.Reply
 
 
 class StopJob(NamedTuple):
-    """Raise the stop flag for every worker."""
-
     reason: str
 
 
 class AnswerUser(NamedTuple):
-    """Let the user's controller answer, and reply to the requester."""
+    """Call the user's controller, and send its answer to the requester."""
 
     to: Requester
     rank: int
@@ -52,7 +46,7 @@ class AnswerUser(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The layout of the parameters that the workers share, and the rule by its name and with its arguments."""
+    """The layout of the shared parameters, and the rule by its name and with its arguments."""
 
     layout: Layout
     rule: str
@@ -60,30 +54,27 @@ class Shared(NamedTuple):
 
 
 class CenterDropped(NamedTuple):
-    """All workers released the center: nobody may open it any more once they are told."""
+    """All workers released the center: it must be closed before they are answered."""
 
     shared: Shared
 
 
 class CenterMade(NamedTuple):
-    """A worker has made the center of its host, which has yet to get the source's values unless it is the source."""
+    """A host's center was created; unless it is the source, it still needs the source's values."""
 
     host: int
     shared: Shared
 
 
 class CenterSource(NamedTuple):
-    """The centers of all hosts begin with the values of this host's, and ``why`` not with those of host 0's."""
+    """All centers start with this host's values; ``why`` is the reason against host 0."""
 
     host: int
     why: str
 
 
 class RoundReached(NamedTuple):
-    """The workers of several hosts have met in a round: their hosts are to exchange what they have contributed.
-
-    ``hosts`` has the number of workers of each host.
-    """
+    """All hosts exchange their contributions; ``hosts`` has the number of workers by host."""
 
     number: int
     hosts: dict[int, int]

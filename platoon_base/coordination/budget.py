@@ -1,4 +1,4 @@
-"""The budget of a run: when to ask its workers to stop, and when to end them."""
+"""The budget of a run: when to ask its workers to stop, and when to kill them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,11 @@ __all__ = ["Budget", "BudgetWatch", "Order", "Spent"]
 
 
 class Budget(NamedTuple):
-    """The most that a run may spend.
+    """The most that a run may spend; times are in seconds.
 
-    Attributes
-    ----------
-    limits : Limits
-        ``batches`` each worker may process, on average, and ``seconds`` it may train. Then the job stops, as by
-        `Worker.request_stop`.
-    overtime_s : float
-        Seconds from then on until workers that still run are ended by signals.
-    run_s : float
-        Seconds of the whole run after which workers are ended by signals, with the start and everything.
-    verdict : callable or None
-        Returns why the job is to stop before its limits; empty while it may go on. Asked often.
+    At ``limits`` the workers are asked to stop, and ``overtime_s`` later those that still run get
+    signals; so do all after ``run_s``. ``verdict`` returns a reason to stop earlier, or an empty
+    text.
     """
 
     limits: Limits
@@ -36,46 +28,21 @@ class Budget(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """The amounts that a run has spent so far.
+    """The costs so far; ``training_s`` is the time since the first mini-batch of any worker."""
 
-    Attributes
-    ----------
-    steps : float
-        Mini-batches of a launched worker, on average.
-    training_s, run_s : float
-        Seconds since the first mini-batch of any worker (0 before), and since the start of the job.
-    """
-
-    steps: float
+    steps: float  # Mini-batches per launched worker, on average.
     training_s: float
     run_s: float
 
 
 class Order(enum.Enum):
-    """An order about a run."""
-
     GO_ON = enum.auto()
-    STOP = enum.auto()  # ask the workers to stop
-    END = enum.auto()  # end them by signals
+    STOP = enum.auto()  # The workers are asked to stop.
+    END = enum.auto()  # They get signals.
 
 
 class BudgetWatch:
-    """Compares a run with its budget; gives each order once.
-
-    Parameters
-    ----------
-    budget : Budget
-
-    Attributes
-    ----------
-    reason : str
-        Why the run is to end; empty before.
-
-    Raises
-    ------
-    ConfigurationError
-        If a number of seconds is negative or no number.
-    """
+    """Compares a run with its budget; returns each order once. ``reason`` explains the end."""
 
     def __init__(self, budget: Budget) -> None:
         for name in ("overtime_s", "run_s"):
@@ -89,7 +56,6 @@ class BudgetWatch:
         self.reason = ""
 
     def poll(self, spent: Spent) -> Order:
-        """Return what is to be done now."""
         if self._ended:
             return Order.GO_ON
         reached = self._budget.limits.reached(batches=int(spent.steps), seconds=spent.training_s)

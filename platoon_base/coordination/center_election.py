@@ -1,4 +1,4 @@
-"""The election of the worker that creates the center, and the agreement of the others with its model and rule."""
+"""The election of the worker that creates the center; all others must have its model and rule."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from platoon_base.layout import Layout, ParameterSpec
 
 __all__ = ["POLL_INTERVAL_S", "CenterElection"]
 
-POLL_INTERVAL_S = 0.5  # between two looks whether host 0 can still make a center
-_PATIENCE_S = 1.0  # in which a worker that has failed there is started again, say
+POLL_INTERVAL_S = 0.5  # Interval of checks whether host 0 can still create a center.
+_PATIENCE_S = 1.0  # A failed worker of host 0 may be restarted within this time.
 _DTYPES = ("float16", "float32", "float64", "longdouble", "float128")
 
 
 @dataclass
 class _Center:
     layout: Layout
-    request: msg.InitCenter  # of the creator
+    request: msg.InitCenter  # The creator's request.
     creator: int
     giver: int  # The rank that sent the request.
     made: bool = False
@@ -45,35 +45,22 @@ class _Center:
 
 
 class CenterElection:
-    """The first worker that asks creates the center; the others wait until it is ready, and attach to it.
+    """The first worker that asks creates the center; the others wait, then attach.
 
-    If the creator dies or fails, the lowest rank that waits becomes the creator. Each host of a job has a center of its
-    own. That of host 0 is ready as soon as it is made; those of other hosts when they hold its values, see `filled`. If
-    no worker of host 0 can make one, the lowest host that has made one is the source of these values in its place.
-
-    Parameters
-    ----------
-    roster : Roster
-        Tells who shares the center.
-
-    Attributes
-    ----------
-    dropped : int
-        Number of centers that the workers have released together.
-    resumes : bool
-        Whether the next center is created from the job's checkpoint.
-    saved : bool
-        Whether the job saves the center of host 0, so that there has to be one.
-    round_before : int
-        The latest round before the next center, or the current ones.
+    If the creator dies or fails, the lowest rank that waits becomes the creator. Each host has its
+    own center. That of host 0 is ready when it is created, those of other hosts once they have its
+    values, see `filled`. If no worker of host 0 can create one, the lowest host with a center is
+    the source.
     """
 
     def __init__(self, roster: Roster) -> None:
+        # The number of released centers, and the latest round before the next center.
         self.dropped = self.round_before = 0
+        # The next center is created from the checkpoint; checkpoints need a center of host 0.
         self.resumes = self.saved = False
         self._roster = roster
-        self._centers: dict[int, _Center] = {}  # by host
-        self._source = 0  # the host with whose values those of all others begin
+        self._centers: dict[int, _Center] = {}  # The key is the host.
+        self._source = 0  # All centers start with this host's values.
         self._no_candidate_since: float | None = None
 
     @property
@@ -83,7 +70,7 @@ class CenterElection:
         return self._centers[min(ready)].shared if ready else None
 
     def stand(self, request: msg.InitCenter, participant: Participant, requester: Requester) -> list[Action]:
-        """Let a worker that has parameters to share create the center, wait for it, or attach to it."""
+        """Handle a worker with parameters to share: it creates the center, waits or attaches."""
         layout = Layout(tuple(ParameterSpec(*spec) for spec in request.specs), request.moments)
         refusal = _impossible(layout) or self._center_released(participant)
         if refusal is not None:
@@ -91,7 +78,7 @@ class CenterElection:
         host = participant.host_index
         center = self._centers.get(host)
         if center is not None and center.creator == participant.rank and not center.made and not center.waiting:
-            center = None  # it has failed to create it
+            center = None  # The creator has failed.
             del self._centers[host]
         known = center or next(iter(self._centers.values()), None)
         refusal = None if known is None else _difference(layout, request, known, participant.rank)
@@ -110,7 +97,7 @@ class CenterElection:
         return [] if earlier is None else [refuse(earlier, "ProtocolError", "asked again meanwhile")]
 
     def created(self, request: msg.CenterReady, participant: Participant, requester: Requester) -> list[Action]:
-        """Let those that wait attach to the center; or let one of them create it, if the creator has failed."""
+        """Attach those that wait, or choose another creator if this one has failed."""
         host = participant.host_index
         center = self._centers.get(host)
         if center is None or center.made or center.creator != participant.rank:
@@ -125,7 +112,7 @@ class CenterElection:
         return [*self._now_ready(center, requester, msg.Done()), *made]
 
     def filled(self, host: int) -> list[Action]:
-        """Let the workers of a host use its center, which holds the values of the source's now."""
+        """Let a host's workers use its center, which has the source's values now."""
         center = self._centers.get(host)
         if center is None or not center.made or center.ready:
             return []
@@ -133,23 +120,18 @@ class CenterElection:
 
     @property
     def waits_for_first_host(self) -> frozenset[int]:
-        """The ranks of other hosts whose center is made, while host 0 has none whose values it could get."""
+        """The ranks of other hosts whose center needs values of a missing host 0 center."""
         if not self._roster.several_hosts or self._source in self._centers:
             return frozenset()
         waiting = [(each.creator, *each.waiting) for each in self._centers.values() if each.made and not each.ready]
         return frozenset(rank for ranks in waiting for rank in ranks)
 
     def poll(self, now: float, missing_of: Callable[[int], frozenset[int]]) -> list[Action]:
-        """Let the center of another host be the source if no worker of host 0 can make one any more.
+        """Choose another host as the source if no worker of host 0 can create a center any more.
 
-        If the job resumes or saves checkpoints, which only host 0 reads and writes, the other hosts' workers are
-        refused.
-
-        Parameters
-        ----------
-        now : float
-        missing_of : callable
-            ``missing_of(rank)`` returns the ranks that a rank's collective call waits for; empty if it is in none.
+        If the job resumes or saves checkpoints, which only host 0 reads and writes, refuse the
+        other hosts' workers. ``missing_of(rank)`` returns the ranks that a rank's collective call
+        waits for.
         """
         waiting = self.waits_for_first_host
         there = [each for each in self._roster.values() if each.host_index == 0 and not each.phase.gone]
@@ -173,7 +155,6 @@ class CenterElection:
         return self._refuse_all(text + self._roster.story.tail([each.rank for each in there], [0]))
 
     def _refuse_all(self, text: str) -> list[Action]:
-        """Refuse the workers whose center is made and waits for the values of host 0."""
         actions: list[Action] = []
         for center in self._centers.values():
             if center.made and not center.ready:
@@ -181,12 +162,13 @@ class CenterElection:
                 actions += [
                     refuse(requester, "ConfigurationError", text) for requester in requesters if requester is not None
                 ]
-                center.made, center.waiting_creator = False, None  # its creator reports that it has failed
+                # The creator reports a failure next.
+                center.made, center.waiting_creator = False, None
                 center.waiting.clear()
         return actions
 
     def _now_ready(self, center: _Center, creator: Requester | None, answer: msg.Reply) -> list[Action]:
-        """Let those that wait attach to a center; its creator too, where it holds other values by now."""
+        """Attach those that wait to a center, and its creator, if its values were replaced."""
         center.ready, self.resumes = True, False
         actions: list[Action] = []
         if creator is not None:
@@ -199,7 +181,7 @@ class CenterElection:
         return actions
 
     def mark_lost(self, host: int) -> list[Action]:
-        """Forget the center of a host that is lost: if it returns, its workers make another."""
+        """Drop the center of a lost host: if it returns, its workers create another."""
         self._centers.pop(host, None)
         if not self._source or host != self._source:
             return []
@@ -209,18 +191,17 @@ class CenterElection:
         return [CenterSource(self._source, f"host {host}, with whose values they began, is lost")]
 
     def depart(self, rank: int) -> list[Action]:
-        """Go on without a rank that is gone."""
         for host, center in list(self._centers.items()):
             if not center.ready:
                 center.waiting.pop(rank, None)
                 if center.creator == rank and center.made:
-                    center.waiting_creator = None  # what it has made stays
+                    center.waiting_creator = None  # The center stays.
                 elif center.creator == rank:
                     return self._replace_creator(host, center)
         return []
 
     def drop(self, latest_round: int = 0) -> list[Action]:
-        """Let the next one that shares parameters make a center; one that is being made now is another's, and stays."""
+        """Drop the ready centers; one that is being created belongs to others, and stays."""
         shared = self.shared
         if shared is None:
             return []
@@ -249,7 +230,7 @@ class CenterElection:
         return [self._create(requester, host)]
 
     def _create(self, requester: Requester, host: int) -> SendReply:
-        # Another host may not have the file, and gets the values of host 0 anyway.
+        # Only host 0 reads the checkpoint; the other hosts get its values.
         return SendReply(
             requester, msg.CenterRole(create=True, resume=self.resumes and host == 0, round=self.round_before)
         )
@@ -271,7 +252,7 @@ def _possible(spec: ParameterSpec) -> bool:
 
 
 def _difference(layout: Layout, request: msg.InitCenter, center: _Center, rank: int) -> msg.Failure | None:
-    """Tell the difference between the center and the one that a worker wants; None if it is the same."""
+    """Return the difference between the center and the one that a worker wants, or None."""
     try:
         layout.require_same(center.layout)
     except LayoutMismatchError as exc:

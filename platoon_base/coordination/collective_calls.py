@@ -1,4 +1,4 @@
-"""The collective calls one by one: the terms on which workers wait in them, and the answers that they get."""
+"""The kinds of collective calls: the terms of their waits, and their answers."""
 
 from __future__ import annotations
 
@@ -14,33 +14,17 @@ __all__ = ["Terms", "drops_center", "invalid", "mismatch", "reply_to", "terms_of
 
 
 class Terms(NamedTuple):
-    """The terms of a collective call.
-
-    Attributes
-    ----------
-    skips_late : bool
-        A late joiner that has not met the others yet gets an answer at once.
-    launched_only : bool
-        Late joiners are not waited for.
-    binds : bool
-        The workers that have come need each other from now on: one that is lost cannot come again alone.
-    combines : bool
-        The workers exchange values; otherwise they merely wait for each other.
-    leaves_out : int
-        Once all others wait in other calls, those that have come go on without them, first those with the greatest
-        number; 0 if they never do.
-    """
-
-    skips_late: bool = False
-    launched_only: bool = False
-    binds: bool = False
-    combines: bool = False
+    skips_late: bool = False  # A late joiner that is no participant yet gets an answer immediately.
+    launched_only: bool = False  # The call does not wait for late joiners.
+    binds: bool = False  # A lost participant cannot be restarted alone from now on.
+    combines: bool = False  # The workers exchange values.
+    # Once all others wait in other calls, the call with the greatest number completes without them;
+    # 0: never.
     leaves_out: int = 0
 
 
 @functools.singledispatch
 def terms_of(call: msg.CollectiveCall) -> Terms:
-    """Return the terms of a call."""
     return Terms()
 
 
@@ -85,12 +69,12 @@ def _(call: msg.ReleaseCenter) -> Terms:
 
 
 def drops_center(calls: Mapping[int, msg.CollectiveCall]) -> bool:
-    """Return whether the controller has to forget the center, now that all have come."""
+    """Return whether the controller must drop the center after this call."""
     return any(isinstance(call, msg.ReleaseCenter) and call.stage == "drop" and call.shares for call in calls.values())
 
 
 def invalid(call: msg.CollectiveCall) -> str:
-    """Tell the fault of a call that no correct worker makes; empty if there is none."""
+    """Return the fault of a call that no correct worker makes; empty if there is none."""
     if isinstance(call, msg.Sum) and len(call.vector) % VECTOR_ITEM_BYTES:
         return f"got a vector of {len(call.vector)} bytes, which are no float64; install one version everywhere"
     if math.isnan(call.timeout_s):
@@ -99,18 +83,7 @@ def invalid(call: msg.CollectiveCall) -> str:
 
 
 def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: list[int], stop: str, rounds: int) -> msg.Reply:
-    """Make the answer for all workers that have come.
-
-    Parameters
-    ----------
-    calls : mapping of int to CollectiveCall
-        By rank, in the order of the ranks; all of one kind.
-    lost : list of int
-    stop : str
-        The reason why the job stops; empty while it does not.
-    rounds : int
-        Number of the latest round.
-    """
+    """Return the answer for all participants; ``calls`` by rank, in rank order, all of one kind."""
     ranks, kind = list(calls), next(iter(calls.values()))
     if isinstance(kind, msg.Sum):
         sums = _sums(calls).values()
@@ -135,7 +108,7 @@ def _sums(calls: Mapping[int, msg.CollectiveCall]) -> dict[int, msg.Sum]:
 
 
 def mismatch(calls: Mapping[int, msg.CollectiveCall]) -> str:
-    """Tell how many values each worker gave, if not all gave arrays of the same shapes; empty if they did."""
+    """Return how many values each worker gave, if the shapes differ; empty if they are equal."""
     sums = _sums(calls)
     givers: dict[tuple[object, ...], list[int]] = {}
     for rank, call in sums.items():

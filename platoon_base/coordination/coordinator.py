@@ -1,7 +1,7 @@
 """All decisions of a job, without I/O: a typed request goes in, replies and actions come out.
 
-The coordinator knows no socket, clock or process. Its caller (the controller, or the in-process channel) tells it which
-request arrived, which worker ended and what time it is, and carries out the actions that it returns.
+The coordinator has no socket, clock or process. Its caller, the controller or the in-process
+channel, passes requests, ended workers and the time, and carries out the actions that it returns.
 """
 
 from __future__ import annotations
@@ -27,25 +27,10 @@ __all__ = ["Coordinator"]
 
 
 class Coordinator:
-    """The face of the decisions: hands each event to the state machine that it belongs to.
+    """The interface of the decisions: passes each event to its state machine.
 
-    Parameters
-    ----------
-    size : int
-        Number of workers that the launcher starts: ranks 0 .. size - 1.
-    seed : int
-        Common to all workers.
-    external, world, story : bool, World, Story
-        See `Roster`.
-
-    Attributes
-    ----------
-    roster : Roster
-    story : Story
-    cooperated : set of int
-        Ranks that have combined something with others.
-    bound : bool
-        Whether the workers need each other, so that one that comes again alone has no part.
+    ``cooperated`` are the ranks that have combined values with others. ``bound``: the workers
+    depend on each other, so one that is restarted alone cannot take part.
     """
 
     def __init__(
@@ -59,12 +44,12 @@ class Coordinator:
         self.bound = False
         self._rounds, self._in_round = 0, list[int]()
         self._election = CenterElection(self.roster)
-        self._last_poll_at = 0.0  # at those that wait for a center of host 0
+        self._last_poll_at = 0.0  # The last check of waits for a center of host 0.
         self._rendezvous = Rendezvous(self.roster)
         self._poll = StopPoll(self.story)
         self._records = Records()
         self.lost_hosts: set[int] = set()
-        self._lock_holder: int | None = None  # of a job on several hosts; on one the kernel knows it
+        self._lock_holder: int | None = None  # Only on several hosts; on one the kernel has it.
 
     def restore_earlier_job(
         self,
@@ -73,24 +58,24 @@ class Coordinator:
         reported: Mapping[str, float | str],
         has_center: bool,
     ) -> None:
-        """Begin where an earlier job has ended; ``has_center``: whether there is a center to begin with."""
+        """Start where an earlier job has ended; ``has_center``: there is a center to resume."""
         self.roster.restore_earlier_job(positions, kept)
         self._records.reported.update(reported)
         self._election.resumes = has_center
 
     @property
     def latest_round(self) -> tuple[int, list[int]]:
-        """The number of the latest synchronization round, 0 before the first, and the ranks in it, also lost ones."""
+        """The number of the latest round, 0 before the first, and its ranks, also lost ones."""
         return self._rounds, self._in_round
 
     def saves_center(self) -> None:
-        """Record that the job saves checkpoints, which have the center of host 0."""
+        """Record that the job saves checkpoints, which contain the center of host 0."""
         self._election.saved = True
 
     # Events.
 
     def handle(self, peer: bytes, request_id: bytes, request: msg.Request, now: float) -> list[Action]:
-        """Answer one request that arrived from ``peer`` at time ``now`` (seconds, any steady clock)."""
+        """Answer one request from ``peer`` at time ``now`` (seconds, any steady clock)."""
         requester = Requester(peer, request_id)
         if isinstance(request, msg.Hello):
             return [SendReply(requester, self.roster.join(request, peer))]
@@ -101,38 +86,36 @@ class Coordinator:
         return answer(self, request, participant, requester, now)
 
     def worker_ended(self, rank: int, lost: bool, why: str = "") -> list[Action]:
-        """Record that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
+        """Record that a rank's process ended; ``lost`` if it failed or had not left before."""
         participant = self.roster.get(rank)
         if participant is not None:
             participant.ended = True
         if participant is None or participant.phase.gone:
             if participant is not None and lost and participant.phase.left:
-                self.roster.depart(participant, lost, why)  # it said goodbye on its way down
+                self.roster.depart(participant, lost, why)  # It left and then failed.
             return []
         return self._depart(participant, lost, why)
 
     def readmit(self, rank: int, resume_at: Position, why: str = "") -> None:
-        """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
+        """Readmit a rank that is gone, from a position, as a late joiner in collective calls."""
         self.lost_hosts.discard(self.roster[rank].host_index)
         self.roster[rank].ended = False
         self.roster.readmit(rank, resume_at, self._election.dropped, why)
 
     def center_filled(self, host: int) -> list[Action]:
-        """Record that the center of a host holds the values that all hosts begin with."""
         return self._election.filled(host)
 
     def host_lost(self, host: int, why: str = "") -> list[Action]:
-        """Record that a host is lost, with its center; `worker_ended` tells of its workers."""
+        """Record that a host is lost, with its center; `worker_ended` follows for its workers."""
         self.story.add("host", [host], "", "lost", why)
         self.lost_hosts.add(host)
         return self._election.mark_lost(host)
 
     def stop(self, reason: str) -> list[Action]:
-        """Stop the job, for a reason that is none of the workers'."""
         return self._poll.decide(reason)
 
     def tick(self, now: float, moved: Callable[[int], float] = lambda rank: -math.inf) -> list[Action]:
-        """Answer the waits whose deadline has passed; ``moved`` tells when a rank has last gone on."""
+        """Answer waits past their deadline; ``moved`` is the time of a rank's last progress."""
         actions = self._to_actions(self._rendezvous.tick(now, moved))
         if self._election.waits_for_first_host:
             self._last_poll_at = now
@@ -143,7 +126,7 @@ class Coordinator:
 
     @property
     def next_deadline(self) -> float | None:
-        """The time at which `tick` has something to do, or None."""
+        """The time of the next necessary `tick`, or None."""
         deadline = self._rendezvous.next_deadline
         if not self._election.waits_for_first_host:
             return deadline
@@ -152,22 +135,18 @@ class Coordinator:
 
     @property
     def shared(self) -> Shared | None:
-        """The parameters and the rule that the workers share, once the center is there."""
         return self._election.shared
 
     @property
     def centers_dropped(self) -> int:
-        """Number of centers that the workers have released together."""
         return self._election.dropped
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason why the job stops; None while it does not."""
         return self._poll.reason
 
     @property
     def reported(self) -> Mapping[str, float | str]:
-        """The last value of everything that workers reported."""
         return self._records.reported
 
     # One method a request, one for all collective calls.
@@ -247,19 +226,16 @@ class Coordinator:
         if self._lock_holder == rank:
             self._lock_holder = None
 
-    # The order in which events are worked off.
+    # The order of processing.
 
     def _depart(self, participant: Participant, lost: bool, why: str = "") -> list[Action]:
-        """Work off a departure: the roster first, then the center, the vote and the waits.
-
-        The votes are counted before the waits end, since the answers carry the reason of the stop.
-        """
+        """Process a departure: the roster first, then the center, the vote and the waits."""
         rank = participant.rank
         self._free_lock(rank)
         self.roster.depart(participant, lost, why)
         self._poll.depart(rank)
         actions = self._election.depart(rank)
-        actions += self._poll.count(self.roster.awaited)
+        actions += self._poll.count(self.roster.awaited)  # Answers of waits have the stop reason.
         return actions + self._to_actions(self._rendezvous.depart(rank))
 
     def _to_actions(self, outcomes: list[Outcome]) -> list[Action]:
@@ -269,7 +245,6 @@ class Coordinator:
         return actions
 
     def _complete(self, complete: Complete) -> list[Action]:
-        """Answer all workers that have come to a collective call."""
         requesters, calls, binds = complete
         actions: list[Action] = []
         problem = mismatch(calls)
@@ -277,7 +252,7 @@ class Coordinator:
             return [refuse(requester, "LayoutMismatchError", problem) for requester in requesters.values()]
         if drops_center(calls):
             for rank in calls:
-                self.roster[rank].for_center = None  # it has met the others: the next center is its own too
+                self.roster[rank].for_center = None  # It may share the next center.
             actions = self._election.drop(self._rounds)
         self.bound |= binds
         in_round = [rank for rank, call in calls.items() if isinstance(call, msg.Round)]
@@ -290,6 +265,6 @@ class Coordinator:
         return [*actions, *(SendReply(requester, reply) for requester in requesters.values())]
 
 
-# Looked up by the request's class alone: a `singledispatchmethod` makes a bound function for each call, which takes
-# longer than most answers.
+# A direct lookup by class: a `singledispatchmethod` creates a bound function for each call, which
+# takes longer than most answers.
 _answer_to: Callable[[type], Callable[..., list[Action]]] = vars(Coordinator)["_answer"].dispatcher.dispatch

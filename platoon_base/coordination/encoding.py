@@ -1,8 +1,7 @@
 """Control messages and users' values as bytes, in MessagePack, validated when they are decoded.
 
-A message is one frame; the channel adds a request id, so that an answer finds its question. Decoding builds plain data
-of the types declared in `platoon_base.coordination.messages` and nothing else: no code, no object of the sender's
-choice.
+A message is one frame; the channel adds a request id. Decoding creates only plain data of the types
+declared in `platoon_base.coordination.messages`: no code, and no objects chosen by the sender.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from platoon_base.views import require_plain
 
 __all__ = ["decode_reply", "decode_request", "decode_value", "encode", "encode_value"]
 
-_MAX_WHY = 500  # characters
+_MAX_WHY = 500  # Characters.
 
-# Codes of extensions for the user's data: text that UTF-8 cannot hold, such as a path, and a dict with such keys.
+# Codes of extensions for the user's data: text that UTF-8 cannot hold, and a dict with such keys.
 _TEXT, _PAIRS = 1, 2
 
 
@@ -34,7 +33,7 @@ def _of_extension(code: int, data: memoryview) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a NumPy scalar, or an array without dimensions, as the number, text or bytes that it holds."""
+    """Return a NumPy scalar, or a 0-d array, as the number, text or bytes that it holds."""
     require_plain(value, "a value")
     item = value.item() if getattr(value, "shape", None) == () else None
     if isinstance(item, (bool, int, float, str, bytes)):
@@ -52,13 +51,7 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply, ext_ho
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message.
-
-    Raises
-    ------
-    ProtocolError
-        If the message holds something that is not plain data, or is larger than `MAX_BYTES`.
-    """
+    """Encode a message; raise `ProtocolError` if it is no plain data or larger than `MAX_BYTES`."""
     data = encode_value(message)
     if len(data) > MAX_BYTES:
         raise errors.ProtocolError(
@@ -69,7 +62,7 @@ def encode(message: Message) -> bytes:
 
 
 def encode_value(value: Any) -> bytes:
-    """Encode plain data, text of any characters included; anything else raises `ProtocolError`."""
+    """Encode plain data, including text that UTF-8 cannot hold; else raise `ProtocolError`."""
     try:
         try:
             return _encoder.encode(value)
@@ -82,7 +75,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def _encodable(value: Any) -> Any:
-    """Put legible text into a message's fields, and into the user's data extensions that decode to the same text."""
+    """Make text of fields legible; put users' text into extensions that decode to the same text."""
     if isinstance(value, Message):
         fields = msgspec.structs.asdict(value).items()
         users = ("info", "answer")
@@ -110,18 +103,15 @@ def _legible(value: Any) -> Any:
 
 
 def decode_value(data: bytes) -> Any:
-    """Decode a value that `encode_value` encoded."""
     return _values.decode(data)
 
 
 def decode_request(data: bytes) -> Request:
-    """Decode a request of a worker; anything but a valid request raises `ProtocolError`."""
     request: Request = _decode(_requests, data)
     return request
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Decode a reply of the controller; anything but a valid reply raises `ProtocolError`."""
     reply: Reply = _decode(_replies, data)
     return reply
 
@@ -132,5 +122,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as exc:
-        why = str(exc)[:_MAX_WHY]  # it may quote the message, and the answer must not be larger than a message
+        why = str(exc)[:_MAX_WHY]  # The error may quote the whole message.
         raise errors.ProtocolError(f"got {len(data)} bytes that are no message of protocol {PROTOCOL}: {why}") from exc

@@ -1,7 +1,7 @@
-"""The control messages between a worker and the controller: plain data of declared types and bounded sizes.
+"""The control messages between a worker and the controller: plain data of bounded sizes.
 
-A worker sends requests, the controller answers each with one reply. `platoon_base.coordination.encoding` makes bytes of
-them.
+A worker sends requests, and the controller answers each with one reply; see
+`platoon_base.coordination.encoding`.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ __all__ = [
 ]
 
 PROTOCOL = 11
-MAX_BYTES = 1 << 22  # a control message is small; arrays travel through shared memory
-MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 1,024 workers fit into one message
-MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
-MAX_DIMENSIONS = 64  # NumPy knows no more
-MAX_REPORTED = 1000  # names
-MAX_FINGERPRINTS = 4096  # that are remembered, the latest
-MAX_VECTOR_BYTES = 1 << 19  # beside pairs and shapes of about as much
+MAX_BYTES = 1 << 22  # Control messages are small: arrays use shared memory.
+MAX_VALUE_BYTES = 2048  # The values of 1,024 workers fit into one message.
+MAX_KEPT_BYTES = 1 << 18  # All kept values of a worker are returned in one message.
+MAX_DIMENSIONS = 64  # NumPy has the same limit.
+MAX_REPORTED = 1000  # Names.
+MAX_FINGERPRINTS = 4096  # Older ones are dropped.
+MAX_VECTOR_BYTES = 1 << 19  # Pairs and shapes may take about as much again.
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
 
@@ -86,9 +86,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """A process joins. ``rank`` is the one it was launched with, or None to be given a new one.
+    """A process joins, with the rank that it was launched with, or None to get a new one.
 
-    ``pid`` means something only within ``pid_namespace``, the inode of ``/proc/self/ns/pid``; 0 if unknown.
+    ``pid`` is valid within ``pid_namespace``, the inode of ``/proc/self/ns/pid``; 0 if unknown.
     """
 
     protocol: int
@@ -102,9 +102,9 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
     """A worker has parameters to share.
 
-    ``specs`` holds (name, shape, dtype) of each, ``moments`` how many of the last are moments, ``rule`` the name of the
-    rule's class, ``settings`` the rule with its arguments, ``arguments`` those that must be the same on all workers, as
-    the script has given them, and ``location`` the memory that the center is to be in.
+    ``specs`` are (name, shape, dtype) of each; the last ``moments`` are moments. ``settings`` is
+    the rule with its arguments; ``arguments`` must be equal on all workers; ``location`` is the
+    center's memory.
     """
 
     specs: list[tuple[str, tuple[int, ...], str]]
@@ -116,23 +116,17 @@ class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
 
 
 class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):
-    """The worker that was asked to create the center has done so, or failed for the reason given."""
-
     error: str = ""
 
 
 class CollectiveCall(Message, frozen=True, kw_only=True):
-    """Base of the calls that all workers make; the answer comes when all have come, or after ``timeout_s``.
-
-    One that is made again after `AskAgain` has in ``patience_s`` the time for which a missing rank may stand still.
-    """
+    """Base of the calls of all workers; answered once all have called, or after ``timeout_s``."""
 
     timeout_s: float
-    patience_s: float = 0.0
+    patience_s: float = 0.0  # After `AskAgain`: how long a missing rank may make no progress.
 
     @property
     def title(self) -> str:
-        """The name of the call in error texts, and in the job's state of the workers that wait in it."""
         raise NotImplementedError
 
 
@@ -145,12 +139,7 @@ class _NamedCall(CollectiveCall, frozen=True, kw_only=True):
 
 
 class Sum(_NamedCall, frozen=True, kw_only=True, tag="sum"):
-    """Pairs and arrays to add over all workers.
-
-    ``vector`` holds little-endian float64 to add element by element. ``shapes`` are those of the arrays that the vector
-    is a part of: they must be the same for all. With ``skips_late`` a late joiner that has not met the others yet gets
-    its own values back: the others may have passed long ago.
-    """
+    """Pairs to add, and little-endian float64; ``shapes`` must be equal on all workers."""
 
     pairs: dict[str, tuple[float, float]] = {}
     vector: Annotated[bytes, msgspec.Meta(max_length=MAX_VECTOR_BYTES)] = b""
@@ -159,23 +148,17 @@ class Sum(_NamedCall, frozen=True, kw_only=True, tag="sum"):
 
 
 class Gather(_NamedCall, frozen=True, kw_only=True, tag="gather"):
-    """A small value, encoded, for all workers."""
-
     value: Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
 
 
 class FormGroup(_NamedCall, frozen=True, kw_only=True, tag="form-group"):
-    """A few bytes for the group of all workers launched together, such as the address of something.
-
-    Late joiners are not waited for. The members of a group need each other from now on: one of them that is lost cannot
-    come again alone.
-    """
+    """A few bytes for the group of all launched workers; a lost member cannot restart alone."""
 
     note: Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)] = b""
 
 
 class Barrier(_NamedCall, frozen=True, kw_only=True, tag="barrier"):
-    """Wait for all; a late joiner that has not met the others yet is let through."""
+    """Wait for all; a late joiner that is no participant yet does not wait."""
 
     @property
     def title(self) -> str:
@@ -183,10 +166,7 @@ class Barrier(_NamedCall, frozen=True, kw_only=True, tag="barrier"):
 
 
 class Meet(_NamedCall, frozen=True, kw_only=True, tag="meet"):
-    """Wait for all, and learn which ranks have come.
-
-    With ``binds`` the workers that have come need each other from now on: one that is lost cannot come again alone.
-    """
+    """Wait for all, and return the ranks; ``binds``: a lost one cannot be restarted alone."""
 
     binds: bool = False
 
@@ -196,9 +176,9 @@ class Meet(_NamedCall, frozen=True, kw_only=True, tag="meet"):
 
 
 class Round(CollectiveCall, frozen=True, kw_only=True, tag="round"):
-    """Wait for all that synchronize in rounds, and learn the number of this round.
+    """Wait for all that synchronize in rounds, and return the number of this round.
 
-    Unlike other calls it goes on without workers that wait in another call: they have fewer rounds to make.
+    It completes without workers that wait in another call: they have fewer rounds to make.
     """
 
     @property
@@ -207,10 +187,9 @@ class Round(CollectiveCall, frozen=True, kw_only=True, tag="round"):
 
 
 class RoundsMade(CollectiveCall, frozen=True, kw_only=True, tag="rounds-made"):
-    """The latest round that the center of this worker's host has, to be compared with those of the other workers.
+    """The latest round of this host's center, to compare with the other hosts.
 
-    Like `Round` it goes on without workers that wait in another call, as some may share no parameters; but not while
-    others wait in a `Round`.
+    It completes without workers that wait in another call, unless that is a `Round`.
     """
 
     number: int
@@ -221,7 +200,7 @@ class RoundsMade(CollectiveCall, frozen=True, kw_only=True, tag="rounds-made"):
 
 
 class AgreeToStop(CollectiveCall, frozen=True, kw_only=True, tag="agree-to-stop"):
-    """Learn whether the job stops, with the same answer for all."""
+    """Return whether the job stops, with the same answer for all."""
 
     @property
     def title(self) -> str:
@@ -229,11 +208,11 @@ class AgreeToStop(CollectiveCall, frozen=True, kw_only=True, tag="agree-to-stop"
 
 
 class ReleaseCenter(CollectiveCall, frozen=True, kw_only=True, tag="release-center"):
-    """Release the center together, in three stages that all workers go through.
+    """Release the center together, in three stages.
 
-    After "finish" nobody synchronizes any more. In "drop" the controller forgets the center, if one of those that come
-    ``shares`` its parameters. After "free" nobody has the center open, and its name may be used again. A late joiner
-    that shares nothing and has not met the others yet is let through.
+    After "finish" no worker synchronizes any more. In "drop" the controller drops the center, if a
+    participant ``shares`` its parameters. After "free" no process has it open: its name is free. A
+    late joiner that shares nothing and is no participant yet does not wait.
     """
 
     stage: Literal["finish", "drop", "free"]
@@ -252,30 +231,21 @@ _RELEASE_TITLES = {
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
-    """Values for the display and the summary of the job."""
-
     metrics: Annotated[dict[str, Union[int, float, str]], msgspec.Meta(max_length=MAX_REPORTED)]
 
 
 class StopVote(Message, frozen=True, kw_only=True, tag="stop-vote"):
-    """A worker wants the job to stop."""
-
     reason: str
     policy: str = "any"
 
 
 class Keep(Message, frozen=True, kw_only=True, tag="keep"):
-    """A value, encoded, for this rank when it comes again."""
-
     name: Annotated[str, msgspec.Meta(max_length=256)]
     value: Annotated[bytes, msgspec.Meta(max_length=MAX_KEPT_BYTES)]
 
 
 class Same(Message, frozen=True, kw_only=True, tag="same"):
-    """A worker tells its fingerprint of ``name``; the first one that comes holds for all.
-
-    ``remedy`` ends the text of a refusal.
-    """
+    """A fingerprint to compare with the first of ``name``; ``remedy`` ends the error's text."""
 
     name: Annotated[str, msgspec.Meta(max_length=256)]
     fingerprint: Annotated[str, msgspec.Meta(max_length=256)]
@@ -283,54 +253,48 @@ class Same(Message, frozen=True, kw_only=True, tag="same"):
 
 
 class TakeLock(Message, frozen=True, kw_only=True, tag="take-lock"):
-    """Take the lock of the job, unless another worker has it; answered by `LockTaken`."""
+    """Acquire the lock of the job, unless another worker has it; answered by `LockTaken`."""
 
 
 class FreeLock(Message, frozen=True, kw_only=True, tag="free-lock"):
-    """Free the lock of the job, if this worker has it."""
+    """Release the lock of the job, if this worker has it."""
 
 
 class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
-    """A worker gives up its wait in a collective call: something has interrupted it."""
+    """A worker ends its wait in a collective call: it was interrupted."""
 
 
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
-    """A worker takes part no more; ``separate`` if it has trained a model of its own against its script's intent."""
+    """A worker leaves; ``separate`` if it has trained its own model against the script's intent."""
 
     separate: bool = False
 
 
 class UserRequest(Message, frozen=True, kw_only=True, tag="user"):
-    """A request that the user's own controller answers."""
-
     req: str
     info: Any = None
 
 
-# From somebody of the same user who takes no part, and says no hello.
+# From other processes of the same user, which do not join.
 
 
 class Watch(Message, frozen=True, kw_only=True, tag="watch"):
-    """Tell how the job stands."""
+    """Return the state of the job."""
 
     protocol: int
 
 
 class AskStory(Message, frozen=True, kw_only=True, tag="ask-story"):
-    """Say what has happened in the job."""
+    """Return the latest changes in the job."""
 
     protocol: int
 
 
 class EndJob(Message, frozen=True, kw_only=True, tag="end-job"):
-    """End the job as Ctrl-C to the launcher does; ``grace_s`` instead of the launcher's own.
-
-    ``sent_at``, of this host's monotonic clock, tells one that waited in a queue from one that was sent after another
-    had its effect.
-    """
+    """End the job as Ctrl-C to the launcher does; ``grace_s`` replaces the launcher's own."""
 
     protocol: int
-    sent_at: float
+    sent_at: float  # On this host's monotonic clock; it identifies requests that waited in a queue.
     grace_s: Optional[Annotated[float, msgspec.Meta(ge=0, le=1e9)]] = None
 
 
@@ -338,8 +302,6 @@ class EndJob(Message, frozen=True, kw_only=True, tag="end-job"):
 
 
 class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as others see it: its ``phase`` by number, and its ``progress`` in the order of the job's state."""
-
     rank: int
     phase: Annotated[int, msgspec.Meta(ge=0, le=7)]
     launched: bool
@@ -348,8 +310,6 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(Message, frozen=True, kw_only=True, tag="seen"):
-    """How the job stands; ``stop`` is the reason why it stops, empty while it does not."""
-
     workers: list[SeenWorker]
     reported: dict[str, Union[int, float, str]]
     stop: str
@@ -359,16 +319,11 @@ class Seen(Message, frozen=True, kw_only=True, tag="seen"):
 
 
 class StoryReply(Message, frozen=True, kw_only=True, tag="story"):
-    """The latest changes in the job, in order."""
-
     entries: list[Entry]
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """The identity of the worker in the job; ``late`` if it did not begin with the others.
-
-    An earlier process of this rank has left ``resume_at`` and ``kept``.
-    """
+    """The worker's identity; ``resume_at`` and ``kept`` are from an earlier process of it."""
 
     rank: int
     size: int
@@ -381,21 +336,15 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
 
 class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
-    """Create the center, or attach to the one that exists; ``resume`` to create it from the job's checkpoint.
-
-    ``round`` is the latest round before the center.
-    """
+    """Create the center or attach to it; ``resume``: from the checkpoint of the job."""
 
     create: bool
     resume: bool = False
-    round: int = 0
+    round: int = 0  # The latest round before the center.
 
 
 class CollectiveReply(Message, frozen=True, kw_only=True):
-    """Base of the answers to collective calls: the ``ranks`` that came, in order, and the ``lost`` ones, which died.
-
-    ``stop`` is the reason why the job stops; empty while it does not.
-    """
+    """Base of answers to collective calls: ranks that called, lost ones, reason of the stop."""
 
     ranks: list[int]
     lost: list[int]
@@ -403,54 +352,44 @@ class CollectiveReply(Message, frozen=True, kw_only=True):
 
 
 class Met(CollectiveReply, frozen=True, kw_only=True, tag="met"):
-    """All have come."""
+    """All have made the call."""
 
 
 class RoundReached(CollectiveReply, frozen=True, kw_only=True, tag="round-met"):
-    """The number of the round, greater than that of the round before."""
-
     number: int
 
 
 class RoundsCompared(CollectiveReply, frozen=True, kw_only=True, tag="rounds-compared"):
-    """The latest of the rounds that the centers have, and the ranks on hosts whose centers are behind it."""
+    """The latest round of any center, and the ranks on hosts whose centers are older."""
 
     latest: int
     behind: list[int]
 
 
 class Sums(CollectiveReply, frozen=True, kw_only=True, tag="sums"):
-    """The sums over the ranks."""
-
     pairs: dict[str, tuple[float, float]]
     vector: bytes = b""
 
 
 class Gathered(CollectiveReply, frozen=True, kw_only=True, tag="gathered"):
-    """The values or notes of the ranks, in the same order."""
-
     values: list[bytes]
 
 
 class AskAgain(Message, frozen=True, kw_only=True, tag="ask-again"):
-    """Some ranks are missing in a collective call, but they go on: make it again, and wait for up to ``seconds``."""
+    """Missing ranks make progress: repeat the call, and wait for up to ``seconds``."""
 
     seconds: float
 
 
 class LockTaken(Message, frozen=True, kw_only=True, tag="lock-taken"):
-    """Whether the worker has the lock of the job now."""
-
     taken: bool
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
-    """Nothing to say but that it worked."""
+    """The request was carried out."""
 
 
 class UserReply(Message, frozen=True, kw_only=True, tag="user-reply"):
-    """The answer of the user's controller."""
-
     answer: Any = None
 
 
@@ -461,7 +400,6 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
     message: str
 
     def to_exception(self) -> errors.PlatoonError:
-        """Build the exception that the worker raises."""
         error = getattr(errors, self.kind, None) if self.kind in errors.__all__ else None
         if not (isinstance(error, type) and issubclass(error, errors.PlatoonError)):
             error = errors.ProtocolError

@@ -1,4 +1,4 @@
-"""The phase of a rank's life, and the one table of how it may change."""
+"""The phase of a rank's life, and the table of its transitions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ __all__ = ["TRANSITIONS", "Event", "Phase"]
 
 
 class Phase(enum.IntEnum):
-    """The phase of a rank; messages hold the numbers.
+    """The phase of a rank; messages contain the numbers.
 
-    A rank is late while it has joined a running job, or been started again, and has not met the others in a collective
-    call since: no call waits for it.
+    A late rank has joined a running job, or was restarted, and has made no collective call with the
+    others since: no call waits for it.
     """
 
     EXPECTED = 0
     JOINED = 1
-    TRAINING = 2  # shares the center
+    TRAINING = 2  # It shares the center.
     LEFT = 3
     LOST = 4
     EXPECTED_LATE = 5
@@ -27,22 +27,18 @@ class Phase(enum.IntEnum):
 
     @property
     def gone(self) -> bool:
-        """Whether the worker takes part no more."""
         return self in _GONE
 
     @property
     def left(self) -> bool:
-        """Whether the worker has left in good order."""
         return self in (Phase.LEFT, Phase.LEFT_LATE)
 
     @property
     def present(self) -> bool:
-        """Whether the worker has joined, and not gone since."""
         return self in _PRESENT
 
     @property
     def shares(self) -> bool:
-        """Whether the worker shares the center."""
         return self in _SHARES
 
     @property
@@ -52,7 +48,6 @@ class Phase(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The phase in words."""
         return self.name.lower().replace("_", " ")
 
 
@@ -64,8 +59,6 @@ _AWAITED = (Phase.EXPECTED, Phase.JOINED, Phase.TRAINING)
 
 
 class Event(enum.Enum):
-    """An event in the life of a rank."""
-
     JOIN = "joined"
     SHARE = "shared the center"
     RELEASE = "released the center"
@@ -80,7 +73,7 @@ TRANSITIONS: Mapping[Event, Mapping[Phase, Phase]] = {
     Event.JOIN: {
         Phase.EXPECTED: Phase.JOINED,
         Phase.EXPECTED_LATE: Phase.JOINED_LATE,
-        Phase.LEFT: Phase.JOINED,  # connect() after close(), in one script
+        Phase.LEFT: Phase.JOINED,  # A script may connect() after close().
         Phase.LEFT_LATE: Phase.JOINED_LATE,
         Phase.LOST: Phase.JOINED,
     },
@@ -94,7 +87,8 @@ TRANSITIONS: Mapping[Event, Mapping[Phase, Phase]] = {
     Event.MEET: {Phase.JOINED_LATE: Phase.JOINED, Phase.TRAINING_LATE: Phase.TRAINING},
     Event.PART: {Phase.JOINED: Phase.JOINED_LATE, Phase.TRAINING: Phase.TRAINING_LATE},
     Event.LEAVE: {phase: Phase.LEFT_LATE if phase in _LATE else Phase.LEFT for phase in Phase if phase not in _GONE},
-    Event.LOSE: {phase: Phase.LOST for phase in Phase if phase is not Phase.LOST},  # one that left may fail after that
+    # A worker that has left may still fail.
+    Event.LOSE: {phase: Phase.LOST for phase in Phase if phase is not Phase.LOST},
     Event.READMIT: dict.fromkeys(_GONE, Phase.EXPECTED_LATE),
 }
 """By event, what each phase becomes; a phase that an event does not have is not possible there."""

@@ -1,4 +1,4 @@
-"""The records that workers leave with the controller: reported values, fingerprints, and values to keep."""
+"""The records of workers at the controller: reported values, fingerprints, kept values."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ __all__ = ["Records"]
 
 
 class Records:
-    """Bounded tables; each call returns the reply to the worker.
-
-    Attributes
-    ----------
-    reported : dict
-        The last value of each name, of whichever worker.
-    """
+    """Bounded tables; each call returns the reply. ``reported`` has the last value of each name."""
 
     def __init__(self) -> None:
         self.reported: dict[str, float | str] = {}
-        self._fingerprints: dict[str, tuple[str, int]] = {}  # of each name, and the rank that gave it first
+        # For each name the first fingerprint and its rank.
+        self._fingerprints: dict[str, tuple[str, int]] = {}
 
     def report(self, request: msg.Report) -> msg.Reply:
-        """Take values for the display and the summary in."""
         reported = {**self.reported, **request.metrics}
         if len(reported) > msg.MAX_REPORTED:
             text = f"got {len(reported)} different names of reported values, the limit is {msg.MAX_REPORTED}"
@@ -31,7 +25,6 @@ class Records:
         return msg.Done()
 
     def compare(self, request: msg.Same, rank: int) -> msg.Reply:
-        """Refuse a fingerprint that differs from the first one of its name."""
         if request.name not in self._fingerprints and len(self._fingerprints) >= msg.MAX_FINGERPRINTS:
             del self._fingerprints[next(iter(self._fingerprints))]
         first, giver = self._fingerprints.setdefault(request.name, (request.fingerprint, rank))
@@ -43,7 +36,6 @@ class Records:
         return msg.Failure(kind="DataMismatchError", message=f"{text}.\n{request.remedy}")
 
     def keep(self, request: msg.Keep, participant: Participant) -> msg.Reply:
-        """Keep a value for the next process of this rank."""
         kept = {**participant.kept, request.name: request.value}
         size = sum(len(name.encode()) + len(value) for name, value in kept.items())
         if size > msg.MAX_KEPT_BYTES:
@@ -54,5 +46,5 @@ class Records:
 
 
 def _is_checksum(text: str) -> bool:
-    """Return whether a fingerprint says nothing to a reader: 16 hexadecimal digits."""
+    """Return whether a fingerprint is 16 hexadecimal digits, which mean nothing to a reader."""
     return len(text) == 16 and not set(text).difference("0123456789abcdef")

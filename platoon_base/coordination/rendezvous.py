@@ -1,4 +1,4 @@
-"""The rendezvous: workers wait in collective calls until all have come, a deadline passes, or no wait can end well."""
+"""The rendezvous: waits in collective calls end by completion, deadline or deadlock."""
 
 from __future__ import annotations
 
@@ -18,17 +18,7 @@ _TITLE_CHARACTERS = 60
 
 
 class Complete(NamedTuple):
-    """All have come to a call: each of them is to be answered.
-
-    Attributes
-    ----------
-    requesters : dict of int to Requester
-        By rank, in the order in which they came.
-    calls : dict of int to CollectiveCall
-        By rank, in the order of the ranks; all of one kind.
-    binds : bool
-        Whether they need each other from now on.
-    """
+    """All have made a call and get answers; ``requesters`` by arrival, ``calls`` by rank."""
 
     requesters: dict[int, Requester]
     calls: dict[int, msg.CollectiveCall]
@@ -55,24 +45,21 @@ class _Wait(NamedTuple):
 class Rendezvous:
     """The waits of all workers in collective calls; a worker waits in one at a time.
 
-    Parameters
-    ----------
-    roster : Roster
-        Tells which ranks are waited for. Late joiners that meet the others here fall in with them.
+    The roster determines which ranks a call waits for; a completed call makes late joiners
+    participants.
     """
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._story = roster.story
         self._waits: dict[_Name, dict[int, _Wait]] = {}
-        self._earliest = math.inf  # no deadline is before it
+        self._earliest = math.inf  # No deadline is earlier.
 
     def enter(
         self, call: msg.CollectiveCall, terms: Terms, participant: Participant, requester: Requester, now: float
     ) -> list[Outcome]:
-        """Let a worker wait in a call, on its terms, from the time ``now`` on."""
         if terms.skips_late and not participant.phase.awaited:
-            # The others may have passed long ago. It has not met them, so they do not wait for it either.
+            # The others may have made this call long ago, and do not wait for this worker either.
             return [Complete({participant.rank: requester}, {participant.rank: call}, binds=False)]
         outcomes = self.withdraw(participant.rank)
         name = _Name(type(call), call.title)
@@ -82,7 +69,7 @@ class Rendezvous:
         return outcomes + (self._complete(name) or self._refuse_cross_wait())
 
     def withdraw(self, rank: int) -> list[Outcome]:
-        """End the wait of a worker that has given it up, or asks for something else."""
+        """End the wait of a worker that has cancelled it, or sent another request."""
         outcomes: list[Outcome] = []
         for name, waits in list(self._waits.items()):
             earlier = waits.pop(rank, None)
@@ -93,7 +80,7 @@ class Rendezvous:
         return outcomes
 
     def depart(self, rank: int) -> list[Outcome]:
-        """Go on without a rank that is gone: calls may be complete now."""
+        """Remove a rank that is gone: calls may be complete now."""
         outcomes: list[Outcome] = []
         for name in list(self._waits):
             self._waits[name].pop(rank, None)
@@ -103,14 +90,9 @@ class Rendezvous:
     def tick(self, now: float, moved: Callable[[int], float] = lambda rank: -math.inf) -> list[Outcome]:
         """Answer the waits whose deadline has passed.
 
-        They are refused if a missing rank has stood still for as long as they may take. Otherwise the workers are told
-        to ask again: who is slow is not absent.
-
-        Parameters
-        ----------
-        now : float
-        moved : callable
-            ``moved(rank)`` returns when that worker has last shown that it goes on.
+        They fail if a missing rank has made no progress for as long as they allow. Otherwise the
+        workers are asked to repeat the call: a straggler is not absent. ``moved(rank)`` is the time
+        of its last progress.
         """
         outcomes: list[Outcome] = []
         if now < self._earliest:
@@ -118,7 +100,7 @@ class Rendezvous:
         for name, waits in list(self._waits.items()):
             late = {rank: wait for rank, wait in waits.items() if wait.deadline <= now}
             since = {rank: moved(rank) for rank in self._missing(waits)} if late else {}
-            failures: dict[float, msg.Failure] = {}  # by patience: one for all that wait alike
+            failures: dict[float, msg.Failure] = {}  # One for each patience.
             for rank, wait in late.items():
                 del waits[rank]
                 patience_s = wait.call.patience_s or wait.call.timeout_s
@@ -138,11 +120,11 @@ class Rendezvous:
 
     @property
     def next_deadline(self) -> float | None:
-        """A time before which `tick` has nothing to do; None if nobody waits."""
+        """A time before which `tick` has nothing to do; None if no worker waits."""
         return self._earliest if self._waits else None
 
     def missing_of(self, rank: int) -> frozenset[int]:
-        """Return the ranks that the call of a rank waits for; empty if it is in none."""
+        """Return the ranks that a rank's call waits for; empty if it is in none."""
         waits = next((waits for waits in self._waits.values() if rank in waits), None)
         return frozenset() if waits is None else self._missing(waits)
 
@@ -152,9 +134,9 @@ class Rendezvous:
         return missing - self._roster.late if launched_only else missing
 
     def _complete(self, name: _Name) -> list[Outcome]:
-        """Take a call out if all have come to it, or nobody is left in it."""
+        """Remove a call if all have made it, or no worker is left in it."""
         waits = self._waits[name]
-        # Counted before it is looked at who they are: for all but the last of many that is all there is to do.
+        # The count is enough for all but the last caller.
         if waits and len(waits) < len(self._roster.awaited) - len(self._roster.late):
             return []
         if waits and self._missing(waits):
@@ -165,14 +147,14 @@ class Rendezvous:
         waits = self._waits.pop(name)
         if not waits:
             return []
-        # Before the next call is looked at: that one may have to wait for a late joiner from now on.
+        # This comes first: the next call may have to wait for a late joiner from now on.
         self._roster.mark_joined(waits)
         requesters = {rank: wait.requester for rank, wait in waits.items()}
         calls = {rank: waits[rank].call for rank in sorted(waits)}
         return [Complete(requesters, calls, binds=any(wait.terms.binds for wait in waits.values()))]
 
     def _refuse_cross_wait(self) -> list[Outcome]:
-        """End all waits at once if everybody waits, but not for the same: no wait could ever end well."""
+        """End all waits if all workers wait in different calls: a deadlock."""
         awaited = self._roster.awaited
         if sum(map(len, self._waits.values())) < len(awaited):
             return []
@@ -181,12 +163,12 @@ class Rendezvous:
             return []
         leaves_out = {names[rank]: self._waits[names[rank]][rank].terms.leaves_out for rank in awaited}
         first = max(leaves_out.values())
-        if first:  # some workers have more rounds to make than those that wait elsewhere
+        if first:  # Some workers have more rounds to make than those that wait elsewhere.
             unequal = [name for name, number in leaves_out.items() if number == first]
             return [outcome for name in unequal for outcome in self._take_out(name)]
         late = awaited & self._roster.late
         if late and any(self._roster[rank].launched for rank in names):
-            # One that came later is in another part of the script: the others go on, and it waits until they come by.
+            # A late joiner is in another part of the script: it waits until the others get there.
             self._roster.mark_absent(late)
             return [outcome for name in list(self._waits) for outcome in self._complete(name)]
         everyone = {each.rank: each.host_index for each in self._roster.values()}
@@ -199,7 +181,7 @@ class Rendezvous:
         return [*refused]
 
     def _timed_out(self, name: _Name, since: dict[int, float], now: float, patience_s: float) -> msg.Failure:
-        """Name the missing ranks that stand still, for how long they have, and what happened to them."""
+        """Return the failure: missing ranks without progress, for how long, and their story."""
         still = [rank for rank, at in sorted(since.items()) if at + patience_s <= now]
         phases = {rank: self._roster[rank].phase.label for rank in still}
         seconds = {rank: f", no progress for {now - since[rank]:.0f} s" for rank in still if since[rank] > -math.inf}

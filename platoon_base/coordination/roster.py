@@ -1,4 +1,4 @@
-"""The roster: every rank there is or has been, the phase of its life, and its connection."""
+"""The roster: every rank, past or present, with its phase and its connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from platoon_base.system.environment import MAX_WORKERS, STRICT
 
 __all__ = ["Participant", "Roster", "divided_peer", "relayed_peer"]
 
-_RELAYED = b"h"  # ZeroMQ's own names of connections begin with a zero
+_RELAYED = b"h"  # ZeroMQ's own connection names begin with a zero.
 
 
 def relayed_peer(host: int, peer: bytes) -> bytes:
@@ -25,7 +25,7 @@ def relayed_peer(host: int, peer: bytes) -> bytes:
 
 
 def divided_peer(peer: bytes) -> tuple[int, bytes]:
-    """Return the host that a connection is to, 0 for the first one, and the connection's name there."""
+    """Return the host of a connection, 0 for the first, and the connection's name there."""
     if peer[:1] != _RELAYED:
         return 0, peer
     return int.from_bytes(peer[1:3], "little"), peer[3:]
@@ -33,62 +33,29 @@ def divided_peer(peer: bytes) -> tuple[int, bytes]:
 
 @dataclass
 class Participant:
-    """One rank of the job.
-
-    Attributes
-    ----------
-    launched : bool
-        Whether the launcher started it with the others. False for late joiners and for ranks that come again.
-    host : str
-        The name of its host, as it says itself.
-    host_index : int
-        Which of the job's hosts that is.
-    device : str
-        With the name of its host before it in a job on several.
-    for_center : int or None
-        The number of centers dropped when it was started again: it comes for the center that was there then.
-    ended : bool
-        Whether its process has ended; it leaves the job shortly before.
-    """
-
     rank: int
-    launched: bool
+    launched: bool  # False for late joiners and restarted ranks.
     phase: Phase = Phase.EXPECTED
     peer: bytes = b""
     pid: int = 0
     pid_namespace: int = 0
     host: str = ""
     host_index: int = 0
-    device: str = ""
+    device: str = ""  # On several hosts it starts with the host's name.
     local_rank: int = 0
     resume_at: Position = START
     kept: dict[str, bytes] = field(default_factory=dict)
+    # The number of dropped centers at a restart: it may share only the center of that time.
     for_center: int | None = None
-    ended: bool = False
+    ended: bool = False  # The process has ended; it leaves the job shortly before.
 
 
 class Roster(Mapping[int, Participant]):
-    """All participants by rank, those included that are expected or gone.
+    """All participants by rank, including those that are expected or gone.
 
-    Parameters
-    ----------
-    size : int
-        Number of workers that the launcher starts: ranks 0 .. size - 1.
-    seed : int
-        Common to all workers.
-    external : bool
-        Whether the user starts the workers: processes that come without a rank take those of the launched workers
-        first, and ``size`` may be 0 for an unknown number.
-    world : World
-        The hosts, if there are several.
-    story : Story, optional
-        Where changes are recorded.
-
-    Attributes
-    ----------
-    story : Story
-    changes : int
-        How often it has changed who takes part.
+    The launcher starts ranks 0 .. size - 1. With ``external`` the user starts them: processes
+    without a rank get free launched ranks first, and ``size`` 0 is an unknown number. ``changes``
+    counts changes of the participants.
     """
 
     def __init__(
@@ -101,7 +68,7 @@ class Roster(Mapping[int, Participant]):
         self.external = external
         self._participants = {rank: Participant(rank, launched=True) for rank in range(size)}
         self._by_peer: dict[bytes, Participant] = {}
-        # By host, in order; of a job on one host those not heard of yet, which were launched there, have none.
+        # Ordered ranks by host. In a job on one host, launched ranks have no host until they join.
         self._ranks_on: dict[str, list[int]] = {"": list(range(size))}
         if world.several:
             self._ranks_on = {"": [], **{str(host): list(world.ranks_on(host)) for host in range(world.hosts)}}
@@ -110,7 +77,7 @@ class Roster(Mapping[int, Participant]):
         self.several_hosts = world.several
         self._names = world.names or [str(host) for host in range(world.hosts)]
         self.changes = 0
-        # Looked for when they are asked for, since the controller asks after each request.
+        # These are computed on demand, since the controller reads them after each request.
         self._num_live: int | None = None
         self._num_live_on: dict[int, int] = {}
         self._leader: int | None = None
@@ -118,7 +85,7 @@ class Roster(Mapping[int, Participant]):
         self._late: frozenset[int] | None = None
 
     def _forget(self) -> None:
-        """Look anew for what depends on who is there, at the next question."""
+        """Clear the cached values that depend on the participants."""
         self.changes += 1
         self._num_live = self._leader = self._awaited = self._late = None
         self._num_live_on.clear()
@@ -134,7 +101,6 @@ class Roster(Mapping[int, Participant]):
 
     @property
     def awaited(self) -> frozenset[int]:
-        """Ranks that collective calls wait for."""
         if self._awaited is None:
             self._awaited = frozenset(
                 rank for rank, participant in self._participants.items() if participant.phase.awaited
@@ -143,13 +109,11 @@ class Roster(Mapping[int, Participant]):
 
     @property
     def num_live(self) -> int:
-        """Number of workers that take part or are expected."""
         if self._num_live is None:
             self._num_live = sum(not participant.phase.gone for participant in self._participants.values())
         return self._num_live
 
     def num_live_on(self, host: int) -> int:
-        """Return the number of workers of one host that take part or are expected."""
         if not self.several_hosts:
             return self.num_live
         if host not in self._num_live_on:
@@ -159,9 +123,9 @@ class Roster(Mapping[int, Participant]):
 
     @property
     def leader(self) -> int:
-        """The lowest rank that is not lost, of those that were launched if there is one; 0 if all are.
+        """The lowest rank that is not lost, of those launched if there is one; 0 if all are lost.
 
-        A worker that has left in good order keeps the role: what it had to do is done.
+        A worker that has left normally stays the leader: its work is done.
         """
         if self._leader is None:
             left = [rank for rank, participant in self._participants.items() if participant.phase is not Phase.LOST]
@@ -170,12 +134,11 @@ class Roster(Mapping[int, Participant]):
 
     @property
     def remaining(self) -> set[int]:
-        """Ranks that take part or are expected; other threads may ask for it."""
+        """Ranks that take part or are expected; safe to read from other threads."""
         return {participant.rank for participant in list(self._participants.values()) if not participant.phase.gone}
 
     @property
     def expected(self) -> list[int]:
-        """Ranks whose workers have not come yet."""
         return [
             rank for rank, each in self._participants.items() if each.phase in (Phase.EXPECTED, Phase.EXPECTED_LATE)
         ]
@@ -189,17 +152,10 @@ class Roster(Mapping[int, Participant]):
 
     @property
     def lost(self) -> list[int]:
-        """Ranks whose workers died."""
         return [rank for rank, participant in self._participants.items() if participant.phase is Phase.LOST]
 
     def move(self, participant: Participant, event: Event, why: str = "") -> None:
-        """Let an event change the phase of a participant, and record it; one that is not possible leaves it as it is.
-
-        Raises
-        ------
-        RuntimeError
-            In tests, if the event is not possible.
-        """
+        """Apply an event to a participant's phase and record it; if invalid, raise in tests."""
         before = participant.phase
         after = TRANSITIONS[event].get(before)
         if after is None:
@@ -212,17 +168,16 @@ class Roster(Mapping[int, Participant]):
             self.story.add("rank", [participant.rank], before.label, after.label, why)
 
     def of_peer(self, peer: bytes) -> Participant | None:
-        """Return the participant on this connection, None if it has not said hello or has gone."""
         return self._by_peer.get(peer)
 
     def restore_earlier_job(self, positions: Mapping[int, Position], kept: Mapping[int, dict[str, bytes]]) -> None:
-        """Let the launched ranks begin where those of an earlier job have ended."""
+        """Start the launched ranks where those of an earlier job have ended."""
         for rank, participant in self.items():
             participant.resume_at = positions.get(rank, START)
             participant.kept = dict(kept.get(rank, {}))
 
     def join(self, hello: msg.Hello, peer: bytes) -> msg.Welcome | msg.Failure:
-        """Admit a process that says hello, to the rank that it was launched with or to a new one."""
+        """Admit a process, to the rank that it was launched with or to a new one."""
         if hello.protocol != msg.PROTOCOL:
             text = f"got protocol {hello.protocol}, this job speaks {msg.PROTOCOL}; install one version everywhere"
             return msg.Failure(kind="ProtocolError", message=text)
@@ -265,7 +220,7 @@ class Roster(Mapping[int, Participant]):
         for rank in range(self.size, MAX_WORKERS):
             if rank not in self:
                 return rank
-        for rank in range(self.size, MAX_WORKERS):  # its late joiner has left, and its process has ended
+        for rank in range(self.size, MAX_WORKERS):  # Ranks of ended late joiners are reused.
             gone = self[rank]
             if gone.phase.gone and gone.ended:
                 self._ranks_on[self._where(gone)].remove(rank)
@@ -274,11 +229,12 @@ class Roster(Mapping[int, Participant]):
         return None
 
     def _where(self, participant: Participant) -> str:
-        """Name the host of a participant, as the key of the ranks there."""
+        """Return the host of a participant, the key of `_ranks_on`."""
         return str(participant.host_index) if self.several_hosts else participant.host
 
     def _welcome(self, participant: Participant) -> msg.Welcome:
-        here = [self._ranks_on[host] for host in {"", self._where(participant)}]  # those that left are counted still
+        # Ranks that left are still counted.
+        here = [self._ranks_on[host] for host in {"", self._where(participant)}]
         participant.local_rank = sum(bisect.bisect_left(ranks, participant.rank) for ranks in here)
         return msg.Welcome(
             rank=participant.rank,
@@ -292,13 +248,12 @@ class Roster(Mapping[int, Participant]):
         )
 
     def depart(self, participant: Participant, lost: bool, why: str = "") -> None:
-        """Note that a participant has left or was lost."""
         self._forget()
         self.move(participant, Event.LOSE if lost else Event.LEAVE, why)
         self._by_peer.pop(participant.peer, None)
 
     def readmit(self, rank: int, resume_at: Position, for_center: int, why: str = "") -> None:
-        """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
+        """Readmit a rank that is gone, from a position, as a late joiner in collective calls."""
         gone = self[rank]
         again = Participant(
             rank,
@@ -317,13 +272,12 @@ class Roster(Mapping[int, Participant]):
             self._forget()
 
     def mark_joined(self, ranks: Iterable[int]) -> None:
-        """Note that these ranks have met: from now on collective calls wait for them."""
+        """Record that these ranks are participants: collective calls wait for them from now on."""
         for rank in sorted(set(ranks) - self.awaited):
             self.move(self[rank], Event.MEET)
             self._forget()
 
     def mark_absent(self, ranks: Iterable[int]) -> None:
-        """Note that these ranks are elsewhere in the script: collective calls wait for them no more."""
         for rank in ranks:
             self.move(self[rank], Event.PART)
         self._forget()

@@ -10,22 +10,11 @@ from platoon_base.schedule import require_policy, votes_suffice
 
 __all__ = ["StopPoll"]
 
-_MAX_REASON = 256  # characters: the answer to every collective call carries it
+_MAX_REASON = 256  # Characters; every answer to a collective call has the reason.
 
 
 class StopPoll:
-    """Collects votes until they suffice by the policy of the latest one.
-
-    Parameters
-    ----------
-    story : Story
-        Where votes and the decision are recorded.
-
-    Attributes
-    ----------
-    reason : str or None
-        The reason of the decision; None while the job goes on.
-    """
+    """Collects votes until they suffice by the policy of the latest one."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
@@ -34,7 +23,6 @@ class StopPoll:
         self._latest: msg.StopVote | None = None
 
     def cast(self, rank: int, vote: msg.StopVote) -> msg.Failure | None:
-        """Take a vote in, or refuse one of an unknown policy."""
         try:
             require_policy(vote.policy)
         except ConfigurationError as exc:
@@ -46,7 +34,6 @@ class StopPoll:
         return None
 
     def decide(self, reason: str) -> list[Action]:
-        """Stop the job without a vote, unless it stops already."""
         if self.reason is not None:
             return []
         self.reason = reason[:_MAX_REASON]
@@ -54,14 +41,13 @@ class StopPoll:
         return [StopJob(self.reason)]
 
     def depart(self, rank: int) -> None:
-        """Forget the vote of a rank that is gone."""
         self._voters.discard(rank)
 
     def count(self, awaited: frozenset[int]) -> list[Action]:
-        """Stop the job, once, if the votes suffice among the ranks that collective calls wait for."""
+        """Stop the job, once, if the votes suffice among the awaited ranks."""
         if self._latest is None or self.reason is not None:
             return []
-        # The vote of one that came later counts too, though nobody waits for it.
+        # The vote of a late joiner counts too, though calls do not wait for it.
         if not votes_suffice(self._latest.policy, self._voters, awaited | self._voters):
             return []
         return self.decide(self._latest.reason)

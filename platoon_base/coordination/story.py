@@ -1,4 +1,4 @@
-"""The story of a job: the latest changes of ranks, hosts and couriers, each with its reason."""
+"""The event log of a job: the latest changes of ranks, hosts and couriers, with their reasons."""
 
 from __future__ import annotations
 
@@ -12,23 +12,15 @@ from platoon_base.system.text import legible
 
 __all__ = ["Entry", "Story"]
 
-_SIZE, _LAST = 400, 12  # entries that are kept, and that an error shows
+_SIZE, _LAST = 400, 12  # The number of kept entries, and of those in an error.
 _WHY_CHARACTERS, _SHOWN_CHARACTERS = 200, 90
 
 
 class Entry(msgspec.Struct, frozen=True, rename={"at": "when", "before": "from", "after": "to"}):
-    """One change.
+    """One change, at seconds since the epoch by the first host's clock.
 
-    Attributes
-    ----------
-    at : float
-        Seconds since the epoch, by the clock of the first host.
-    who : str
-        ``"rank"``, ``"host"``, ``"courier"``, ``"checkpoint"`` or ``"job"``.
-    numbers : list of int
-        Of those that changed in the same way, one after the other; those of hosts for couriers.
-    before, after, why : str
-        Empty where there is nothing to say.
+    ``who`` is "rank", "host", "courier", "checkpoint" or "job"; ``numbers`` are the ranks or hosts
+    that changed in the same way, one after the other.
     """
 
     at: float
@@ -40,7 +32,6 @@ class Entry(msgspec.Struct, frozen=True, rename={"at": "when", "before": "from",
 
     @property
     def line(self) -> str:
-        """The change in a line."""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at)) + f".{int(self.at % 1 * 1000):03d}"
         change = " -> ".join(filter(None, [self.before, self.after]))
         why = " ".join(self.why.split())
@@ -59,13 +50,7 @@ class Entry(msgspec.Struct, frozen=True, rename={"at": "when", "before": "from",
 
 
 class Story:
-    """The latest changes of a job; older ones are dropped.
-
-    Parameters
-    ----------
-    clock : callable
-        Returns the time in seconds since the epoch.
-    """
+    """The latest changes of a job; older ones are dropped. ``clock``: seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -73,7 +58,7 @@ class Story:
         self._dropped = 0
 
     def add(self, who: str, numbers: Sequence[int], before: str, after: str, why: str = "") -> None:
-        """Record a change; one that is like the latest but for its number extends that."""
+        """Record a change; if only the number differs from the latest, extend that entry."""
         before, after, why = legible(before), legible(after), legible(why[:_WHY_CHARACTERS])
         last = self._kept[-1] if self._kept else None
         same = last is not None and (last.who, last.before, last.after, last.why) == (who, before, after, why)
@@ -85,14 +70,14 @@ class Story:
 
     @property
     def entries(self) -> list[Entry]:
-        """All that is kept, in order; the first one says how many were dropped, if any were."""
+        """The kept entries in order; the first one says how many were dropped, if any were."""
         kept = list(self._kept)
         if self._dropped:
             kept.insert(0, Entry(kept[0].at, "job", [], "", f"{self._dropped} earlier changes are not kept"))
         return kept
 
     def tail(self, ranks: Collection[int], hosts: Collection[int] = ()) -> str:
-        """Return lines for the end of an error: the latest changes of these ranks and hosts, and of the job."""
+        """Return lines for the end of an error: the latest changes of these ranks and hosts."""
         found = [entry for entry in self._kept if entry.concerns(ranks, hosts)][-_LAST:]
         if not found:
             return ""

@@ -1,1 +1,1 @@
-"""The second level of asynchronous training: a process per host that averages its center with those of other hosts."""
+"""The second level of asynchronous training: a process per host averages centers with others."""

@@ -1,8 +1,8 @@
-"""Exchanges in the background: the couriers send copies of the centers to all hosts, and the rule moves each center.
+"""Exchanges in the background: couriers send copies of the centers, and the rule moves each center.
 
-Each pair of hosts numbers its exchanges (`platoon_base.courier.pairs`). Both hosts of a pair move by the same two
-copies, in opposite directions, or neither of them moves. So the mean of all centers, weighted by workers, changes
-by what the workers learn and by nothing else, whichever links stall, break and open again.
+Both hosts of a pair move by the same two copies, in opposite directions, or neither of them moves.
+So the mean of all centers, weighted by workers, changes only by training, even if links stall,
+break and reconnect.
 """
 
 from __future__ import annotations
@@ -49,45 +49,26 @@ class MovingCenter(Protocol):
 
     overwrites: Overwrites
 
-    def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None:
-        """Copy the parameters."""
-        ...
+    def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None: ...
 
     def move(self, by: Sequence[Array], written: int, with_average: bool = False) -> bool:
-        """Move the center and its workers; False if a stripe stayed locked: then ``by`` holds what was not moved."""
+        """Move the center and its workers; False if ``by`` holds the rest, for a locked stripe."""
         ...
 
 
 class BackgroundExchanges:
     """The exchanges of one host, one after the other, while its workers train.
 
-    An exchange copies the center ``s_h``, stripe by stripe, and sends the copy to every host whose earlier exchange
-    with this one has ended. The copies ``s_k`` that arrive give the mean::
+    An exchange copies the center ``s_h``, stripe by stripe, and sends the copy to every host whose
+    earlier exchange with this one has ended. The copies ``s_k`` that arrive give the mean::
 
         m := s_h + sum over k of w_k / w (s_k - s_h)
 
-    ``w_k`` are the workers of a host, ``w`` those of all hosts in the exchange; two hosts use the larger ``w`` of both.
-    A host whose link stalls delays nobody: its term is added to a later move, from the two copies that belong together.
-
-    Parameters
-    ----------
-    world : World
-    layout : Layout
-        Of the parameters, without moments, which stay those of each host.
-    rule : HostsRule
-    every_s : float
-        Seconds from the beginning of one exchange to that of the next, at least.
-    report : callable
-        Sends a message to the launcher.
-    packing : Packing, optional
-        Exchanges send packed differences to earlier copies, see `Reference`; whole copies by default.
-
-    Attributes
-    ----------
-    workers : dict of int to int
-        The number of live workers of each host, by which its copy is weighted.
-    count : int
-        How often an exchange has moved this host's center.
+    ``w_k`` are the live ``workers`` of a host and ``w`` those of all hosts in the exchange; two
+    hosts use the larger ``w`` of both. A stalled link delays no host: its term is added to a later
+    move, from the two copies that belong together. ``layout`` has no moments, which stay on each
+    host. Exchanges begin at least ``every_s`` apart. With ``packing`` they send packed differences,
+    see `Reference`. ``count`` is the number of exchanges that moved this center.
     """
 
     def __init__(
@@ -106,31 +87,31 @@ class BackgroundExchanges:
         self._members: frozenset[int] = frozenset()
         self._pairs: dict[int, Pair] = {}
         self._links: dict[int, Conversation] = {}  # The links that the pairs use.
-        self._own: OwnCopy | None = None  # the latest one
-        self._in_exchange: list[int] = []  # the hosts of the exchange under way
+        self._own: OwnCopy | None = None  # The latest copy.
+        self._in_exchange: list[int] = []  # Hosts of the current exchange.
         self._scratch = layout.empty() if packing is not None else []
         self._reference = None if packing is None else Reference(layout, packing)
-        self._terms = wide(layout).empty()  # The sum of the terms that have not moved the center yet.
-        self._hosts: set[int] = set()  # The hosts whose terms are in the sum.
+        # The sum of the terms that have not moved the center yet.
+        self._terms = wide(layout).empty()
+        self._hosts: set[int] = set()  # The hosts with terms in the sum.
         self._unmoved: list[Array] | None = None  # The rest of a move that met a locked stripe.
         self._of = (0, 0)  # Stamp and overwrite count of the center for both.
         self._began = self._next = self._next_report = 0.0
-        self._busy_s = 0.0  # of this exchange
+        self._busy_s = 0.0  # Processor time of this exchange.
         self._sent_at: dict[int, float] = {}  # First sending of each host's unanswered copy.
         self._diverged: set[int] = set()
         self.count = 0
 
     def forget(self, host: int) -> None:
-        """Drop the exchange with a host that is lost."""
         self._pairs.pop(host, None)
         self._links.pop(host, None)
 
     def was_busy(self, seconds: float) -> None:
-        """Add the processor time that sending and receiving took."""
+        """Add processor time for sending and receiving."""
         self._busy_s += seconds
 
     def is_quiet(self) -> bool:
-        """Return whether no exchange is in flight, and the center holds the terms of all earlier ones."""
+        """Return whether no exchange is in flight and the center holds all earlier terms."""
         return not (self._in_flight or self._hosts or self._unmoved)
 
     @property
@@ -138,10 +119,8 @@ class BackgroundExchanges:
         return [host for host, pair in self._pairs.items() if pair.waits]
 
     def step(self, center: MovingCenter, conversations: Mapping[int, Conversation], is_paused: bool) -> set[int]:
-        """Advance the exchange without blocking; return the hosts whose links must be opened again.
-
-        While ``is_paused`` no exchange begins, and those in flight end.
-        """
+        """Advance the exchange; return the hosts whose links must be reopened."""
+        # While paused no exchange begins, and those in flight end.
         is_held = is_paused or center.overwrites.written != center.overwrites.spread
         broken = {host for host, link in conversations.items() if not self._talk(center, host, link, is_held)}
         if self._in_exchange:
@@ -153,7 +132,7 @@ class BackgroundExchanges:
         return broken
 
     def _talk(self, center: MovingCenter, host: int, link: Conversation, is_held: bool) -> bool:
-        """Handle what a host has sent, and answer it; False if it does not fit: then the pair begins anew."""
+        """Handle and answer a host's records; False if they do not fit and the pair begins anew."""
         pair = self._pairs.get(host)
         if pair is None:
             pair = self._pairs[host] = Pair(secrets.randbits(63))
@@ -166,7 +145,7 @@ class BackgroundExchanges:
             return True
         if not pair.has_met:
             if pair.meet(link.life):
-                self._members = frozenset()  # the states of its rule are new
+                self._members = frozenset()  # The states of its rule are new.
             link.acknowledge(pair.received)
         if link.has is None:
             return True
@@ -200,7 +179,7 @@ class BackgroundExchanges:
             link.acknowledge(pair.received)
 
     def _begin(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> None:
-        """Copy the center and send the copy, when the period is over or another host has begun an exchange."""
+        """Copy the center and send it, if it is time or another host has begun an exchange."""
         stamp, written = center.overwrites.stamp, center.overwrites.written
         peers = {
             host: link
@@ -236,14 +215,14 @@ class BackgroundExchanges:
         self._busy_s += time.process_time() - began
 
     def _memory(self) -> tuple[memoryview, list[Array]]:
-        """Return memory for a copy: that of the latest one, unless another host has yet to acknowledge it."""
+        """Return memory for a copy: that of the latest one, unless it is still unacknowledged."""
         own = self._own
         if own is None or any(pair.own is own for pair in self._pairs.values()):
             return flat_copy(self._layout)
         return own.data, own.values
 
     def _add_term(self, center: MovingCenter, host: int, link: Conversation, own: OwnCopy, answer: Answer) -> None:
-        """Add the term of a host to the sum, which the other host adds to its own with the opposite sign."""
+        """Add the term of a host to the sum; the other host adds it with the opposite sign."""
         began = time.process_time()
         overwrites = center.overwrites
         same = own.stamp == link.copy_stamp == overwrites.stamp and own.written == overwrites.written
@@ -257,12 +236,12 @@ class BackgroundExchanges:
             self._hosts.add(host)
             for term, ours, theirs in zip(self._terms, own.values, link.theirs):
                 part = term.dtype.type(answer.workers / total)
-                # The difference of two products, as the difference of two large numbers may overflow.
+                # The difference of two products: the difference of two large numbers may overflow.
                 term += theirs.astype(term.dtype, copy=False) * part - ours.astype(term.dtype, copy=False) * part
         self._busy_s += time.process_time() - began
 
     def _end(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
-        """Move the center once all copies have arrived, except those of hosts whose links stall."""
+        """Move the center after all copies have arrived, except over links that stall."""
         now = awake()
         missing = [host for host in self._in_exchange if host in self._in_flight]
         late = {host for host in missing if self._stalled_s(host, conversations, now) > PATIENCE_S}
@@ -271,7 +250,7 @@ class BackgroundExchanges:
         self._in_exchange = []
         hosts = sorted(self._hosts)
         self._move(center)
-        # At most once per period, and with pauses that leave the processor to the workers.
+        # At most once per period, with pauses that leave the processor to the workers.
         self._next = max(self._began + self._every_s, now + self._busy_s * (1 / _share() - 1))
         self._busy_s = 0.0
         if hosts and now >= self._next_report:
@@ -280,7 +259,7 @@ class BackgroundExchanges:
         return {host for host in late if host in conversations and conversations[host].sending}
 
     def _stalled_s(self, host: int, conversations: Mapping[int, Conversation], now: float) -> float:
-        """Return how long nothing has moved over the link to a host that owes an answer."""
+        """Return how long the link to a host that owes an answer has stalled."""
         link = conversations.get(host)
         since = self._sent_at.get(host, now)
         return now - (since if link is None else max(since, link.moved_at))
@@ -291,7 +270,7 @@ class BackgroundExchanges:
         hosts, unmoved = frozenset(self._hosts), self._unmoved
         self._hosts, self._unmoved = set(), None
         if own is None or not (hosts or unmoved) or self._of != (overwrites.stamp, overwrites.written):
-            return  # there is nothing to move, or it belongs to values that were overwritten
+            return  # There is nothing to move, or it belongs to values that were overwritten.
         moves = self._corrections(own, hosts) if hosts else []
         if unmoved is not None:
             moves = [a + b for a, b in zip(moves, unmoved)] or unmoved
@@ -303,7 +282,8 @@ class BackgroundExchanges:
         self._busy_s += time.process_time() - began
 
     def _corrections(self, own: OwnCopy, hosts: frozenset[int]) -> list[Array]:
-        if not self._rule.states:  # such a rule knows differences alone: exactly opposite ones on two hosts
+        # Such a rule uses differences only: exactly opposite ones on two hosts.
+        if not self._rule.states:
             return [self._rule.correction(np.zeros_like(term), term, ()) for term in self._terms]
         copies = [each.astype(term.dtype, copy=False) for each, term in zip(own.values, self._terms)]
         means = [copy + term for copy, term in zip(copies, self._terms)]
@@ -317,7 +297,6 @@ class BackgroundExchanges:
         return moves
 
     def _is_finite(self, host: int, values: Sequence[Array]) -> bool:
-        """Return whether all numbers of a host's copy are finite; warn once if they are not."""
         if all(map(is_finite, values)):
             self._diverged.discard(host)
             return True
@@ -331,13 +310,13 @@ class BackgroundExchanges:
         return False
 
     def _restart_rule(self, means: list[Array]) -> None:
-        """Reset the rule's states to the hosts' mean, since another set of hosts takes part now."""
+        """Reset the rule's states to the hosts' mean, since the set of hosts has changed."""
         for i, state in enumerate(self._states):
             for target, mean in zip(state, means):
                 np.copyto(target, mean if i == 0 else 0)
 
 
 def _share() -> float:
-    """Return the fraction of time that the courier may compute: small while the workers keep all cores busy."""
+    """Return the fraction of time that the courier may compute: small if all cores are busy."""
     idle = available_cores() - os.getloadavg()[0]
     return _BUSY if idle > _IDLE_CORES else _BUSY_ON_A_FULL_MACHINE

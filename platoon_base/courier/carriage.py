@@ -1,4 +1,4 @@
-"""How the contributions to a round travel between couriers: as they are, or compressed with error feedback."""
+"""Contributions to a round between couriers: unchanged, or compressed with error feedback."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Carriage(Protocol):
     """Turns contributions into the bytes that are sent, and back."""
 
     def buffer(self) -> TotalsBuffer:
-        """Return memory into which contributions are received."""
+        """Return memory for received contributions."""
         ...
 
     def seal(self, own: RoundTotals) -> memoryview:
-        """Return this host's contributions as bytes; ``own`` becomes what the other hosts get from them."""
+        """Return this host's contributions as bytes; ``own`` becomes what other hosts decode."""
         ...
 
     def open(self, received: Any) -> RoundTotals:
-        """Return the contributions in a buffer, which the caller owns until `release`."""
+        """Return the contributions in a buffer; the caller owns them until `release`."""
         ...
 
     def release(self, totals: RoundTotals) -> None:
@@ -42,40 +42,31 @@ class Carriage(Protocol):
         ...
 
     def renew(self) -> None:
-        """Leave the memory of `seal` alone: it is still to be sent."""
+        """Do not reuse the memory of `seal`: it is still to be sent."""
         ...
 
     def has_not_counted(self, number: int) -> None:
-        """Restore what was before round ``number``, which has gone on without this host's contributions."""
+        """Restore the state before round ``number``, which continued without this host."""
         ...
 
 
 class PlainCarriage:
-    """Sends contributions as they are.
-
-    Parameters
-    ----------
-    rounds : AcrossHosts
-    """
+    """Sends contributions unchanged."""
 
     def __init__(self, rounds: AcrossHosts) -> None:
         self._rounds = rounds
         self._spare: list[RoundTotals] = []
 
     def buffer(self) -> RoundTotals:
-        """Return memory into which contributions are received."""
         return self._spare.pop() if self._spare else self._rounds.new_totals()
 
     def seal(self, own: RoundTotals) -> memoryview:
-        """Return this host's contributions as bytes."""
         return own.buffer[: own.size_bytes]
 
     def open(self, received: RoundTotals) -> RoundTotals:
-        """Return the contributions in a buffer."""
         return received
 
     def release(self, totals: RoundTotals) -> None:
-        """Reuse the memory of contributions."""
         self._spare.append(totals)
 
     def renew(self) -> None:
@@ -96,40 +87,31 @@ class _PackedTotals:
 
     @property
     def number(self) -> int:
-        """The number of the round."""
         return int(self.head[0])
 
     @property
     def packing(self) -> Packing:
-        """Of the fragment of the round."""
+        """The packing of the fragment of the round."""
         return self._packings[self._fragments.index_of(self.number)]
 
     @property
     def data(self) -> Array:
-        """The packed arrays."""
         return self._data[: self.packing.nbytes]
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes of the buffer belong to the round."""
+        """Bytes of the buffer that belong to the round."""
         return int(self.head.nbytes) + self.packing.nbytes
 
 
 class CompressedCarriage:
     """Sends packed contributions, with error feedback.
 
-    A host adds its residual to its contributions, packs them, and takes what the other hosts will unpack for its own
-    part of the sum, so that all hosts add the same bits. The rest is its residual for the next round. Stripes to which
-    none of its workers has contributed add nothing, and keep their residual, as all other fragments do.
-
-    Parameters
-    ----------
-    rounds : AcrossHosts
-        Of the center.
-    codec : Codec
-    residuals : Residuals
-    overwrites : Overwrites
-        Of the center, whose stamp tells when residuals belong to values that were overwritten.
+    A host adds its residual to its contributions, packs them, and uses what the other hosts will
+    unpack as its own part of the sum: all hosts add the same bits. The rest is the residual of the
+    next round. Stripes without a contribution of its workers add nothing and keep their residual,
+    as do other fragments. The stamp of ``overwrites`` shows when residuals belong to overwritten
+    values.
     """
 
     def __init__(self, rounds: AcrossHosts, codec: Codec, residuals: Residuals, overwrites: Overwrites) -> None:
@@ -142,11 +124,9 @@ class CompressedCarriage:
         self._spare: list[RoundTotals] = []
 
     def buffer(self) -> _PackedTotals:
-        """Return memory into which contributions are received."""
         return self._packed.pop() if self._packed else _PackedTotals(self._words, self._fragments, self._packings)
 
     def seal(self, own: RoundTotals) -> memoryview:
-        """Return this host's contributions as bytes; ``own`` becomes what the other hosts get from them."""
         both = self._residuals.begin(own.number, self._overwrites.stamp, self._pieces)
         before, after = (cut(each, own.fragment.pieces) for each in both)
         self._own.head[:] = own.head
@@ -161,7 +141,6 @@ class CompressedCarriage:
         return self._fragments.of_round(number).pieces
 
     def open(self, received: _PackedTotals) -> RoundTotals:
-        """Return the contributions in a buffer, which the caller owns until `release`."""
         totals = self._spare.pop() if self._spare else self._rounds.new_totals()
         totals.head[:] = received.head
         received.packing.unpack(received.data, totals.arrays)
@@ -170,20 +149,18 @@ class CompressedCarriage:
         return totals
 
     def release(self, totals: RoundTotals) -> None:
-        """Reuse the memory of contributions."""
         self._spare.append(totals)
 
     def renew(self) -> None:
-        """Leave the memory of `seal` alone: it is still to be sent."""
         self._own = _PackedTotals(self._words, self._fragments, self._packings)
 
     def has_not_counted(self, number: int) -> None:
-        """Restore the residuals before round ``number``, which has gone on without this host's contributions."""
+        """Restore the residuals before round ``number``, which continued without this host."""
         self._residuals.drop(number)
 
 
 def _clear(totals: RoundTotals) -> None:
-    """Set the stripes without a contribution to 0: residuals alone are none."""
+    """Set the stripes without a contribution to 0: they would hold residuals only."""
     for pieces in totals.without_contribution():
         for array in cut(totals.arrays, pieces):
             array[...] = 0

@@ -1,4 +1,4 @@
-"""Records between two couriers: at any time at most one copy of a center and one set of round totals per direction."""
+"""Records between two couriers: one copy of a center and one set of round totals per direction."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ __all__ = ["COPY", "MOVE", "NOT_FILLED", "TOTALS", "Answer", "Conversation", "To
 
 Array = np.ndarray[Any, Any]
 
-# Kinds of records: of a copy to average; a question for a whole center, at a round that is the record's offset or a
-# later one; its size, likewise; its content; of a round's totals; the stamp of
-# the sender's center and 1; the stamp of the receiver's center that the sender has heard of, and 1; of a packed move of
-# the latest copy, see `platoon_base.courier.reference`; of a message of workers that gossip, see
-# `platoon_base.courier.gossip`; the number of one that was merged; of one that is returned; the round before which all
-# messages of the sender were acknowledged; a random number of the sender's `Pair`; an exchange that the sender answers
-# with the copy that follows: its number and weights in one word; an exchange that it declines; the latest exchange for
-# which it has the receiver's answer.
+# Kinds of records. COPY: a copy to average. _ASK: a request for a whole center, at the round in the
+# offset or later. _SIZE and _WHOLE: size and content of a whole center. TOTALS: totals of a round.
+# _STAMP: 1 + the stamp of the sender's center. _HEARD: 1 + the stamp of the receiver's center that
+# the sender knows. MOVE: a packed move of the latest copy, see `platoon_base.courier.reference`.
+# _MESSAGE: a message of workers that gossip, see `platoon_base.courier.gossip`. _MERGED and
+# _RETURNED: the number of a merged or returned message. _QUIET: all messages of the sender from
+# before this round are acknowledged. _LIFE: a random number of the sender's `Pair`. _OFFER: answers
+# an exchange by the copy that follows, with its number and weights. _DECLINED: declines an
+# exchange. _HAS: the latest exchange for which the sender has the receiver's answer.
 COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD, MOVE = 1, 2, 3, 4, 5, 6, 7, 8
 _MESSAGE, _MERGED, _RETURNED, _QUIET, _LIFE, _OFFER, _DECLINED, _HAS = 9, 10, 11, 12, 13, 14, 15, 16
 _GOSSIP_WORDS = {_MERGED: "merged", _RETURNED: "returned", _QUIET: "quiet"}
 _WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD, *_GOSSIP_WORDS, _LIFE, _OFFER, _DECLINED, _HAS)
-_WORKERS_BITS = 16  # Each of the two weights beside the exchange number has 16.
+_WORKERS_BITS = 16  # The two weights beside the exchange number have 16 bits each.
 _MAX_STATES = 64
 _MOST_COUNT = 1 << 32
 NOT_FILLED = -1
 
 
 def flat_copy(layout: Layout) -> tuple[memoryview, list[Array]]:
-    """Allocate memory for the copy of a center: as bytes, and as the arrays in them."""
+    """Allocate memory for the copy of a center; return it as bytes and as arrays."""
     buffer = bytearray(layout.nbytes)
     return memoryview(buffer), layout.views(buffer)
 
@@ -46,36 +47,24 @@ class TotalsBuffer(Protocol):
     """Memory for the contributions of a host to a round, as they are sent."""
 
     @property
-    def buffer(self) -> memoryview:
-        """The memory."""
-        ...
+    def buffer(self) -> memoryview: ...
 
     @property
     def head(self) -> Array:
-        """The number of the round and the counts, which lie before the contributions; none is negative."""
+        """The number of the round and the counts; none is negative. The contributions follow."""
         ...
 
     @property
-    def number(self) -> int:
-        """The number of the round whose contributions it holds."""
-        ...
+    def number(self) -> int: ...
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes of the memory these take; it goes by the number."""
+        """How many bytes the contributions take; this depends on the round."""
         ...
 
 
 class Answer(NamedTuple):
-    """The other host's answer to an exchange.
-
-    Attributes
-    ----------
-    number : int
-    workers, total : int
-        See `platoon_base.courier.pairs.OwnCopy`.
-    declined : bool
-    """
+    """The other host's answer to an exchange; see `OwnCopy` for ``workers`` and ``total``."""
 
     number: int
     workers: int = 0
@@ -85,7 +74,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class GossipWords:
-    """The latest that the other host has said about messages: those that it has merged and returned, and a round."""
+    """The latest numbers from the other host: messages merged and returned, and a quiet round."""
 
     merged: int = 0
     returned: int = 0
@@ -93,47 +82,19 @@ class GossipWords:
 
 
 class Conversation:
-    """The link to the courier of another host, and the `Receiver` of that courier's records.
+    """The link to the courier of another host, and the `Receiver` of its records.
 
-    Parameters
-    ----------
-    stream : Stream
-    layout : Layout
-    packing : Packing, optional
-        By which the other host packs moves of its copy; there are none by default.
+    The caller consumes what arrives; a record waits until the one before is consumed. ``theirs``,
+    the latest copy of the other host's center without moments, is whole and unused while `fresh`;
+    ``answer`` is unused while not None. `totals_buffer` and ``inbox`` receive contributions and
+    messages; without them these wait. The other host sends no further message while `has_message`.
 
-    Attributes
-    ----------
-    theirs : list of ndarray
-        The latest copy of the other host's center, without moments.
-    fresh : bool
-        Whether that is whole, and was not used yet. While it is, nothing more is received into it.
-    stamp : int or None
-        That of the other host's center, see `platoon_base.centers.overwrites`; `NOT_FILLED` before it has values, None
-        before the other host has said so.
-    knows : int
-        The latest stamp of this host's center that the other one has heard of; what it has said since, it has said in
-        this knowledge.
-    copy_stamp : int or None
-        That of the latest copy.
-    life : int or None
-        A random number of the other courier's process; None before it has said so.
-    has : int or None
-        The latest exchange for which the other host has this host's answer; None before it has said so.
-    answer : Answer or None
-        The other host's answer to an exchange, which was not used yet; a copy is whole once `fresh`.
-    asked : int or None
-        The other host has asked for this one's center, once that is at this round or a later one.
-    totals_buffer : TotalsBuffer or None
-        Where the other host's contributions to a round are received; they wait while there is none.
-    inbox : Message or None
-        Where messages of workers that gossip are received; they wait while there is none.
-    has_message : bool
-        Whether that is a whole message, which was not answered yet. The other host sends no other one before.
-    gossip : GossipWords
-        What the other host has said of this host's messages.
-    moved_at, heard_at : float
-        When something other than a keep-alive was sent or received last, and when anything was received, by `awake`.
+    ``stamp`` is the stamp of the other host's center, see `platoon_base.centers.overwrites`:
+    `NOT_FILLED` before it has values, None before it arrived. ``knows`` is the latest stamp of this
+    host's center that the other one has acknowledged: its later records were sent after that.
+    ``copy_stamp`` belongs to the latest copy. ``has`` is the latest exchange for which the other
+    host has this host's answer. ``asked`` is the round from which the other host requests this
+    center. ``moved_at`` excludes keep-alives; ``heard_at`` includes them.
     """
 
     def __init__(self, stream: Stream, layout: Layout, packing: Packing | None = None) -> None:
@@ -155,13 +116,13 @@ class Conversation:
         self.answer: Answer | None = None
         self.asked: int | None = None
         self.totals_buffer: TotalsBuffer | None = None
-        self._round = 0  # whose totals have all come
+        self._round = 0  # Round of the totals that have arrived.
         self.inbox: Message | None = None
         self.has_message = False
-        self._held = 0  # the kind of the record that waits
+        self._held = 0  # Kind of the record that waits.
         self.gossip = GossipWords()
         self.moved_at = self.heard_at = awake()
-        self._keep_alive_posted = 0  # The latest keep-alive is the last of so many posted records.
+        self._keep_alive_posted = 0  # Number of posted records up to the latest keep-alive.
         self._is_keep_alive: bool | None = None  # None if no whole record has been received.
 
     def talk(self) -> None:
@@ -178,11 +139,9 @@ class Conversation:
 
     @property
     def sending(self) -> bool:
-        """Whether records wait to be sent."""
         return self.stream.sent != self.stream.posted
 
     def drop_answer(self) -> None:
-        """Make room for the other host's next answer."""
         self.answer, self.fresh = None, False
 
     def post(self, kind: int, data: memoryview) -> None:
@@ -191,7 +150,6 @@ class Conversation:
             self.stream.post(kind, at, data[at : at + MAX_PAYLOAD_BYTES])
 
     def send_life(self, life: int) -> None:
-        """Send a random number of this process."""
         self.stream.post(_LIFE, life, b"")
 
     def offer(self, number: int, workers: int, total: int) -> None:
@@ -199,7 +157,6 @@ class Conversation:
         self.stream.post(_OFFER, (number << _WORKERS_BITS | workers) << _WORKERS_BITS | total, b"")
 
     def decline(self, number: int) -> None:
-        """Answer an exchange without a copy."""
         self.stream.post(_DECLINED, number, b"")
 
     def acknowledge(self, number: int) -> None:
@@ -207,26 +164,24 @@ class Conversation:
         self.stream.post(_HAS, number, b"")
 
     def send_stamp(self, stamp: int) -> None:
-        """Send the stamp of this host's center to the other host: copies sent from now on have that stamp."""
+        """Send the stamp of this host's center; later copies have that stamp."""
         self.stream.post(_STAMP, stamp + 1, b"")
 
     def keep_alive(self) -> None:
-        """Send something that the other host knows already, unless more waits to be sent."""
+        """Repeat a known record unless others wait to be sent."""
         if self.stamp is not None and not self.sending:
             self.stream.post(_HEARD, self.stamp + 1, b"")
             self._keep_alive_posted = self.stream.posted
 
     def ask(self, number: int) -> None:
-        """Ask for the other host's center, at round ``number`` or a later one."""
+        """Request the other host's center, at round ``number`` or later."""
         self.stream.post(_ASK, number, b"")
 
     def post_whole(self, data: memoryview) -> None:
-        """Send a whole center; see `post`."""
         self.stream.post(_SIZE, len(data), b"")
         self.post(_WHOLE, data)
 
     def post_message(self, data: memoryview) -> None:
-        """Send a message of workers that gossip; see `post`."""
         self.post(_MESSAGE, data)
 
     def answer_message(self, number: int, is_merged: bool) -> None:
@@ -243,11 +198,10 @@ class Conversation:
         return self._wholes.popleft() if self._wholes else None
 
     def put_back(self, whole: bytearray) -> None:
-        """Let `take_whole` return a center again."""
         self._wholes.appendleft(whole)
 
     def take_totals(self, number: int) -> TotalsBuffer | None:
-        """Return the other host's contributions to a round once all have arrived; the caller owns them."""
+        """Return the other host's contributions to a round, if complete; the caller owns them."""
         if self._round != number:
             return None
         totals, self.totals_buffer, self._round = self.totals_buffer, None, 0
@@ -255,11 +209,10 @@ class Conversation:
 
     @property
     def waits(self) -> bool:
-        """Whether the next record cannot be received until this host has used the last one."""
+        """Whether the next record must wait until this host has consumed the last one."""
         return self.stream.held and self._has_no_room(self._held)
 
     def _has_no_room(self, tag: int) -> bool:
-        """Return whether a record of this kind has to wait until the one before is used."""
         if tag in (COPY, MOVE):
             return self.fresh
         if tag == TOTALS:
@@ -267,14 +220,14 @@ class Conversation:
         return tag == _MESSAGE and (self.inbox is None or self.has_message)
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
-        """Return a buffer for a payload of ``length`` bytes; None leaves this and later records for a later pull."""
+        """Return a buffer for ``length`` bytes; None leaves the records for a later pull."""
         if tag in _WITHOUT_CONTENT:
             return memoryview(bytearray(0))
         if self._has_no_room(tag):
             self._held = tag
             return None
         target = self._target(tag)
-        if not length or offset + length > len(target):  # no sender splits content into nothing
+        if not length or offset + length > len(target):  # No sender sends empty content.
             raise BrokenStreamError(
                 f"got bytes {offset} to {offset + length} of kind {tag}, and expected some of {len(target)}"
             )
@@ -283,7 +236,7 @@ class Conversation:
         return target[offset : offset + length]
 
     def _target(self, tag: int) -> memoryview:
-        """Return the buffer for records of this kind; an empty one if there are none of this kind."""
+        """Return the buffer for records of this kind; an empty one for unexpected kinds."""
         if tag == COPY:
             return self._buffer
         if tag == TOTALS and self.totals_buffer is not None:
@@ -295,7 +248,7 @@ class Conversation:
         return memoryview(self._whole if tag == _WHOLE else b"")
 
     def done(self, tag: int, offset: int, length: int) -> None:
-        """Handle a record whose payload now lies in the buffer that `place` returned."""
+        """Handle a record with a payload in the buffer that `place` returned."""
         is_keep_alive = tag == _HEARD and self.knows == offset - 1
         self._is_keep_alive = is_keep_alive and self._is_keep_alive is not False
         if tag == _ASK:
@@ -329,7 +282,7 @@ class Conversation:
                 self._is_whole(tag)
 
     def _size_of_totals(self) -> int:
-        """Return the size of the totals of which at least the beginning has arrived, with the number of the round."""
+        """Return the size of the totals, of which at least the head has arrived."""
         if self.totals_buffer is None:
             return 0
         if not 0 <= self.totals_buffer.head[0] < _MOST_COUNT:

@@ -1,4 +1,4 @@
-"""The loop of a courier: it keeps links to the other hosts, sends and receives whole centers, and makes exchanges."""
+"""The loop of a courier: it keeps links to other hosts, moves whole centers, and exchanges."""
 
 from __future__ import annotations
 
@@ -45,56 +45,40 @@ Array = np.ndarray[Any, Any]
 _NICE = 5
 POLL_INTERVAL_S = 0.05
 CHECK_S, UNLINKED_WARNING_S, SILENT_WARNING_S = 1.0, 5.0, 6.0
-_GOSSIP_POLL_INTERVAL_S = 0.01  # for the messages of workers
-_TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
+_GOSSIP_POLL_INTERVAL_S = 0.01  # Interval for the messages of workers.
+# These follow a whole center: the number of its latest round, and its stamp.
+_TAIL = struct.Struct("<QQ")
 
 
 class OpenCenter(Protocol):
-    """The center of this host; see `platoon_base.centers.host.HostCenter`. Workers that gossip have slots instead."""
+    """The center of this host, or its gossip slots; see `platoon_base.centers.host.HostCenter`."""
 
     overwrites: Overwrites
     across_hosts: AcrossHosts | None
 
     @property
-    def states(self) -> list[list[Array]]:
-        """The rule's states."""
-        ...
+    def states(self) -> list[list[Array]]: ...
 
-    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and the rule's states."""
-        ...
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]: ...
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Replace the center by another host's; False if a worker held a part of it for too long."""
+        """Replace the center by another host's; False if a worker held a part for too long."""
         ...
 
-    def close(self) -> None:
-        """Release its memory."""
-        ...
+    def close(self) -> None: ...
 
 
 class Courier:
     """Exchanges between the center of this host and those of others.
 
-    With rules that do not wait, exchanges run in the background (`platoon_base.courier.background`). With rules that
-    wait, they are part of each round (`platoon_base.courier.rounds`). Of workers that gossip it carries the messages
+    With rules that do not wait, exchanges run in the background
+    (`platoon_base.courier.background`). With rules that wait, they are part of each round
+    (`platoon_base.courier.rounds`). For workers that gossip it transfers messages
     (`platoon_base.courier.gossip`).
 
-    Parameters
-    ----------
-    world : World
-    open_center : callable
-        Opens the center of this host, once there is one.
-    layout : Layout
-    rule : HostsRule
-    every_s : float
-        Seconds from one exchange to the next, at least.
-    filled : bool
-        Whether the center holds the values that all hosts start from already: an earlier courier has said so.
-    report : callable
-        Takes messages for the launcher.
-    memory : writable buffer, optional
-        For `Residuals`, zero at first: that of the earlier courier of this host. By default it is this courier's own.
+    ``open_center`` is called when there is a center. Exchanges begin at least ``every_s`` apart.
+    ``filled`` says that an earlier courier reported initial values in the center. ``report`` sends
+    messages to the launcher. ``memory`` for `Residuals` is zero at first and outlives the courier.
     """
 
     def __init__(
@@ -123,32 +107,32 @@ class Courier:
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
         self._gossip: GossipCourier | None = None
-        self._moving: MovingCenter | None = None  # the center, if exchanges in the background move it
+        # The center, if exchanges in the background move it.
+        self._moving: MovingCenter | None = None
         self._filled, self._source = filled, 0
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
         self._opening = Opening(self._listener, caller, {})
-        self._tokens: dict[int, str] = {}  # of the couriers that this one connects to
+        self._tokens: dict[int, str] = {}  # Tokens of the couriers that this one connects to.
         self._ports: dict[int, int] = {}  # The ports at which the hosts listen.
         self._conversations: dict[int, Conversation] = {}
-        self._asked: Conversation | None = None  # the link that was asked for the initial values
+        self._asked: Conversation | None = None  # The link that was asked for the initial values.
         self._known: set[int] = set()
         self._lost: set[int] = set()
-        self._has_orders = False  # that were not handled yet
-        self._linked: set[int] = set()  # the hosts that have ever had a link to this one
-        self._unlinked_since: dict[int, float] = {}  # by host
-        self._missing: set[int] = set()  # the hosts that a warning has named
+        self._has_orders = False  # True if there are unhandled orders.
+        self._linked: set[int] = set()  # Hosts that ever had a link to this one.
+        self._unlinked_since: dict[int, float] = {}  # Times by host.
+        self._missing: set[int] = set()  # Hosts that a warning has named.
         self._check_at = 0.0
         address = self._listener.address
         report(between.Listening(address.host, address.port, address.token.hex()))
 
     @property
     def exchanges(self) -> int:
-        """How often a background exchange has moved this host's center."""
+        """The number of background exchanges that moved this host's center."""
         return self._background.count
 
     def handle_order(self, order: between.Order) -> None:
-        """Carry out an order of the launcher."""
         if isinstance(order, between.Peers):
             self._lost -= order.peers.keys()
             self._known = order.peers.keys() - {self._world.host}
@@ -189,26 +173,25 @@ class Courier:
             self._disconnect(order.host, "its host is lost")
 
     def _keep(self, order: between.Keep) -> None:
-        """Save the residual of a round that was decided."""
         if self._rounds is not None:
             self._rounds.settle()
         if self._keeper is not None:
             self._keeper.keep(order)
 
     def finish(self) -> None:
-        """Wait until what is being saved is written."""
         if self._keeper is not None:
             self._keeper.close()
 
     def _new_rounds(self, center: OpenCenter, rounds: AcrossHosts) -> HostsRound:
         carriage = None
         codec, residuals = self._codec, self._residuals
-        if codec is not None and residuals is not None and rounds.workers_wait:  # the mean of centers must be exact
+        # The mean of centers must be exact.
+        if codec is not None and residuals is not None and rounds.workers_wait:
             carriage = CompressedCarriage(rounds, codec, residuals, center.overwrites)
         return HostsRound(self._world.host, rounds, self, self._report, carriage)
 
     def step(self, fds: list[int]) -> set[int]:
-        """Do what is due, wait for at most one poll interval, and return which file descriptors are readable."""
+        """Do what is due, wait for at most one poll interval, and return readable descriptors."""
         self._open_links()
         for host, stream in list(self._opening.open.items()):
             del self._opening.open[host]
@@ -228,7 +211,7 @@ class Courier:
         return ready
 
     def _report_missing(self) -> None:
-        """Report the hosts that this one cannot exchange with, and those that it can exchange with again."""
+        """Report the hosts that exchanges cannot reach, and those that are reachable again."""
         now, found = awake(), {}
         for host in self._known - self._lost:
             if host in self._conversations:
@@ -273,7 +256,7 @@ class Courier:
     def _open_links(self) -> None:
         try:
             self._opening.step(awake())
-        except PlatoonError as exc:  # the other end does not belong to this job: do not connect to it again
+        except PlatoonError as exc:  # The other end does not belong to this job: do not reconnect.
             log.warning("no exchange with a host: %s", exc)
 
     def _wait(self, fds: list[int]) -> set[int]:
@@ -326,14 +309,15 @@ class Courier:
             self._opening.call_again(host)
 
     def _fill(self, center: OpenCenter) -> None:
-        """Fill the center with the initial values of all hosts, which this courier asks the source host for."""
+        """Fill the center with the initial values, requested from the source host."""
         if self._source != self._world.host:
             conversation = self._conversations.get(self._source)
             if conversation is not None and conversation is not self._asked:
                 self._asked = conversation
                 conversation.ask(0)
             return
-        if self._source:  # a host may hold values of an earlier source that was lost: it gets the whole center
+        # A host may hold values of an earlier, lost source: it gets the whole center.
+        if self._source:
             latest = max([center.overwrites.stamp, *(each.stamp or 0 for each in self._conversations.values())])
             center.overwrites.stamp = Overwrites.later(latest, self._source)
         self._now_filled()
@@ -367,7 +351,7 @@ class Courier:
         conversation.post_whole(memoryview(data))
 
     def _take_centers(self, center: OpenCenter) -> None:
-        """Put a received center into this host's, if that is not filled yet, is behind, or was overwritten."""
+        """Use received centers if this host's is not filled, is behind, or was overwritten."""
         for host, conversation in self._conversations.items():
             while (whole := conversation.take_whole()) is not None:
                 if not self._take_center(center, host, whole):
@@ -376,7 +360,7 @@ class Courier:
                     break
 
     def _take_center(self, center: OpenCenter, host: int, whole: bytearray) -> bool:
-        """Replace this host's center by a received one if that is newer; False if a part of it was locked."""
+        """Replace this host's center by a newer one; False if a part of it was locked."""
         size = self._layout.nbytes
         if len(whole) != size * (1 + len(center.states)) + _TAIL.size:
             log.warning("host %d sends a center of %d bytes, which is that of another rule", host, len(whole))
@@ -400,7 +384,6 @@ class Courier:
         return True
 
     def close(self) -> None:
-        """Release the center and close all links."""
         for conversation in self._conversations.values():
             conversation.stream.close()
         self._opening.close()
@@ -410,6 +393,7 @@ class Courier:
 
 
 def be_nice() -> None:
-    """Lower this process's priority, a little: workers would wait for a lock whose holder gets no processor."""
+    """Lower this process's priority slightly."""
+    # With a much lower one, workers would wait for locks of a process without processor time.
     with contextlib.suppress(OSError):
         os.nice(_NICE)

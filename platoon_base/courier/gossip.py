@@ -1,10 +1,9 @@
-"""The courier's part of gossip over several hosts: it sends what workers leave for other hosts, and merges what comes.
+"""The courier's part of gossip over several hosts: it sends workers' messages and merges others.
 
-A message stays on its road until the other courier has acknowledged it; over a new link it is sent again. The receiver
-marks each stripe as merged before it merges it, and marks and slots outlive a courier, so a message counts once. Only
-the stripe in which a courier is killed may be lost, like that of a worker which is killed.
-
-A message whose host is lost, or has no worker by then, is merged into a worker of the host that it comes from.
+A message stays in its queue until the other courier has acknowledged it; over a new link it is
+resent. The receiver marks each stripe as merged before it merges it, and marks and slots outlive a
+courier, so a message counts once. If a courier is killed, only the stripe that it merges may be
+lost. A message for a host that is lost or has no workers is merged into a worker of the sender.
 """
 
 from __future__ import annotations
@@ -20,46 +19,34 @@ from platoon_base.courier.conversation import NOT_FILLED, Conversation
 
 __all__ = ["GossipCourier"]
 
-_PATIENCE_S = 0.2  # with the lock of a stalled worker; then another one gets the rest
+# Time to wait for the lock of a stalled worker; then another worker gets the rest.
+_PATIENCE_S = 0.2
 
 
 class GossipCourier:
-    """The messages of one host.
-
-    Parameters
-    ----------
-    host : int
-        This one.
-    means : GossipMeans
-        Of this host.
-    workers : mapping of int to int
-        The number of live workers of each host, by which workers draw.
-
-    Attributes
-    ----------
-    merged : int
-        How many messages of other hosts were merged here.
-    """
+    """The messages of one host; workers are drawn by numbers of live ``workers``."""
 
     def __init__(self, host: int, means: GossipMeans, workers: Mapping[int, int]) -> None:
         self._host, self._slots, self._memory, self._workers = host, means.slots, means.memory, workers
         means.is_quiet = self.is_quiet
-        self._sent: dict[int, tuple[Conversation, int]] = {}  # by host, the link that carried which message
-        self._returning: set[int] = set()  # hosts whose message goes to a worker of this host
+        # The link and the number of the message that it carried, by host.
+        self._sent: dict[int, tuple[Conversation, int]] = {}
+        self._returning: set[int] = set()  # Hosts whose message goes to a worker of this host.
         self._gather: between.Gather | None = None
-        self._was_quiet = 0  # the latest round before which all messages of this host were acknowledged
-        self._told: dict[int, tuple[Conversation, int]] = {}  # by host, the link that carried the word of which round
-        self._quiet: dict[int, int] = {}  # by host, the latest round before which all its messages were acknowledged
+        self._was_quiet = 0  # All messages of this host from before this round were acknowledged.
+        # The link and the round that it was notified of, by host.
+        self._told: dict[int, tuple[Conversation, int]] = {}
+        # By host, the latest round before which all its messages were acknowledged.
+        self._quiet: dict[int, int] = {}
         self._lost: set[int] = set()
         self._stamped = 0
         self.merged = 0
 
     def handle_gather(self, order: between.Gather) -> None:
-        """Begin a round, in which all workers wait."""
         self._gather = order
 
     def is_quiet(self, number: int) -> bool:
-        """Return whether every message from before a round is merged, of all hosts that take part."""
+        """Return whether all messages of participating hosts from before a round are merged."""
         gather = self._gather
         if gather is None or gather.number != number or self._was_quiet < number:
             return False
@@ -69,10 +56,7 @@ class GossipCourier:
     def step(
         self, conversations: Mapping[int, Conversation], lost: set[int], round_under_way: bool, stamped: int
     ) -> None:
-        """Send, merge and acknowledge without blocking; of links, those of ``conversations`` are open.
-
-        ``stamped`` is the count of the latest overwrite on this host that has a stamp.
-        """
+        """Send, merge and acknowledge without blocking; see `Overwriting.stamped`."""
         self._lost, self._stamped = lost, stamped
         for host, conversation in conversations.items():
             if conversation.inbox is None:
@@ -86,7 +70,7 @@ class GossipCourier:
             if road.workers != workers:
                 road.workers = workers
             self._forward(road, link if filled else None)
-            # What comes after the word that all is acknowledged is of workers that have the mean already.
+            # Messages after the last acknowledgement are from workers that have the mean already.
             if link is not None and not (round_under_way and self._has_met(host)):
                 self._receive(host, link)
 
@@ -98,14 +82,15 @@ class GossipCourier:
         self._quiet[host] = max(self._quiet.get(host, 0), words.quiet)
         road = self._memory.roads[host]
         if road.full and host not in self._returning:
-            number = road.message.number  # read behind the flag: until then a worker may leave the next message
+            # Read the number after the flag: before that, a worker may replace the message.
+            number = road.message.number
             if words.merged == number:
                 road.clear()
             elif words.returned == number:
                 self._returning.add(host)
 
     def _become_quiet(self, conversations: Mapping[int, Conversation]) -> None:
-        """Report to the others of a round that all messages of this host are acknowledged."""
+        """Report to the other hosts of a round that all messages of this host are acknowledged."""
         gather = self._gather
         if gather is None:
             return
@@ -121,7 +106,7 @@ class GossipCourier:
                 conversation.send_quiet(number)
 
     def _forward(self, road: Road, conversation: Conversation | None) -> None:
-        """Send the message of a road, or give it to a worker of this host."""
+        """Send the message of a queue, or merge it into a worker of this host."""
         if not road.full:
             return
         host, message = road.host, road.message
@@ -135,7 +120,7 @@ class GossipCourier:
             conversation.post_message(message.buffer)
 
     def _take_back(self, road: Road) -> bool:
-        """Merge a message into a worker of this host; False if that is to be tried again."""
+        """Merge a message into a worker of this host; False to try again later."""
         message = road.message
 
         def mark(index: int) -> None:
@@ -148,7 +133,7 @@ class GossipCourier:
         return True
 
     def _receive(self, host: int, conversation: Conversation) -> None:
-        """Merge the message that has come, and acknowledge it; or return it, if no worker lives here."""
+        """Merge and acknowledge the received message, or return it if no worker is live here."""
         message = conversation.inbox
         if message is None or not conversation.has_message:
             return
@@ -169,7 +154,7 @@ class GossipCourier:
             conversation.answer_message(number, is_merged=True)
 
     def _living(self, index: int) -> list[Slot]:
-        """Return the slots of the workers that live here: first the one that was drawn, then the others."""
+        """Return the slots of live workers, first the drawn one."""
         living = self._slots.others()
         first = index % len(living) if living else 0
         return living[first:] + living[:first]
@@ -180,7 +165,7 @@ class GossipCourier:
     def _distribute(
         self, message: Message, pending: Callable[[int], int], mark: Callable[[int], None], takers: Sequence[Slot]
     ) -> bool:
-        """Merge the stripes that are pending into the first slot whose lock is free; return whether none is left."""
+        """Merge pending stripes into slots with free locks; return whether all are done."""
         overwrites = self._memory.overwrites
         stripes = range(len(message.weights))
         for slot in takers:
@@ -188,10 +173,11 @@ class GossipCourier:
 
             def merge(stripe: Stripe, slot: Slot = slot, owner: int = owner) -> None:
                 weight = pending(stripe.index)
-                if not weight or slot.owner != owner:  # one that leaves takes nothing any more
+                if not weight or slot.owner != owner:  # A worker that leaves receives nothing more.
                     return
                 mark(stripe.index)
-                # Its values were overwritten; by the lock, since a worker that overwrites slots holds those of all.
+                # The values were overwritten. This is read under the lock: a worker that overwrites
+                # slots holds all locks.
                 if message.stamp < overwrites.stamp or overwrites.written != self._stamped:
                     slot.add(stripe.index, weight, received=slot.is_overwritten(stripe.index))
                 else:

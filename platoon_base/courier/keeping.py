@@ -1,4 +1,4 @@
-"""The residual of one host as a file beside the checkpoints, with which the host goes on when the job is resumed."""
+"""The residual of one host as a file beside the checkpoints, for a resumed job."""
 
 from __future__ import annotations
 
@@ -27,24 +27,16 @@ __all__ = ["ResidualKeeper", "Restoring"]
 
 Array = np.ndarray[Any, Any]
 
-_RESTORE_TIMEOUT_S = 100.0  # the workers of all hosts wait meanwhile, by default for 300 s
+_RESTORE_TIMEOUT_S = 100.0  # The workers of all hosts wait meanwhile, by default for 300 s.
 _LATE = "the one of the checkpoint before is still being written; save less often, or to a faster disk"
 
 
 class ResidualKeeper:
     """Saves and restores the residual of one host.
 
-    The courier's own thread copies the residual, so that no round changes it meanwhile; another thread writes the copy.
-    The launcher sends the order before that to begin the round whose contribution would be packed over it.
-
-    Parameters
-    ----------
-    world : World
-    layout : Layout
-        Of the parameters.
-    residuals : Residuals
-    report : callable
-        Takes messages for the launcher; another thread calls it too.
+    The courier's own thread copies the residual, so no round changes it meanwhile; another thread
+    writes the copy. The launcher sends this order before the round that would overwrite the
+    residual. ``report`` is called in both threads.
     """
 
     def __init__(
@@ -53,14 +45,12 @@ class ResidualKeeper:
         self._world, self._layout, self._residuals, self._report = world, layout, residuals, report
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._waiting: tuple[between.Keep, list[Array]] | None = None  # what is written next
+        self._waiting: tuple[between.Keep, list[Array]] | None = None  # The next residual to write.
         self._has_said_late = False
 
     def keep(self, order: between.Keep) -> None:
-        """Copy the residual of a round now, and write it once the one before is written.
-
-        Of several that wait the latest is written. There are at most two copies: one is being written, one waits.
-        """
+        """Copy the residual of a round now, and write it after the one before."""
+        # Only the latest of several waiting copies is written: there are at most two.
         problem = ""
         try:
             found = self._residuals.after(order.number, order.stamp)
@@ -96,7 +86,6 @@ class ResidualKeeper:
                 self._thread = thread
 
     def _save_all(self) -> None:
-        """Write what waits, until nothing does."""
         while True:
             with self._lock:
                 found, self._waiting = self._waiting, None
@@ -104,18 +93,18 @@ class ResidualKeeper:
                     self._thread = None
                     return
             self._save(*found)
-            del found  # its memory, before the next one is copied
+            del found  # Release its memory before the next copy.
 
     def _save(self, order: between.Keep, arrays: list[Array]) -> None:
         problem = ""
         try:
             self._write(order, arrays)
-        except Exception as exc:  # whatever it is, the next one is to be written
+        except Exception as exc:  # Any error: the next residual must still be written.
             problem = f"it cannot be written to {order.folder}: {exc or type(exc).__name__}. Make room there"
         self._report(between.Kept(order.key, problem))
 
     def _write(self, order: between.Keep, arrays: Sequence[Array]) -> None:
-        """Write the residual, and remove those of this host that belong to no checkpoint, or were not finished."""
+        """Write the residual, and remove unfinished ones and those without a checkpoint."""
         folder, host, hosts = Path(order.folder), self._world.host, self._world.hosts
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f"{UNFINISHED}-{host}-*.npz"):
@@ -127,23 +116,22 @@ class ResidualKeeper:
         write_arrays(residual_path(folder, host, order.key), f"{UNFINISHED}-{host}", self._about(order.key), named)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)  # its name
+            os.fsync(fd)  # This makes the file's name durable.
         finally:
             os.close(fd)
 
     def _about(self, key: str) -> bytes:
-        """Return what has to be equal when the residual is restored."""
+        """Return the data that must be equal when the residual is restored."""
         world, specs = self._world, [tuple(spec) for spec in residual_layout(self._layout).specs]
         about = {"key": key, "host": world.host, "hosts": world.hosts, "compression": world.compression}
         return msgspec.json.encode({**about, "parameters": specs})
 
     def restore(self, folder: str, key: str) -> Restoring:
-        """Begin to restore a saved residual."""
         load = functools.partial(self._load, folder, key)
         return Restoring(self._residuals, load, self._report, _RESTORE_TIMEOUT_S)
 
     def _load(self, folder: str, key: str) -> list[Array]:
-        """Read a residual; raises `ConfigurationError` if there is none, or it is not of such a job."""
+        """Read a residual; raises `ConfigurationError` if it is missing or from another job."""
         path = residual_path(folder, self._world.host, key)
         try:
             with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
@@ -151,7 +139,8 @@ class ResidualKeeper:
                 arrays = [found[f"residual/{i}"] for i in range(len(self._layout.specs))]
         except (OSError, MemoryError) as exc:
             raise ConfigurationError(f"{path} cannot be read: {exc or type(exc).__name__}") from exc
-        except Exception as exc:  # damaged bytes make zipfile, zlib and NumPy raise all sorts of errors
+        # Damaged bytes make zipfile, zlib and NumPy raise many kinds of errors.
+        except Exception as exc:
             raise ConfigurationError(f"{path} is damaged ({type(exc).__name__}: {exc})") from exc
         expected = residual_layout(self._layout).specs
         if about != self._about(key) or any(
@@ -171,19 +160,7 @@ class ResidualKeeper:
 
 
 class Restoring:
-    """Reads a saved residual in a thread, so that the courier goes on to read its orders.
-
-    Parameters
-    ----------
-    residuals : Residuals
-        They begin with what was saved, or with zero if that cannot be used; an earlier courier may have done it.
-    load : callable
-        Reads it, or raises `ConfigurationError`.
-    report : callable
-        Takes messages for the launcher.
-    timeout_s : float
-        How long to wait for a disk.
-    """
+    """Reads a saved residual in a thread, while the courier continues to read its orders."""
 
     def __init__(
         self,
@@ -203,11 +180,11 @@ class Restoring:
     def _read(self) -> None:
         try:
             self._found = self._load()
-        except Exception as exc:  # whatever it is, the courier begins
+        except Exception as exc:  # Any error: the courier begins with zeros.
             self._problem = str(exc) or type(exc).__name__
 
     def step(self) -> bool:
-        """Return whether the residuals are what they begin with; call it until they are."""
+        """Return whether the residuals are ready; call it until they are."""
         if self._residuals.restored:
             return True
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""The lines of JSON between a courier and its launcher, by its standard input and output."""
+"""The lines of JSON between a courier and its launcher, by standard input and output."""
 
 from __future__ import annotations
 
@@ -32,26 +32,14 @@ __all__ = [
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """The first order: describes the job and the parameters that its workers share.
+    """The first order: the job and the parameters that its workers share.
 
-    Attributes
-    ----------
-    world : World
-    center : (str, str)
-        The path and the beginning of the name of the center's memory, see `platoon_base.shm.hidden_names.HiddenName`.
-    specs : list of (name, shape, dtype)
-    moments : int
-        How many of the last ones are moments.
-    rule : str
-        That of the hosts, see `platoon_base.rules.hosts.hosts_rule`.
-    every_s : float
-        Seconds from one exchange to the next, at least.
-    filled : bool
-        Whether this host's center, once there is one, holds the values that all hosts start from.
-    memory : int
-        A file descriptor of memory that outlives the courier, which it inherits; negative if it needs none.
-    resumed : (str, str) or None
-        The folder and the key of the checkpoint whose residuals this host goes on with.
+    ``center`` is the path and the beginning of the name of the center's memory, see
+    `platoon_base.shm.hidden_names.HiddenName`. ``moments`` counts the last ``specs``, which are
+    moments. Exchanges begin at least ``every_s`` apart. ``filled`` says whether this host's center
+    holds the initial values of all hosts. ``memory`` is an inherited file descriptor of memory that
+    outlives the courier, or negative. ``resumed`` is the folder and key of a checkpoint's
+    residuals.
     """
 
     world: World
@@ -66,10 +54,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
-    """Where the couriers of other hosts listen: by host an address, a port and a token in hexadecimal digits.
-
-    ``workers`` are those of each host that live, and ``source`` the host with whose values all others begin.
-    """
+    """Addresses of the couriers and live workers, by host; ``source`` has the initial values."""
 
     peers: dict[int, tuple[str, int, str]]
     workers: dict[int, int] = {}
@@ -81,21 +66,11 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
-    """A host is lost."""
-
     host: int
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather"):
-    """Exchange the contributions of a round that the workers of these hosts have reached.
-
-    Attributes
-    ----------
-    number : int
-    hosts : list of int
-    workers : list of int
-        How many of each host.
-    """
+    """Exchange the contributions of a round that ``workers`` of these ``hosts`` have reached."""
 
     number: int
     hosts: list[int]
@@ -103,19 +78,11 @@ class Gather(msgspec.Struct, frozen=True, tag="gather"):
 
 
 class Combine(msgspec.Struct, frozen=True, tag="combine"):
-    """Add up the hosts' contributions to a round, and let the workers go on.
+    """Add up the contributions of these hosts to a round, which all hosts of the round have.
 
-    Attributes
-    ----------
-    number : int
-    hosts : list of int
-        Whose contributions count: all hosts of the round have them.
-    base : int
-        The round that the centers of these are at; a host whose center is behind asks another one for it first.
-    source : int
-        A host whose center is not behind.
-    idle : list of int
-        Hosts without workers in this round, to which the source gives its center after the step.
+    Their centers are at round ``base``. A host with an older center first requests another; that of
+    host ``source`` is not older. After the step the source sends its center to ``idle`` hosts,
+    which have no workers in this round.
     """
 
     number: int
@@ -126,16 +93,10 @@ class Combine(msgspec.Struct, frozen=True, tag="combine"):
 
 
 class Keep(msgspec.Struct, frozen=True, tag="keep"):
-    """Save the residual that belongs to a center of which a checkpoint is written.
+    """Save the residual that belongs to the center of a checkpoint.
 
-    It comes after the order to combine round ``number``, and before that to gather round ``number + 2``.
-
-    Attributes
-    ----------
-    folder : str
-        Of the checkpoints, the same path on each host.
-    number, stamp, key, kept
-        See `platoon_base.checkpoints.residuals.Moment`.
+    It arrives after the order to combine round ``number`` and before that to gather round ``number
+    + 2``. All hosts have the same ``folder``; see `platoon_base.checkpoints.residuals.Moment`.
     """
 
     folder: str
@@ -146,8 +107,6 @@ class Keep(msgspec.Struct, frozen=True, tag="keep"):
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
-    """Where this courier listens."""
-
     address: str
     port: int
     token: str
@@ -158,7 +117,7 @@ class Filled(msgspec.Struct, frozen=True, tag="filled"):
 
 
 class Exchanged(msgspec.Struct, frozen=True, tag="exchanged"):
-    """The number of exchanges so far, and the hosts and the duration of the latest one."""
+    """The number of exchanges, and the hosts and duration of the latest one."""
 
     count: int
     hosts: list[int]
@@ -166,24 +125,14 @@ class Exchanged(msgspec.Struct, frozen=True, tag="exchanged"):
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
-    """The sender's host has the contributions of all hosts of a round.
-
-    Attributes
-    ----------
-    number : int
-    bases : dict of int to int
-        By host, the latest round of the center that its contributions began from.
-    """
+    """A host has all contributions of a round; ``bases`` are the rounds of their centers."""
 
     number: int
     bases: dict[int, int]
 
 
 class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
-    """A host takes no part in exchanges with the sender's, for this reason; an empty one once it does again.
-
-    ``never`` says that the two have had no link since both listen.
-    """
+    """A host takes no part in exchanges, or does again (``why`` is empty)."""
 
     host: int
     why: str
@@ -191,14 +140,14 @@ class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept"):
-    """The residual of a checkpoint is written, or is not, for this reason; empty also if it was said before."""
+    """The residual of a checkpoint was written, unless there is a ``problem``."""
 
     key: str
     problem: str = ""
 
 
 class NotRestored(msgspec.Struct, frozen=True, tag="not-restored"):
-    """The residual of the checkpoint that the job goes on from cannot be used."""
+    """The residual of the checkpoint to resume from cannot be used."""
 
     problem: str
 
@@ -210,7 +159,6 @@ _new_decoder: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
 
 
 def encode(message: Order | News) -> bytes:
-    """Return a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 

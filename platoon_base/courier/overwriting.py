@@ -1,4 +1,4 @@
-"""The courier's part of an overwrite: it sends a center that a worker has overwritten to all other hosts."""
+"""The courier's part of an overwrite: it sends an overwritten center to all other hosts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,13 @@ __all__ = ["Overwriting"]
 
 
 class Overwriting:
-    """Sends this host's center to each host with an older one; the worker may go on once no host has an older one.
-
-    Parameters
-    ----------
-    host : int
-        This one.
-    overwrites : Overwrites
-        Of its center.
-    give_center : callable
-        Sends the center by a conversation.
-    """
+    """Sends this host's center to hosts with an older one; until then the worker waits."""
 
     def __init__(self, host: int, overwrites: Overwrites, give_center: Callable[[Conversation], None]) -> None:
         self._host, self._overwrites, self._give_center = host, overwrites, give_center
-        self._stamped = overwrites.spread  # the latest overwrite that has a stamp
-        self._given: dict[int, tuple[Conversation, int]] = {}  # by host, the stamp that it was given last
+        self._stamped = overwrites.spread  # The latest overwrite with a stamp.
+        # By host, the stamp of the center that was sent last.
+        self._given: dict[int, tuple[Conversation, int]] = {}
 
     @property
     def stamped(self) -> int:
@@ -34,7 +25,7 @@ class Overwriting:
         return self._stamped
 
     def step(self, conversations: Mapping[int, Conversation], known: set[int]) -> None:
-        """Advance the overwrite without blocking; ``known`` are the hosts that have couriers."""
+        """Advance the overwrite without blocking; ``known`` are the hosts with couriers."""
         written = self._overwrites.written
         if written != self._stamped:
             self._stamped = written
@@ -44,13 +35,15 @@ class Overwriting:
                 conversation.send_stamp(self._overwrites.stamp)
         stamp = self._overwrites.stamp
         stamps = {host: each.stamp for host, each in conversations.items()}
-        # Who has no values yet gets those of host 0, and is found here afterwards if they are older.
+        # A host without values gets those of the source first, and is found here later if they are
+        # older.
         older = {host for host, theirs in stamps.items() if theirs is not None and NOT_FILLED < theirs < stamp}
         for host, conversation in ((host, conversations[host]) for host in older):
             if self._given.get(host) != (conversation, stamp) and not conversation.sending:
                 self._given[host] = conversation, stamp
                 self._give_center(conversation)
-        # A host that has got values just now may not have said so yet; once it knows of this stamp, it has.
+        # A host that has just received values may not have reported it. When it knows this stamp,
+        # it has.
         all_know = all(host in conversations and conversations[host].knows >= stamp for host in known)
         if written != self._overwrites.spread and all_know and not older:
             self._overwrites.spread = written

@@ -1,10 +1,10 @@
-"""The numbered exchanges of two hosts, without input or output: which answers were sent, received and acknowledged.
+"""The numbered exchanges of two hosts, without input or output.
 
-In exchange n each of two couriers sends the other one answer: a copy of its center, or that it declines. The exchange
-takes place if and only if both answers are copies, so both couriers decide it alike. A courier keeps its answer until
-the other one has acknowledged it, and sends it again over a new link. Only then does it begin exchange n + 1. So a
-link may stall or break at any moment: an answer is neither lost nor used twice, and never meets that of another
-exchange.
+In exchange n each courier sends the other one answer: a copy of its center, or that it declines.
+The exchange takes place if and only if both answers are copies, so both decide alike. A courier
+keeps its answer until the other has acknowledged it, and resends it over a new link; then it begins
+exchange n + 1. So a link may break at any moment: no answer is lost, used twice, or matched with
+another exchange.
 """
 
 from __future__ import annotations
@@ -23,18 +23,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(eq=False)
 class OwnCopy:
-    """A copy of this host's center, as other hosts get it.
+    """A copy of this host's center for other hosts; ``data`` is the memory of ``values``.
 
-    Attributes
-    ----------
-    data : memoryview
-        The memory of ``values``.
-    values : list of ndarray
-    stamp, written : int
-        Of the center when it was copied, see `platoon_base.centers.overwrites`.
-    workers, total : int
-        The live workers of this host, and of all hosts in its exchange, by which copies are weighted.
-    is_finite : bool
+    ``stamp`` and ``written`` belong to the copied center, see `platoon_base.centers.overwrites`.
+    The weights are ``workers``, live on this host, and ``total``, those of all hosts in its
+    exchange.
     """
 
     data: memoryview
@@ -49,26 +42,10 @@ class OwnCopy:
 class Pair:
     """The exchanges with one other host, as this host knows them.
 
-    Parameters
-    ----------
-    life : int
-        A random number, by which the other courier knows whether this object is the one that it has met before.
-
-    Attributes
-    ----------
-    life : int
-    number : int
-        The exchange that is under way, or comes next.
-    own : OwnCopy or None
-        This host's answer to it; None before it has answered, and if it has declined.
-    declined : bool
-        Whether it has declined.
-    has_theirs : bool
-        Whether the other host's answer was received and used.
-    is_sent : bool
-        Whether this host's answer was sent over the present link.
-    is_ready : bool
-        Whether the other host has said over the present link which answers it has.
+    The other courier recognizes this object by ``life``, a random number. ``number`` is the current
+    exchange. ``own`` is this host's answer: None before it, and if ``declined``. ``has_theirs``:
+    the other host's answer was used. ``is_sent``: this host's answer was sent over the present
+    link. ``is_ready``: the other host has reported over the present link which answers it has.
     """
 
     def __init__(self, life: int) -> None:
@@ -83,16 +60,15 @@ class Pair:
         self.declined = self.has_theirs = self.is_sent = self._is_acknowledged = False
 
     def connect(self) -> None:
-        """Begin with a new link."""
         self.is_ready = self._has_met = self.is_sent = False
 
     @property
     def has_met(self) -> bool:
-        """Whether the other courier has sent its number over the present link."""
+        """Whether the other courier has sent its random number over the present link."""
         return self._has_met
 
     def meet(self, life: int) -> bool:
-        """Take the other courier's random number; return whether it is another one than before."""
+        """Record the other courier's random number; return whether it has changed."""
         is_new = life != self._their_life
         if is_new:
             self._their_life = life
@@ -102,35 +78,33 @@ class Pair:
 
     @property
     def has_answered(self) -> bool:
-        """Whether this host has answered."""
         return self.declined or self.own is not None
 
     @property
     def is_idle(self) -> bool:
-        """Whether this host may answer the next exchange."""
         return self.is_ready and not self.has_answered
 
     @property
     def waits(self) -> bool:
-        """Whether the other host may use this host's copy, and its answer has not been received."""
+        """Whether the other host may use this host's copy and has not answered yet."""
         return self.own is not None and not self.has_theirs
 
     @property
     def must_send(self) -> bool:
-        """Whether this host's answer has to be sent over the present link."""
+        """Whether this host's answer must be sent over the present link."""
         return self.is_ready and self.has_answered and not self.is_sent and not self._is_acknowledged
 
     @property
     def received(self) -> int:
-        """The latest exchange whose answer by the other host was received, which acknowledges it."""
+        """The latest exchange for which this host has received the answer; acknowledges it."""
         return self.number if self.has_theirs else self.number - 1
 
     def answer(self, own: OwnCopy | None) -> None:
-        """Answer the exchange with a copy, or decline it; the caller sends that and sets `is_sent`."""
+        """Answer with a copy, or decline; the caller sends the answer and sets `is_sent`."""
         self.own, self.declined = own, own is None
 
     def take_acknowledgement(self, number: int) -> None:
-        """Take the latest number that the other host has received."""
+        """Record the latest exchange for which the other host has received this host's answer."""
         is_acknowledged = number == self.number and self.has_answered
         if number != self.number - 1 and not is_acknowledged:
             raise BrokenStreamError(f"got exchange {number} acknowledged, and exchange {self.number} is under way")
@@ -139,12 +113,12 @@ class Pair:
         self._advance()
 
     def require(self, number: int) -> None:
-        """Raise `BrokenStreamError` if an answer does not belong to the exchange under way."""
+        """Raise `BrokenStreamError` if an answer does not belong to the current exchange."""
         if number != self.number or self.has_theirs:
             raise BrokenStreamError(f"got a copy of exchange {number}, and exchange {self.number} is under way")
 
     def take_answer(self) -> None:
-        """Record that the other host's answer was used; the caller acknowledges it by `received`."""
+        """Record that the other host's answer was used; the caller then sends `received`."""
         self.has_theirs = True
         self._advance()
 

@@ -1,4 +1,4 @@
-"""The process of a courier, which a launcher starts and ends."""
+"""The process of a courier; a launcher starts and ends it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def main() -> None:
     """Serve until the launcher closes standard input, or ends."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s courier %(levelname)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C in a terminal is for the launcher, which ends this process
+        # Ctrl-C in a terminal is for the launcher, which ends this process.
+        signal.signal(number, signal.SIG_IGN)
     end_with(os.getppid(), DATA_SERVER)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     be_nice()
@@ -39,11 +40,10 @@ def main() -> None:
 
 
 def _serve(orders: int, news: int) -> None:
-    """Carry out the launcher's orders, and step the courier in between."""
     os.set_blocking(orders, False)
     starting: _Starting | None = None
     courier: Courier | None = None
-    waiting: list[between.Order] = []  # until there is a courier
+    waiting: list[between.Order] = []  # Orders wait until there is a courier.
     rest = b""
     with contextlib.ExitStack() as stack:
         while True:
@@ -76,7 +76,7 @@ def _serve(orders: int, news: int) -> None:
 
 
 def reporter(news: int) -> Callable[[between.News], None]:
-    """Return what writes messages to a pipe; several threads may call it."""
+    """Return a function that writes messages to a pipe; it is thread-safe."""
     lock = threading.Lock()
 
     def report(message: between.News) -> None:
@@ -87,7 +87,7 @@ def reporter(news: int) -> Callable[[between.News], None]:
 
 
 class _Starting:
-    """A courier that begins once its residual is restored."""
+    """A courier that begins after its residual is restored."""
 
     def __init__(self, order: between.Begin, report: Callable[[between.News], None]) -> None:
         self._order, self._report = order, report
@@ -97,18 +97,17 @@ class _Starting:
         self._restoring: Restoring | None = None
         if order.memory >= 0:
             size = Residuals.size_bytes(layout)
-            os.ftruncate(order.memory, size)  # the same size for each courier of this host: what it holds stays
+            # The size is the same for each courier of this host: the contents stay.
+            os.ftruncate(order.memory, size)
             self._memory = mmap.mmap(order.memory, size)
             if order.resumed is not None:
                 residuals = Residuals(layout, self._memory)
                 self._restoring = ResidualKeeper(order.world, layout, residuals, report).restore(*order.resumed)
 
     def is_ready(self) -> bool:
-        """Return whether `courier` can be called; poll it."""
         return self._restoring is None or self._restoring.step()
 
     def courier(self) -> Courier:
-        """Return the courier, which listens."""
         order, layout = self._order, self._layout
         path, prefix = order.center
         name = HiddenName(Path(path), prefix)

@@ -1,4 +1,4 @@
-"""The courier's part of a round of workers on several hosts: exchange their contributions and add them up."""
+"""The courier's part of a round on several hosts: exchange contributions and add them up."""
 
 from __future__ import annotations
 
@@ -14,36 +14,20 @@ from platoon_base.system.awake import awake
 
 __all__ = ["HostsRound"]
 
-_PATIENCE_S = 5.0  # for the center that a worker waits for, before another host is asked for it
+_PATIENCE_S = 5.0  # Time to wait for a requested center, before another host is asked.
 
 
 class RoundCourier(Protocol):
-    """The part of the courier that a round uses."""
-
-    def give_center(self, conversation: Conversation) -> None:
-        """Send this host's center."""
-        ...
+    def give_center(self, conversation: Conversation) -> None: ...
 
 
 class HostsRound:
     """The latest round, as this host knows it.
 
-    First all hosts exchange their workers' contributions. A host that has all of them reports so. When all hosts have
-    reported, host 0 decides whose contributions count, so that all hosts add up the same. A host that cannot add them
-    up asks another one for its center: its own center may be behind, or its courier was restarted and lacks the
-    contributions of a lost host.
-
-    Parameters
-    ----------
-    host : int
-        This host.
-    rounds : AcrossHosts
-        This host's center.
-    courier : RoundCourier
-    report : callable
-        Sends a message to the launcher.
-    carriage : Carriage, optional
-        How contributions travel; as they are by default.
+    First all hosts exchange their workers' contributions, and each reports when it has all of them.
+    Then host 0 decides which contributions count, so all hosts add up the same. A host that cannot
+    add them up requests another host's center: its own may be behind, or its courier was restarted
+    and lacks the contributions of a lost host.
     """
 
     def __init__(
@@ -56,29 +40,32 @@ class HostsRound:
     ) -> None:
         self._host, self._rounds, self._courier, self._report = host, rounds, courier, report
         self._carriage: Carriage = PlainCarriage(rounds) if carriage is None else carriage
-        self._sealed = memoryview(b"")  # this host's contributions, as they are sent
+        self._sealed = memoryview(b"")  # This host's contributions as they are sent.
         self._gather: between.Gather | None = None
         self._combine: between.Combine | None = None
         self._own = rounds.new_totals()
-        self._theirs: dict[int, RoundTotals] = {}  # by host; kept until the next round, also if the host is lost
-        self._sent: dict[int, Conversation] = {}  # by host, the link that carried this host's contributions to it
-        self._asked: tuple[Conversation, int] | None = None  # the link that was asked for a center, and the round
-        self._fetching: list[Conversation] = []  # the links that were asked for the center that a worker waits for
-        self._fetched_at = 0.0  # by time.monotonic
-        self._given: dict[int, Conversation] = {}  # by idle host, the link that carried the round's center to it
+        # By host; kept until the next round even if the host is lost.
+        self._theirs: dict[int, RoundTotals] = {}
+        # By host, the link that carried this host's contributions.
+        self._sent: dict[int, Conversation] = {}
+        # The link that was asked for a center, and the round.
+        self._asked: tuple[Conversation, int] | None = None
+        # The links that were asked for the center that a worker waits for.
+        self._fetching: list[Conversation] = []
+        self._fetched_at = 0.0  # Time of `awake`.
+        # By idle host, the link that carried the round's center.
+        self._given: dict[int, Conversation] = {}
         self._reported = self._ended = False
 
     @property
     def under_way(self) -> bool:
-        """Whether a round has begun that this host has not ended."""
         return self._gather is not None and not self._ended
 
     def handle_order(self, order: between.Gather | between.Combine) -> None:
-        """Begin a round, or end it."""
         if isinstance(order, between.Gather):
             self._settle(order)
             if any(conversation.sending for conversation in self._sent.values()):
-                self._own = self._rounds.new_totals()  # the other memory is still to be sent
+                self._own = self._rounds.new_totals()  # The other memory is still to be sent.
                 self._carriage.renew()
             self._own.number = 0
             for totals in self._theirs.values():
@@ -89,19 +76,19 @@ class HostsRound:
             self._combine = order
 
     def _settle(self, following: between.Gather) -> None:
-        """Restore what was before the latest round if it ends now without this host's contributions."""
+        """Restore the state before the latest round if it ends without this host."""
         if self._gather is None or self._gather.number == following.number:
             return
         if self._combine is None or self._host not in self._combine.hosts:
             self._carriage.has_not_counted(self._gather.number)
 
     def settle(self) -> None:
-        """Restore what was before the latest round if it was decided without this host's contributions."""
+        """Restore the state before the latest round if it was decided without this host."""
         if self._combine is not None and self._host not in self._combine.hosts:
             self._carriage.has_not_counted(self._combine.number)
 
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
-        """Advance the round without blocking; after its end, send the center to hosts that need it."""
+        """Advance the round without blocking; then send the center to hosts without it."""
         self._fetch(conversations)
         gather, combine = self._gather, self._combine
         if gather is None:
@@ -125,19 +112,19 @@ class HostsRound:
             self._give(combine, conversations)
 
     def _has_own(self, number: int) -> bool:
-        """Copy this host's contributions once; False if an earlier courier process has ended the round already."""
+        """Copy this host's contributions once; False if an earlier courier has ended the round."""
         if self._own.number == number:
             return True
         if self._rounds.made >= number or not self._rounds.read(self._own, number):
             return False
-        if self._rounds.made >= number:  # the round ended meanwhile, so the copy may belong to the next one
+        # The round ended meanwhile, so the copy may belong to the next one.
+        if self._rounds.made >= number:
             self._own.number = 0
             return False
         self._sealed = self._carriage.seal(self._own)
         return True
 
     def _send(self, gather: between.Gather, conversations: Mapping[int, Conversation]) -> None:
-        """Send this host's contributions over every link that has not carried them yet."""
         for host in gather.hosts:
             conversation = conversations.get(host)
             if conversation is not None and self._sent.get(host) is not conversation:
@@ -151,7 +138,7 @@ class HostsRound:
             self._report(between.Gathered(gather.number, {host: found[host].base for host in sorted(found)}))
 
     def _end(self, gather: between.Gather, combine: between.Combine, conversations: Mapping[int, Conversation]) -> bool:
-        """Let the workers make the outer step once this host has all contributions; return whether it has."""
+        """Let the workers make the outer step; return whether this host has all contributions."""
         if self._rounds.are_gathered(combine.number):
             return True
         own = {self._host: self._own} if self._own.number == combine.number else {}
@@ -167,7 +154,7 @@ class HostsRound:
         return self._rounds.gather(found, combine.number, [workers[host] for host in combine.hosts])
 
     def _ask(self, combine: between.Combine, number: int, conversations: Mapping[int, Conversation]) -> None:
-        """Ask another host for its center of this round or a later one; ask again if the link was closed."""
+        """Request a center of this round or later; again if the link was closed."""
         if self._asked is not None and self._asked[1] == number and self._asked[0] in conversations.values():
             return
         for host in [combine.source, *combine.hosts, *conversations]:
@@ -177,7 +164,7 @@ class HostsRound:
                 return
 
     def _fetch(self, conversations: Mapping[int, Conversation]) -> None:
-        """Ask one host after another for the center that a worker waits for; each answers once it has it."""
+        """Request the center that a worker waits for, from one host after another."""
         wanted, now = self._rounds.wanted, awake()
         if wanted <= self._rounds.made or self.under_way:
             self._fetching = []
@@ -193,12 +180,12 @@ class HostsRound:
                 return
 
     def _give(self, combine: between.Combine, conversations: Mapping[int, Conversation]) -> None:
-        """Send the center of the round to hosts that have a center and had no workers in the round."""
+        """Send the center of the round to hosts with a center and no workers in the round."""
         if combine.source != self._host:
             return
         for host in combine.idle:
             conversation = conversations.get(host)
-            # Without a stamp it has not reported yet whether it has a center.
+            # Without a stamp it has not reported whether it has a center.
             if conversation is None or conversation.stamp is None or self._given.get(host) is conversation:
                 continue
             self._given[host] = conversation

@@ -1,7 +1,7 @@
 """Data for all workers of a job.
 
-`SharedData` loads a data set once per host, into shared memory. `BatchServer` distributes mini-batches to the workers.
-`load_ahead` prepares the next mini-batches of a worker in another process.
+`SharedData` loads a data set once per host, into shared memory. `BatchServer` distributes
+mini-batches to the workers. `load_ahead` prepares a worker's next mini-batches in another process.
 """
 
 from platoon_base.data.batch_reader import BatchReader

@@ -1,4 +1,4 @@
-"""The address of a batch server: a socket in the folder of its job, which only the job's user can enter."""
+"""The address of a batch server: a socket in the folder of its job, private to the job's user."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ _NAME = re.compile(r"[0-9A-Za-z._-]{1,40}")
 
 
 def batch_address(address: str | None = None, name: str = "batches", folder: str | None = None) -> str:
-    """Return the path of the socket of a batch server.
-
-    Parameters
-    ----------
-    address : str, optional
-        Given by the user; it takes precedence.
-    name : str
-        Of the server among those of its job; letters, digits, and ``._-``.
-    folder : str, optional
-        Of the job. The default is the one that the environment names.
-    """
+    """Return the path of a batch server's socket; a given ``address`` takes precedence."""
     if address is not None:
         return os.path.abspath(address)
     if not _NAME.fullmatch(name):
@@ -44,16 +34,7 @@ def batch_address(address: str | None = None, name: str = "batches", folder: str
 
 
 def report_failure(folder: str, text: str, keep: bool = False) -> None:
-    """Record for the workers of a job that its server has failed, maybe before it listened.
-
-    Parameters
-    ----------
-    folder : str
-        Of the job.
-    text : str
-    keep : bool
-        Whether an earlier report stays.
-    """
+    """Record that a job's server has failed; with ``keep`` an earlier report stays."""
     path = os.path.join(folder, _FAILURE)
     if keep and os.path.exists(path):
         return
@@ -62,7 +43,7 @@ def report_failure(folder: str, text: str, keep: bool = False) -> None:
 
 
 def failure_of_server(address: str) -> str:
-    """Return the error of the server that should listen at an address; empty if no failure is known."""
+    """Return the error of the server for an address; empty if no failure is known."""
     try:
         return Path(os.path.dirname(address), _FAILURE).read_text(errors="replace")
     except OSError:
@@ -70,6 +51,6 @@ def failure_of_server(address: str) -> str:
 
 
 def expected_readers(address: str | None) -> int:
-    """Return the number of workers that a server expects by default: the job's."""
+    """Return the number of workers that a server expects by default."""
     folder = os.environ.get(JOB)
     return 1 if address is not None or not folder else JobFiles.read(folder).size

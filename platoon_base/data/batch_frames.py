@@ -1,7 +1,7 @@
-"""The layout of mini-batches in slots, and the messages by which server and readers exchange slots.
+"""The layout of mini-batches in slots, and the messages between server and readers.
 
-A batch is never pickled. Its arrays lie in a slot one after the other as raw bytes. A small message in MessagePack
-has the dtype, shape and offset of each.
+A batch is never pickled: its arrays are raw bytes in a slot, and a small message in MessagePack has
+the dtype, shape and offset of each.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ __all__ = [
 ]
 
 PROTOCOL = 1
-MAX_FRAME_BYTES = 1 << 16  # below the least buffer of a Unix socket
-MAX_AHEAD = 64  # batches that one reader may hold
+MAX_FRAME_BYTES = 1 << 16  # Unix sockets have larger buffers.
+MAX_AHEAD = 64  # The most batches that one reader may hold.
 MAX_ARRAYS, _MAX_NAME = 256, 100
 _MAX_DIMENSIONS = 32
-_ALIGN = 64  # bytes, of a cache line
-_KINDS = "?biufcSUmM"  # that are their bytes; "O" is addresses, and "V" has lost what it stands for
+_ALIGN = 64  # The bytes of a cache line.
+_KINDS = "?biufcSUmM"  # Not "O", which holds addresses, nor "V", which has lost its meaning.
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Text = Annotated[str, msgspec.Meta(max_length=8000)]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One array of a batch: its dtype in NumPy's notation, its shape, and its offset in the slot in bytes."""
+    """One array of a batch: its dtype in NumPy's notation, its shape, and its offset in bytes."""
 
     dtype: Annotated[str, msgspec.Meta(max_length=40)]
     shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
@@ -60,11 +60,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the array."""
         return _size_bytes(self.dtype, self.shape)
 
 
-@functools.lru_cache(maxsize=1 << 10)  # batches are alike
+@functools.lru_cache(maxsize=1 << 10)  # Most batches are alike.
 def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
@@ -78,7 +77,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Freed(msgspec.Struct, frozen=True, tag="freed", array_like=True):
-    """A reader releases a slot; ``taken`` counts the batches that it has passed to its script so far."""
+    """A reader releases a slot; ``taken`` counts the batches that its script has received."""
 
     slot: _Count
     taken: _Count
@@ -91,18 +90,8 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 class Batch(msgspec.Struct, frozen=True, tag="batch", array_like=True):
     """A batch in a slot.
 
-    Attributes
-    ----------
-    slot, slot_bytes : int
-    new : bool
-        Whether the memory of the slot comes along, since this reader does not have it yet.
-    shared : bool
-        Whether other readers have it too.
-    form : str
-        Of the batch: "array", "tuple", "list" or "dict".
-    names : list of str
-        Of the arrays of a dict.
-    parts : list of Part
+    ``new``: the message carries the slot's memory, which this reader has not mapped yet.
+    ``shared``: other readers have it too. ``names`` are the keys of a dict.
     """
 
     slot: _Count
@@ -131,11 +120,10 @@ _of_reader: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[Hello, 
 _freed = msgspec.msgpack.Decoder(Freed)
 _of_server: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[End, Failed])
 _batch = msgspec.msgpack.Decoder(Batch)
-_ARRAY = range(0x90, 0xA0)  # first byte of a short MessagePack array
+_ARRAY = range(0x90, 0xA0)  # The first byte of a short MessagePack array.
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Encode a message; a `ConfigurationError` if it is too large."""
     frame = _encoder.encode(message)
     if len(frame) > MAX_FRAME_BYTES:
         raise ConfigurationError(
@@ -146,13 +134,12 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode_from_reader(frame: bytes) -> Hello | Freed | Bye:
-    """Decode a message of a reader; anything else raises `ProtocolError`."""
     found: Hello | Freed | Bye = _decode(_freed if frame[:1] and frame[0] in _ARRAY else _of_reader, frame)
     return found
 
 
 def decode_from_server(frame: bytes) -> Batch | End | Failed:
-    """Decode a message of a server, and check that the arrays of a batch lie within its slot."""
+    """Decode a message of a server; check that a batch's arrays lie within its slot."""
     found: Batch | End | Failed = _decode(_batch if frame[:1] and frame[0] in _ARRAY else _of_server, frame)
     if isinstance(found, Batch):
         for part in found.parts:
@@ -186,20 +173,12 @@ def _require_inside(part: Part, slot_bytes: int) -> None:
 
 
 class Plan(NamedTuple):
-    """Where the arrays of a batch lie in its slot."""
-
     parts: list[Part]
     size_bytes: int
 
 
 def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
-    """Flatten a batch into its form, the names of a dict, and the arrays.
-
-    Raises
-    ------
-    ConfigurationError
-        If it has too many arrays, or names that are no texts.
-    """
+    """Return a batch's form, the names of a dict, and the arrays."""
     names: list[str] = []
     if isinstance(batch, dict):
         form, names, items = "dict", list(batch), list(batch.values())
@@ -229,13 +208,7 @@ def _require_plain(dtype: Any) -> None:
 
 
 def plan(shapes: Sequence[tuple[tuple[int, ...], Any]]) -> Plan:
-    """Lay out arrays of these shapes and dtypes one behind the other, each from a new cache line on.
-
-    Raises
-    ------
-    ConfigurationError
-        If an array would hold Python objects, or fields.
-    """
+    """Return the layout of arrays in a slot: each begins at a new cache line."""
     return _plan(tuple((tuple(map(int, shape)), np.dtype(dtype)) for shape, dtype in shapes))
 
 
@@ -251,12 +224,10 @@ def _plan(shapes: tuple[tuple[tuple[int, ...], Any], ...]) -> Plan:
 
 
 def arrays_on(memory: Any, parts: Sequence[Part]) -> list[Any]:
-    """Return the arrays of a batch as views on the memory of its slot, an array of uint8."""
     return [memory[part.offset : part.offset + part.size_bytes].view(part.dtype).reshape(part.shape) for part in parts]
 
 
 def unflatten(form: str, names: Sequence[str], arrays: list[Any]) -> Any:
-    """Rebuild a batch from its form, names and arrays."""
     if form == "dict":
         return dict(zip(names, arrays))
     if form == "array":

@@ -1,4 +1,4 @@
-"""The Unix sockets between a batch server and its readers, for whole messages with file descriptors of slots."""
+"""The Unix sockets between a batch server and its readers: messages with file descriptors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from platoon_base.system.process import readable
 
 __all__ = ["Link", "connect_link", "listen_at", "remove_socket"]
 
-_LONGEST = 107  # bytes of sun_path, without its final zero
+_LONGEST = 107  # The bytes of sun_path, without its final zero.
 _BACKLOG = 256
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CREDENTIALS = struct.Struct("3i")  # These are pid, uid and gid.
 _FD = struct.calcsize("i")
-_MAX_FDS = 4  # more than the one that is expected, to receive and close the others
+_MAX_FDS = 4  # One is expected; others are received in order to close them.
 # Plain numbers: the operators of Python's enumerations take longer than the system call.
 _NO_SIGNAL, _ROOM = int(socket.MSG_NOSIGNAL), socket.CMSG_SPACE(_MAX_FDS * _FD)
 _CLOEXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
@@ -29,21 +29,9 @@ _CLOEXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC) | int(socke
 class Link:
     """One connection; both ends belong to the same user.
 
-    Parameters
-    ----------
-    sock : socket
-        Of the type SOCK_SEQPACKET: each message arrives whole, in order, or not at all.
-    pid : int, optional
-        Of the process at the other end, if that is not the one that opened the socket.
-
-    Attributes
-    ----------
-    pid : int
-        Of the process at the other end; 0 if it cannot be known here.
-    pidfd : int
-        A pidfd, readable once that process has ended, or -1. The socket may be held open by its forked children.
-    dead : bool
-        Whether that process had ended before the connection was made, so that only its children hold the socket.
+    The socket is of type SOCK_SEQPACKET: each message arrives whole and in order. ``pid`` is the
+    peer process, 0 if unknown. ``pidfd`` becomes readable when that process ends, or is -1;
+    ``dead``: it had ended before the connection. Forked children may hold the socket open.
     """
 
     def __init__(self, sock: socket.socket, pid: int | None = None) -> None:
@@ -62,29 +50,22 @@ class Link:
         if self.pid > 0 and self.pid != os.getpid():
             try:
                 self.pidfd = os.pidfd_open(self.pid)
-                self.dead = readable(self.pidfd)  # it is a zombie
+                self.dead = readable(self.pidfd)  # It may be a zombie.
             except ProcessLookupError:
                 self.dead = True
             except OSError:
-                pass  # an old kernel without pidfds: only the socket shows the end
+                pass  # An old kernel has no pidfds: only the socket shows the end.
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socket, to poll."""
         return self._sock.fileno()
 
     @property
     def has_room(self) -> bool:
-        """Whether the next message fits: Linux reports a socket as writable while enough of its buffer is free."""
+        """Whether the next message fits: Linux reports writable while enough buffer is free."""
         return bool(self._writable.poll(0))
 
     def send(self, frame: bytes, fd: int = -1) -> bool:
-        """Send a message, with a file descriptor or without; False if the peer has ended.
-
-        Raises
-        ------
-        BlockingIOError
-            If the other end has too many unread messages.
-        """
+        """Send a message; False if the peer has ended. BlockingIOError if too many are unread."""
         try:
             if fd >= 0:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
@@ -96,16 +77,10 @@ class Link:
         return True
 
     def receive(self) -> tuple[bytes, int]:
-        """Return the next message and the file descriptor that it carries, or -1; an empty message at the end.
-
-        Raises
-        ------
-        BlockingIOError
-            If there is none.
-        """
+        """Return the next message and its file descriptor, or -1; an empty message at the end."""
         try:
             frame, found, flags, _ = self._receive()
-        except ConnectionResetError:  # the other end left without reading everything; what it sent is still here
+        except ConnectionResetError:  # The peer left unread messages; what it sent is still here.
             frame, found, flags, _ = self._receive()
         fds = _descriptors(found) if found else []
         if flags & _CUT or len(fds) > 1:
@@ -115,7 +90,7 @@ class Link:
         return frame, fds[0] if fds else -1
 
     def receive_plain(self) -> bytes:
-        """Return the next message, or an empty one at the end; the kernel drops file descriptors that come with it."""
+        """Return the next message, empty at the end; the kernel drops its file descriptors."""
         try:
             return self._sock.recv(MAX_FRAME_BYTES)
         except ConnectionResetError:
@@ -125,7 +100,6 @@ class Link:
         return self._sock.recvmsg(MAX_FRAME_BYTES, _ROOM, _CLOEXEC)
 
     def close(self) -> None:
-        """Close the connection."""
         self._sock.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -141,13 +115,7 @@ def _descriptors(messages: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def listen_at(address: str) -> socket.socket:
-    """Open a socket that this user's processes can connect to; replace the socket of a dead server.
-
-    Raises
-    ------
-    ConfigurationError
-        If the path cannot be used, or another server listens there.
-    """
+    """Open a socket for this user's processes; replace the socket of a dead server."""
     _require_short(address)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -158,7 +126,7 @@ def listen_at(address: str) -> socket.socket:
                 )
             remove_socket(address)
         sock.bind(address)
-        os.chmod(address, 0o600)  # before anybody can connect
+        os.chmod(address, 0o600)  # This comes before any process can connect.
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except ConfigurationError:
@@ -174,7 +142,7 @@ def listen_at(address: str) -> socket.socket:
 
 
 def connect_link(address: str) -> Link | None:
-    """Connect to a server; None if there is none yet, or only children of a dead one hold its socket."""
+    """Connect to a server; None if there is none, or only children of a dead one."""
     _require_short(address)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -195,7 +163,6 @@ def connect_link(address: str) -> Link | None:
 
 
 def remove_socket(address: str) -> None:
-    """Remove the file of a socket, if it is one of this user."""
     if _is_socket(address):
         Path(address).unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
-"""The slots that hold batches: anonymous shared memory, passed between processes as file descriptors.
+"""The slots that hold batches: anonymous shared memory, passed as file descriptors.
 
-Slots are made by ``memfd_create(2)`` and not in /dev/shm. So the kernel frees a slot with the last process that has it,
-however that ends, and slots use nothing of a container's small /dev/shm. A slot that is too small is replaced.
+Slots come from ``memfd_create(2)``, not /dev/shm: the kernel frees a slot with the last process
+that has it, however that ends, and a container's small /dev/shm is not used.
 """
 
 from __future__ import annotations
@@ -22,41 +22,31 @@ from platoon_base.views import array_on
 __all__ = ["Held", "Slot", "Slots"]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # Python 3.10 added the name.
 _PAGE = mmap.PAGESIZE
 
 
 class Slot:
-    """Shared memory for one batch, mapped into this process; use `create` or `attach`.
-
-    Attributes
-    ----------
-    memory : ndarray of uint8
-    """
+    """Shared memory for one batch, mapped into this process; use `create` or `attach`."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
-        buffer = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)  # unmapped with the last array on it
+        # The buffer is unmapped together with the last array on it.
+        buffer = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)
         self.memory: Any = array_on(buffer, (size_bytes,), np.uint8)
 
     @classmethod
     def create(cls, size_bytes: int) -> Slot:
-        """Make a new slot of at least so many bytes.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If there is not enough memory: it is reserved here, so that no later access can fail.
-        """
+        """Create a slot; the memory is reserved here, so that no later access can fail."""
         whole = max(1, -(-size_bytes // _PAGE)) * _PAGE
         free = available_memory()
-        if whole > free:  # the kernel would end a process instead of refusing
+        if whole > free:  # The kernel would kill a process instead of refusing.
             raise _out_of_memory_text(whole, free)
         fd = os.memfd_create("platoon-batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(fd, 0, whole)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # no process can truncate it under the arrays of others
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # No process can truncate it now.
             return cls(fd, whole)
         except OSError as exc:
             os.close(fd)
@@ -66,7 +56,7 @@ class Slot:
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int) -> Slot:
-        """Map the memory behind a file descriptor that another process sent; closes it if it is refused."""
+        """Map the memory of a received file descriptor, which is closed if it is refused."""
         try:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise ProtocolError("got memory for batches that its maker could cut off; refused")
@@ -81,7 +71,6 @@ class Slot:
             raise
 
     def close(self) -> None:
-        """Release the memory; it is unmapped together with the last array on it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -89,11 +78,9 @@ class Slot:
 
 
 class Slots:
-    """The slots of a server, each with the number of those who hold a batch in it."""
-
     def __init__(self) -> None:
         self._slots: list[Slot] = []
-        self._free: list[int] = []  # the latest one last: it is still in the caches
+        self._free: list[int] = []  # The last one is the latest: it is still in the caches.
         self._holders: list[int] = []
 
     def __getitem__(self, index: int) -> Slot:
@@ -101,18 +88,10 @@ class Slots:
 
     @property
     def size_bytes(self) -> int:
-        """Shared memory of all slots."""
         return sum(slot.size_bytes for slot in self._slots)
 
     def take(self, size_bytes: int, forget: Callable[[int], None]) -> int:
-        """Return a free slot of at least this size; there is at most one more of them than batches that may be out.
-
-        Parameters
-        ----------
-        size_bytes : int
-        forget : callable
-            Called with the number of a slot that gets new memory, since the old one was too small.
-        """
+        """Return a free slot; call ``forget(index)`` if one that was too small gets new memory."""
         fitting = [i for i, index in enumerate(self._free) if self._slots[index].size_bytes >= size_bytes]
         if fitting:
             return self._free.pop(fitting[-1])
@@ -132,37 +111,27 @@ class Slots:
         return index
 
     def hold(self, index: int) -> None:
-        """Count one more who holds the batch in a slot."""
         self._holders[index] += 1
 
     def give_back(self, index: int) -> None:
-        """Count one less; without any the slot is free."""
         self._holders[index] -= 1
         if not self._holders[index]:
             self._free.append(index)
 
     def free_unless_held(self, index: int) -> None:
-        """Free a slot that was taken, and whose batch was not sent."""
         if not self._holders[index]:
             self._free.append(index)
 
     def close(self) -> None:
-        """Close all slots; batches that were sent keep their memory."""
         for slot in self._slots:
             slot.close()
 
 
 class Held:
-    """A slot that a script uses: released when the last array on it is dropped.
+    """A slot that a script uses: ``on_release`` is called once the last array on it is dropped.
 
-    NumPy keeps this object alive from every view on the memory, so no array ever shows another batch.
-
-    Parameters
-    ----------
-    memory : ndarray of uint8
-    writable : bool
-    on_release : callable
-        Called once, by whichever thread drops the last array.
+    NumPy keeps this object alive from every view on the memory, so no array ever shows another
+    batch. Any thread may drop the last array.
     """
 
     def __init__(self, memory: Any, writable: bool, on_release: Callable[[], None]) -> None:

@@ -41,10 +41,10 @@ from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["AHEAD", "BatchReader"]
 
-AHEAD = 4  # one to train on, one that was just dropped, two to come
+AHEAD = 4  # One to train on, one that was just dropped, two to come.
 _RETRY_S = 0.02
 _MAX_WAIT_S = 1.0  # The timeout of one poll; see `awake`.
-_POLL_INTERVAL_S = 1e-3  # how often a waiting reader checks whether the GPU has read a batch
+_POLL_INTERVAL_S = 1e-3  # Interval of checks whether the GPU has read a batch.
 
 
 class BatchReader:
@@ -53,28 +53,29 @@ class BatchReader:
     ::
 
         for epoch in range(epochs):
-            for x, y in reader:  # until the server says that the epoch, or the data, are over
+            for x, y in reader:  # until the server ends the epoch, or the data
                 train(x, y)
 
-    The arrays are views on shared memory. A batch goes back to the server when the script has dropped its arrays, and
-    everything made of them without a copy. A script that keeps batches gets copies instead of views as soon as it
-    keeps as many as ``ahead - 1``. Batches for all workers are read-only.
+    The arrays are views on shared memory. A batch is returned to the server once the script has
+    dropped its arrays, and all views on them. A script that keeps ``ahead - 1`` batches gets copies
+    instead of views. Batches for all workers are read-only.
 
     Parameters
     ----------
     address, name
-        As the server's; see `BatchServer`.
+        See `BatchServer`.
     ahead : int
-        How many batches this worker may hold: those that it keeps, and those that are ready (a high-water mark).
+        How many batches this worker may hold: those that it keeps, and those that are ready (a
+        high-water mark).
     copy : bool
-        Give arrays of this process's own, which no other process sees, instead of views.
+        Return private arrays instead of views.
     pin_memory : bool
-        Page-lock the memory that the batches lie in, so that CUDA copies from it without the processor, as with
-        ``torch.from_numpy(x).to("cuda", non_blocking=True)``. A batch goes back when the copies of it are over that
-        were queued before the script dropped it. Call it when the process computes on CUDA already; otherwise a
-        warning says that nothing is pinned.
+        Page-lock the memory of the batches, so that CUDA copies from it asynchronously, as with
+        ``torch.from_numpy(x).to("cuda", non_blocking=True)``. A batch is returned once the copies
+        that were queued before the script dropped it are done. The process must already compute on
+        CUDA; otherwise nothing is pinned, with a warning.
     rank : int, optional
-        The number of this worker. The default is its rank in the job, or 0.
+        The default is the worker's rank in the job, or 0.
     timeout_s : float
         Bound on the wait for the server, which may start later, and on that for each batch.
 
@@ -83,9 +84,9 @@ class BatchReader:
     count : int
         Number of batches received.
     ended : bool
-        Whether the server has said that there are no more data.
+        Whether the server has ended the data.
     pinned : bool
-        Whether the latest batch came in page-locked memory.
+        Whether the latest batch arrived in page-locked memory.
 
     Raises
     ------
@@ -114,7 +115,7 @@ class BatchReader:
     def over(
         cls, link: Link, *, ahead: int, copy: bool, pin_memory: bool, timeout_s: float, server: str, rank: int = 0
     ) -> BatchReader:
-        """Make the reader at the other end of a connection; errors call the process there ``server``."""
+        """Return a reader on a connection; errors call the process at the other end ``server``."""
         reader = cls.__new__(cls)
         reader._server = server
         reader._begin(link, rank, ahead, copy, pin_memory, timeout_s)
@@ -134,32 +135,29 @@ class BatchReader:
         self.pinned = False
         self._pin_memory = pin_memory
         self._pinning: Pinning | None = None
-        self._copied: deque[tuple[int, Mark]] = deque()  # dropped slots that a GPU may still read
+        self._copied: deque[tuple[int, Mark]] = deque()  # Dropped slots that a GPU may still read.
         self._pid = os.getpid()
         self._poll = select.poll()
         for fd in (link.fileno(), link.pidfd):
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
-        link.send(encode(Hello(PROTOCOL, rank, int(ahead))))  # if the server has ended, the first wait will raise
+        # If the server has ended, the first wait raises.
+        link.send(encode(Hello(PROTOCOL, rank, int(ahead))))
 
     def receive(self, *, into: Sequence[Any] | None = None, timeout_s: float | None = None) -> Any:
-        """Return the next batch, in the form in which it was sent; None at the end of an epoch, or of the data.
+        """Return the next batch, as it was sent; None at the end of an epoch or the data.
 
-        Parameters
-        ----------
-        into : sequence of array, optional
-            Arrays of the batch's shapes and dtypes to copy it to; then they are returned, as a list.
-        timeout_s : float, optional
-            The default is the reader's.
+        ``into`` are arrays of the batch's shapes and dtypes to copy it to; then they are returned,
+        as a list.
 
         Raises
         ------
         CollectiveTimeoutError
-            If the server lives but sends nothing.
+            If the server is alive but sends nothing.
         WorkerLostError
-            If the server is gone, or has failed; the message has its error.
+            If the server has ended or failed; the message has its error.
         ProtocolError
-            If something that is no batch arrives.
+            If an invalid message arrives.
         """
         if self.ended:
             return None
@@ -190,7 +188,7 @@ class BatchReader:
         return batch
 
     def close(self) -> None:
-        """Leave the server, which gets unused batches back; arrays that the script has stay valid."""
+        """Disconnect; the server gets unused batches back, arrays in the script stay valid."""
         link, self._link = self._link, None
         if link is None:
             return
@@ -263,7 +261,6 @@ class BatchReader:
         return link.fileno() not in ready
 
     def _open(self, message: Batch, fd: int, into: Sequence[Any] | None) -> Any:
-        """Return the arrays of a batch."""
         if message.new:
             self._replace(message, fd)
         slot = self._slots.get(message.slot)
@@ -314,9 +311,9 @@ class BatchReader:
             slot.close()
 
     def _release(self, index: int) -> None:
-        """Release a slot; called by the thread that drops the last array, at any time."""
+        """Release a slot; the thread that drops the last array calls it, at any time."""
         if os.getpid() != self._pid:
-            return  # the copies of a forked child: the slot is its parent's
+            return  # The parent of a forked child owns the slot.
         self._held.discard(index)
         if self._pinning is None:
             self._unsent.append(index)
@@ -328,7 +325,7 @@ class BatchReader:
 
     def _send_unsent(self, link: Link) -> None:
         while self._copied and self._pinning is not None:
-            with contextlib.suppress(IndexError):  # another thread was faster
+            with contextlib.suppress(IndexError):  # Another thread was faster.
                 index, mark = self._copied.popleft()
                 if not self._pinning.is_over(mark):
                     self._copied.appendleft((index, mark))
@@ -338,14 +335,14 @@ class BatchReader:
             try:
                 index = self._unsent.popleft()
             except IndexError:
-                return  # another thread was faster
+                return  # Another thread was faster.
             try:
                 link.send(encode(Freed(index, self.count)))
             except BlockingIOError:
                 self._unsent.append(index)
                 return
             except OSError:
-                return  # closed meanwhile
+                return  # The link was closed meanwhile.
 
     def _require_link(self) -> Link:
         if os.getpid() != self._pid:

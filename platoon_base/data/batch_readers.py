@@ -1,4 +1,4 @@
-"""The server's view of its readers: which are connected, which batches each holds, which reader gets the next batch."""
+"""The readers of a server: who is connected, holds which batches, and gets the next one."""
 
 from __future__ import annotations
 
@@ -29,44 +29,23 @@ __all__ = ["Dealt", "Reader", "Readers"]
 
 log = logging.getLogger(__name__)
 
-_MAX_WHY = 6000  # characters
+_MAX_WHY = 6000  # Characters.
 
 
 class Dealt(NamedTuple):
-    """A batch in a slot.
-
-    Attributes
-    ----------
-    message : Batch
-    number : int
-        Counted by reader, from 1 on; 0 before it was dealt.
-    any_reader : bool
-        Whether it may go to any reader.
-    """
+    """A batch in a slot; ``number`` is counted per reader from 1, or 0 before it is dealt."""
 
     message: Batch
     number: int
-    any_reader: bool
+    any_reader: bool  # Any reader may get it.
 
 
 class Reader:
-    """One reader.
-
-    Attributes
-    ----------
-    link : Link
-    rank : int
-        -1 until it has said hello.
-    ahead : int
-    dealt : dict of int to Dealt
-        By slot, the batches that it holds.
-    known : set of int
-        The slots whose memory it has mapped.
-    """
+    """One reader; ``dealt`` are its batches by slot, ``known`` the slots that it has mapped."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.rank, self.ahead = -1, 0
+        self.rank, self.ahead = -1, 0  # The reader has not introduced itself yet.
         self.count = self.taken = 0
         self.dealt: dict[int, Dealt] = {}
         self.known: set[int] = set()
@@ -74,26 +53,12 @@ class Reader:
 
     @property
     def has_room(self) -> bool:
-        """Whether the reader may get another batch."""
         return len(self.dealt) < self.ahead and self.link.has_room
 
 
 class Readers:
-    """All readers of a server.
-
-    Parameters
-    ----------
-    expected : int
-        How many different ranks are expected.
-    listener : socket, optional
-        Where they connect.
-    remaining : callable, optional
-        Returns the ranks that may still read if they are known, else None.
-
-    Attributes
-    ----------
-    lost : int
-        Number of batches that died with their worker.
+    """All readers of a server; ``remaining`` returns the ranks that may still read, None if
+    unknown.
     """
 
     def __init__(
@@ -101,30 +66,27 @@ class Readers:
     ) -> None:
         self.expected = expected
         self._remaining = remaining or (lambda: None)
-        self.lost = 0
+        self.lost = 0  # Batches that died with their worker.
         self._listener = listener
         self._poll = select.poll()
-        self._links: dict[int, Reader] = {}  # by file descriptor, of the socket and of the process
-        self._readers: list[Reader] = []  # that have said hello; the one that waits longest first
+        self._links: dict[int, Reader] = {}  # Keys are file descriptors of sockets and processes.
+        # Readers that have introduced themselves; the one that waits longest comes first.
+        self._readers: list[Reader] = []
         self._came: set[int] = set()
-        self._missed: set[int] = set()  # ranks that died and have not connected again
+        self._missed: set[int] = set()  # Ranks that died and have not connected again.
         if listener is not None:
             self._poll.register(listener, select.POLLIN)
 
-    # Who is there.
+    # Connections.
 
     @property
     def all_came(self) -> bool:
-        """Whether as many ranks as expected have connected, though some may have left."""
+        """Whether as many ranks as expected have connected; some may have left."""
         return len(self._came) >= self.expected
 
     @property
     def all_left(self) -> bool:
-        """Whether all ranks have connected and left. While connections are accepted, a dead rank may be restarted.
-
-        If the ranks that may still read are known, each of them must have connected and left. A reader that has
-        connected and not introduced itself yet counts as connected.
-        """
+        """Whether all ranks have connected and left; dead ones may restart and do not count."""
         if self._listener is None or self._links:
             return not self._links
         remaining = self._remaining()
@@ -133,7 +95,6 @@ class Readers:
         return remaining <= self._came - self._missed
 
     def describe(self) -> str:
-        """Describe the state of the readers."""
         waits = f"{len(self._came)} of {self.expected} workers have come"
         holds = [f"rank {r.rank} (pid {r.link.pid}) has {len(r.dealt)} of {r.ahead}" for r in self._readers]
         dead = [f"rank {rank} has died" for rank in sorted(self._missed)]
@@ -148,20 +109,7 @@ class Readers:
                 self._poll.register(fd, select.POLLIN)
 
     def poll(self, timeout_s: float, ended: bool) -> tuple[list[Dealt], list[Reader]]:
-        """Wait for messages, and read them.
-
-        Parameters
-        ----------
-        timeout_s : float
-        ended : bool
-            Whether to notify new readers that there are no more data.
-
-        Returns
-        -------
-        freed : list of Dealt
-        gone : list of Reader
-            To be dropped.
-        """
+        """Read messages; return freed batches and readers to drop. ``ended``: notify new ones."""
         freed: list[Dealt] = []
         gone: dict[int, Reader] = {}
         for fd, _ in self._poll.poll(max(0, round(timeout_s * 1e3))):
@@ -187,7 +135,6 @@ class Readers:
                 log.warning("%s", exc)
 
     def _read(self, reader: Reader, freed: list[Dealt], ended: bool, dead: bool) -> bool:
-        """Read all messages of a reader; False once it is gone."""
         while True:
             try:
                 frame = reader.link.receive_plain()
@@ -226,7 +173,7 @@ class Readers:
             if ended:
                 self._send(reader, End(last=True))
 
-    # Who gets what.
+    # Dealing.
 
     def targets(self, to: int | str | None) -> list[Reader]:
         """Return the readers that get a batch now; none if it has to wait."""
@@ -262,7 +209,7 @@ class Readers:
             reader.known.discard(index)
 
     def drop(self, reader: Reader) -> tuple[list[Dealt], list[Dealt]]:
-        """Drop a reader; return its batches that other readers can get, and the rest of its batches."""
+        """Drop a reader; return its batches that other readers can get, and the rest of them."""
         if reader.link.fileno() not in self._links:
             return [], []
         freed = self._drain(reader)
@@ -289,7 +236,7 @@ class Readers:
         return untaken, freed + [dealt for dealt in had if dealt.number not in kept]
 
     def _drain(self, reader: Reader) -> list[Dealt]:
-        """Read the last messages of a reader: if a batch could not be sent to it, it may have left in order before."""
+        """Read a reader's last messages: it may have left normally before a send to it failed."""
         freed: list[Dealt] = []
         if reader in self._readers:
             with contextlib.suppress(OSError, ProtocolError):
@@ -298,11 +245,9 @@ class Readers:
         return freed
 
     def say(self, message: End | Failed) -> list[Reader]:
-        """Send something to all of them; returns those that are gone."""
         return [reader for reader in self._readers if not self._send(reader, message)]
 
     def send_failure(self, why: str) -> None:
-        """Send all connected readers the reason why there are no more batches."""
         for reader in self._each():
             self._send(reader, Failed(why[:_MAX_WHY]))
 
@@ -314,14 +259,13 @@ class Readers:
             return False
 
     def close(self) -> None:
-        """Hang up on everybody."""
         for reader in self._each():
             self.drop_quietly(reader)
         if self._listener is not None:
             self._listener.close()
 
     def drop_quietly(self, reader: Reader) -> None:
-        """Hang up on one."""
+        """Disconnect a reader without a warning."""
         reader.left_in_order = True
         self.drop(reader)
 

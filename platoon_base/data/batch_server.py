@@ -1,7 +1,7 @@
-"""The server of mini-batches: it deals batches out to the workers of its host through shared memory.
+"""The server of mini-batches: it distributes batches to the workers of its host in shared memory.
 
-A batch is copied once, into a slot of shared memory. Workers see it there. A slot goes back when a worker drops the
-batch, or dies. The kernel reports a death at once, without a timeout.
+A batch is copied once, into a slot of shared memory. A slot is freed when a worker drops the batch,
+or dies: the kernel reports a death immediately.
 """
 
 from __future__ import annotations
@@ -33,38 +33,37 @@ class AllLeftError(WorkerLostError):
 
 
 DEALS = ("free", "turns", "all")
-_POLL_INTERVAL_S = 0.25  # how often a waiting server lets other threads in
+_POLL_INTERVAL_S = 0.25  # A waiting server releases its lock at this interval.
 
 
 class BatchServer:
-    """Deals mini-batches out to workers, each of which reads them with a `BatchReader` of the same name.
+    """Distributes mini-batches to workers, which read them with a `BatchReader` of the same name.
 
-    Any process of the user may serve: the controller's, one that ``platoon launch --data-server`` starts, or one
-    externally launched. A batch is an array, a tuple or list of arrays, or a dict of them; it arrives in the same form.
-    Arrays hold numbers or strings of a fixed length.
+    Any process of the user may serve: the controller's, one that ``platoon launch --data-server``
+    starts, or one externally launched. A batch is an array, a tuple or list of arrays, or a dict of
+    them; it arrives in the same form. Arrays hold numbers or strings of a fixed length.
 
-    Leaving its ``with`` block ends the data; an exception is reported to the workers, which raise `WorkerLostError`.
+    Leaving its ``with`` block ends the data; an exception is reported to the workers, which raise
+    `WorkerLostError`.
 
     Parameters
     ----------
     address : str, optional
-        Path of the Unix socket to listen at. The default is in the folder of the job that the environment names.
+        Path of the Unix socket. The default is in the folder of the job, from the environment.
     name : str
-        Of this server among those of the job.
+        Identifies this server among those of the job.
     readers : int, optional
-        How many workers to expect, for batches to all of them and before the data may end. The default is the number
-        of workers that the job was launched with; 1 with an address.
+        How many workers to expect, for batches to all of them and before the data may end. The
+        default is the number of launched workers of the job; 1 with an address.
     remaining : callable, optional
-        Returns the set of ranks that may still read, such as those of a job that this process serves, or None while it
-        knows none. By default all have left once ``readers`` have come and gone.
+        Returns the set of ranks that may still read, or None while it is unknown. By default all
+        have left once ``readers`` have connected and left.
 
     Attributes
     ----------
     address : str
     sent : int
-        Number of batches sent so far; one that goes to all workers counts once.
-    lost : int
-        Number of batches that died with a worker, which was training on them.
+        Number of batches sent so far; one that is sent to all workers counts once.
 
     Raises
     ------
@@ -94,7 +93,7 @@ class BatchServer:
 
     @classmethod
     def over(cls, link: Link) -> BatchServer:
-        """Make the server of one reader, at the other end of a connection."""
+        """Return the server of one reader, at the other end of a connection."""
         server = cls.__new__(cls)
         server.address = ""
         readers = Readers(1, None)
@@ -106,31 +105,30 @@ class BatchServer:
         self.sent = self._turn = 0
         self._readers = readers
         self._slots = Slots()
-        self._pending: list[Dealt] = []  # of workers that died before they took them
+        self._pending: list[Dealt] = []  # Batches whose workers died before they took them.
         self._ended = self._sent_failure = self._closed = False
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
     @property
     def lost(self) -> int:
-        """See above."""
+        """Number of batches that died with a worker, which was training on them."""
         return self._readers.lost
 
     @property
     def memory_bytes(self) -> int:
-        """Shared memory that the batches lie in."""
+        """Shared memory of the batches."""
         return self._slots.size_bytes
 
     def send(self, batch: Any, to: int | str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Send a mini-batch; waits while those who are to get it have as many batches as they want ahead.
+        """Send a mini-batch; wait while its receivers have as many batches as they want ahead.
 
         Parameters
         ----------
         batch : array, or tuple, list or dict of arrays
         to : int or "all", optional
-            The rank of the worker to get it, or ``"all"`` of them. By default it is the worker that has the fewest
-            batches. One that was for a worker that is gone goes to another.
-        timeout_s : float
+            The rank of the receiver, or ``"all"``. By default it is the worker with the fewest
+            batches. A batch for a worker that has left goes to another.
 
         Raises
         ------
@@ -152,14 +150,9 @@ class BatchServer:
         to: int | str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Iterator[tuple[Any, ...]]:
-        """Have a batch written where it will be read, without a copy: it is sent at the end of the ``with`` block.
+        """Yield the arrays of a batch in shared memory to fill; send it after the ``with`` block.
 
-        Parameters
-        ----------
-        *arrays : (shape, dtype)
-            Of each array, as for ``numpy.empty``, whose values are as undefined.
-        to, timeout_s
-            See `send`.
+        ``arrays`` are pairs of shape and dtype, as for ``numpy.empty``; ``to`` is as in `send`.
 
         Examples
         --------
@@ -170,18 +163,12 @@ class BatchServer:
             yield tuple(targets)
 
     def serve(self, batches: Iterable[Any], deal: str = "free", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
-        """Send all batches of an iterable, then the end of an epoch; returns how many were sent.
+        """Send all batches of an iterable, then the end of an epoch; return how many were sent.
 
-        It ends early, without an error, when all workers have left.
-
-        Parameters
-        ----------
-        batches : iterable
-        deal : {"free", "turns", "all"}
-            To whichever worker is free; the k-th batch to rank k modulo the number of workers, which makes the batches
-            of each worker the same in each run; or every batch to all workers. Turns count on from call to call.
-        timeout_s : float
-            Bound on each wait.
+        It ends early, without an error, when all workers have left. ``deal`` is "free", to any free
+        worker; "turns", the k-th batch to rank k modulo the number of workers, so that each gets
+        the same batches in each run (turns continue from call to call); or "all", each batch to all
+        workers.
         """
         if deal not in DEALS:
             raise ConfigurationError(f"got deal={deal!r}: it must be one of {', '.join(DEALS)}")
@@ -197,36 +184,30 @@ class BatchServer:
         return self.sent - before
 
     def end_epoch(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """End an epoch: each worker leaves its loop over the reader, and may begin another."""
+        """End an epoch: each worker leaves its loop over the reader, and may start another."""
         self._send_end(last=False, timeout_s=timeout_s)
 
     def end(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """End the data, for the connected workers and for those that connect later.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If some of the expected workers have not come at all.
-        """
+        """End the data, for the connected workers and for those that connect later."""
         self._send_end(last=True, timeout_s=timeout_s)
 
     def fail(self, why: str) -> None:
         """Report an error to the workers, which raise it, and close."""
         with self._lock:
             if not self._closed:
-                self._poll(0)  # a reader may have connected just now
+                self._poll(0)  # A reader may have connected just now.
                 self._readers.send_failure(why)
                 self._sent_failure = True
         self.close()
 
     def close(self) -> None:
-        """Hang up; a second call does nothing. Batches that were sent still arrive."""
+        """Disconnect; a second call does nothing. Batches that were sent still arrive."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             if self._pid != os.getpid():
-                return  # a forked child: the socket is its parent's
+                return  # The parent of a forked child owns the socket.
             if not (self._ended or self._sent_failure):
                 self._readers.send_failure("it was closed before the end of the data")
             self._readers.close()
@@ -242,7 +223,7 @@ class BatchServer:
             if exc is not None:
                 self.fail(f"{type(exc).__name__}: {exc}")
             elif not (self._ended or self._closed):
-                with contextlib.suppress(AllLeftError):  # no reader is left to notify
+                with contextlib.suppress(AllLeftError):  # No reader is left to notify.
                     self.end()
         finally:
             self.close()
@@ -253,7 +234,7 @@ class BatchServer:
     def _slot(
         self, layout: Plan, form: str, names: list[str], to: int | str | None, timeout_s: float
     ) -> Iterator[list[Any]]:
-        """Lend a slot to be filled, and then send it."""
+        """Yield the arrays of a free slot to be filled, and then send it."""
         self._require_target(to)
         deadline = awake() + timeout_s
         with self._lock:
@@ -275,7 +256,7 @@ class BatchServer:
 
     def _post(self, dealt: Dealt, to: int | str | None, deadline: float, timeout_s: float) -> None:
         """Send a filled slot as soon as its readers may get another batch."""
-        wait_s = -1.0  # it has just looked
+        wait_s = -1.0  # The caller has just polled.
         while True:
             with self._lock:
                 self._require_open()
@@ -303,7 +284,7 @@ class BatchServer:
         return True
 
     def _poll(self, timeout_s: float) -> None:
-        """Read what readers have sent; waits for something to read, or for the end of a reader."""
+        """Read the readers' messages; wait for one, or for the end of a reader."""
         freed, gone = self._readers.poll(timeout_s, self._ended)
         for dealt in freed:
             self._slots.give_back(dealt.message.slot)
@@ -311,15 +292,14 @@ class BatchServer:
             self._drop(reader)
 
     def _drop(self, reader: Any) -> None:
-        """Take the slots of a reader back that has left or died; what it had not taken goes to others."""
         untaken, rest = self._readers.drop(reader)
-        self._pending += untaken  # which keeps their slots held
+        self._pending += untaken  # Their slots stay held.
         for dealt in rest:
             self._slots.give_back(dealt.message.slot)
 
     def _require_reader(self, deadline: float, timeout_s: float) -> None:
         if self._readers.all_left:
-            self._poll(0)  # a reader may have connected again before it left
+            self._poll(0)  # A reader may have connected again before it left.
         if self._readers.all_left:
             raise AllLeftError("all workers have left: no reader can get a batch; end the server")
         if awake() > deadline:
@@ -329,7 +309,7 @@ class BatchServer:
             )
 
     def _require_open(self) -> None:
-        """Raise if another thread has closed the server, during this call; the caller holds the lock."""
+        """Raise if another thread has closed the server; the caller holds the lock."""
         if self._closed:
             raise ConfigurationError("this batch server is closed: open another one to send more")
 

@@ -12,30 +12,26 @@ from platoon_base.errors import ConfigurationError, RowIndexError
 from platoon_base.sharding import shard_bounds
 from platoon_base.system.environment import NO_KERNELS
 
-_excerpt: Any = None  # the module in C, if it is there
+_excerpt: Any = None  # The C extension, if it was built.
 if not os.environ.get(NO_KERNELS):
     try:
         _excerpt = importlib.import_module("platoon_base._excerpt")
     except ImportError:
-        pass  # no compiler at installation: NumPy does it; `platoon doctor` says so
+        pass  # Without a compiler at installation NumPy is used; `platoon doctor` reports it.
 
 __all__ = ["HAVE_FUSED", "copy_to", "excerpt", "part_of", "require_inside", "row_numbers"]
 
 HAVE_FUSED = _excerpt is not None
-_THREAD_BYTES = 1 << 20  # to copy this much takes several times as long as to start a thread
-_MAX_THREADS = 64  # as in _excerpt.c
-_STREAM_BYTES = 1 << 24  # as in _excerpt.c
+_THREAD_BYTES = 1 << 20  # Copying this takes several times as long as starting a thread.
+_MAX_THREADS = 64  # The same as in _excerpt.c.
+_STREAM_BYTES = 1 << 24  # The same as in _excerpt.c.
 _FIRST = np.zeros(1, np.int64)
 
 Array = np.ndarray[Any, Any]
 
 
 def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int = 1) -> Array:
-    """Return the rows of these numbers, in their order.
-
-    ::
-
-        out[i] := rows[indices[i]]
+    """Return the rows of these numbers, in their order: ``out[i] := rows[indices[i]]``.
 
     Parameters
     ----------
@@ -43,23 +39,19 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
         In memory, in shared memory or memory-mapped.
     indices : sequence of int, slice, or 1-d bool array as long as ``rows``
         Negative numbers count from the end, as in NumPy.
-    out : ndarray, C-contiguous, of shape ``(len(indices), *rows.shape[1:])`` and the dtype of ``rows``, optional
-        Where the result goes. It must not overlap ``rows``. Training loops keep one: a new array of this size costs
-        as much time as the copy, since the kernel has to clear its pages first.
+    out : ndarray, C-contiguous, of shape ``(len(indices), *rows.shape[1:])``, optional
+        Receives the result, in the dtype of ``rows``, which it must not overlap. Reuse one in
+        training loops: a new array costs as much time as the copy, since the kernel has to clear
+        its pages.
     threads : int
-        Number of threads that may copy at the same time; small excerpts take fewer.
-
-    Returns
-    -------
-    ndarray
-        ``out``, or a new one.
+        Number of threads that may copy simultaneously; small excerpts use fewer.
 
     Raises
     ------
     RowIndexError
         If an index is out of range; ``out`` is unchanged.
     ConfigurationError
-        If an argument has another form.
+        If an argument is invalid.
     """
     if not isinstance(rows, np.ndarray) or not rows.ndim or not rows.flags.c_contiguous or rows.dtype.hasobject:
         raise ConfigurationError(
@@ -68,7 +60,8 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
         )
     if threads < 1:
         raise ConfigurationError(f"got threads={threads!r}: must be 1 or more")
-    numbers = row_numbers(indices, len(rows)).copy()  # another thread may change the caller's after the check
+    # A copy, since another thread may change the caller's array after the check.
+    numbers = row_numbers(indices, len(rows)).copy()
     shape = (len(numbers), *rows.shape[1:])
     if out is None:
         out = np.empty(shape, rows.dtype)
@@ -96,10 +89,7 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
 
 
 def copy_to(target: Array, source: Array) -> None:
-    """Copy an array into one that does not overlap it, as `numpy.copyto` does.
-
-    From 16 MB on C writes past the caches, so the target's memory is not read before: two thirds of the traffic remain.
-    """
+    """Copy as `numpy.copyto`; from 16 MB on past the caches, which saves a third of the traffic."""
     alike = (target.shape, target.dtype) == (source.shape, source.dtype) and not source.dtype.hasobject
     plain = alike and target.flags.c_contiguous and source.flags.c_contiguous
     if _excerpt is None or source.nbytes < _STREAM_BYTES or not plain:
@@ -109,15 +99,7 @@ def copy_to(target: Array, source: Array) -> None:
 
 
 def row_numbers(indices: Any, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return indices as a contiguous array of int64; a slice or a mask of ``length`` rows as the numbers it selects.
-
-    Raises
-    ------
-    RowIndexError
-        If a mask has another length.
-    ConfigurationError
-        If they are no integers, or more than a list of them.
-    """
+    """Return indices as contiguous int64; a slice or a mask as the numbers that it selects."""
     if isinstance(indices, slice):
         return np.arange(*indices.indices(length), dtype=np.int64)
     numbers = np.asarray(indices)
@@ -129,26 +111,15 @@ def row_numbers(indices: Any, length: int) -> np.ndarray[Any, np.dtype[np.int64]
         raise ConfigurationError(
             f"got indices of {_kind(numbers)}: pass a list of row numbers, a slice, or a mask with an item for each row"
         )
-    if numbers.dtype == np.uint64 and numbers.size and numbers.max() >= length:  # as int64 it may be negative
+    # As int64 a large uint64 would be negative.
+    if numbers.dtype == np.uint64 and numbers.size and numbers.max() >= length:
         _refuse(numbers, int(np.argmax(numbers)), length)
     return np.ascontiguousarray(numbers, np.int64)
 
 
 def part_of(indices: Any, length: int, rank: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the part of ``rank`` among ``size``: the rank-th of contiguous parts, whose lengths differ by at most one.
-
-    Parameters
-    ----------
-    indices : sequence of int, slice or mask
-        See `excerpt`.
-    length : int
-        Number of rows that they select from.
-    rank, size : int
-
-    Raises
-    ------
-    RowIndexError
-        If an index of the part is out of range; it names the position in the whole list.
+    """Return the part of ``rank``, of ``size`` contiguous ones; raise `RowIndexError` if one is
+    outside.
     """
     numbers = row_numbers(indices, length)
     start, stop = shard_bounds(len(numbers), rank, size)
@@ -157,10 +128,7 @@ def part_of(indices: Any, length: int, rank: int, size: int) -> np.ndarray[Any, 
 
 
 def require_inside(numbers: Array, length: int, first: int = 0) -> None:
-    """Raise `RowIndexError` if one of the numbers is not that of one of ``length`` rows.
-
-    ``first`` is the position of the first number in the list that the user knows.
-    """
+    """Raise `RowIndexError` if a number is outside; ``first`` is the first one's position."""
     outside = (numbers < -length) | (numbers >= length)
     if outside.any():
         _refuse(numbers, int(np.argmax(outside)), length, first)

@@ -1,4 +1,4 @@
-"""Loading ahead: a process beside the worker fills the next mini-batches while the worker trains on one."""
+"""Loading ahead: another process fills the next mini-batches while the worker trains on one."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ __all__ = ["LoadAhead", "load_ahead"]
 Batches = Union[Callable[[], Iterable[Any]], Iterable[Any]]
 
 _METHODS = ("fork", "spawn")
-_EXIT_TIMEOUT_S = 5.0  # grace for a loader to end before it is killed
+_EXIT_TIMEOUT_S = 5.0  # A loader that takes longer to end is killed.
 _THE_LOADER = "the process that loads ahead"
-_passes = itertools.count()  # of this process, so that each has another seed
+_passes = itertools.count()  # Each iteration in this process gets another seed.
 
 
 def load_ahead(
@@ -46,7 +46,7 @@ def load_ahead(
     start_method: str = "fork",
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> LoadAhead:
-    """Iterate over mini-batches that another process makes ahead of time.
+    """Iterate over mini-batches that another process prepares ahead of time.
 
     ::
 
@@ -54,41 +54,32 @@ def load_ahead(
             for x, y in load_ahead(iterate_minibatches(x_train, y_train, 500, shuffle=True)):
                 train(x, y)
 
-    Each ``for`` loop starts a process, which iterates over ``batches`` and sends what they yield through shared
-    memory, in order. Its exceptions are raised in the loop. It ends with the loop, also when the loop is left early.
-    If this process is killed, it ends at its next batch.
+    Each ``for`` loop starts a process, which iterates over ``batches`` and sends them through
+    shared memory, in order. The loop raises its exceptions. The process ends with the loop, also
+    after a ``break``. If this process is killed, it ends at its next batch.
 
     Parameters
     ----------
     batches : callable or iterable
-        An iterable of batches, or a function without arguments that returns one and is called in that process. A
-        batch is an array, or a tuple, list or dict of arrays. A generator serves one loop. Calls of `Worker` belong
-        before: that process has no place in the job. It is a daemon of ``multiprocessing``, so it may start no
-        processes of that module, such as a ``Pool``.
+        An iterable of batches, or a function without arguments that returns one and is called in
+        that process. A batch is an array, or a tuple, list or dict of arrays. A generator serves
+        one loop. Make calls of `Worker` before: that process is not part of the job. It is a daemon
+        of ``multiprocessing``, so it cannot start processes of that module, such as a ``Pool``.
     ahead : int
-        How many batches may be out at a time: those that the script keeps, and those that lie ready.
-    copy : bool
-        Give arrays of this process's own instead of views on shared memory; see `BatchReader`.
-    pin_memory : bool
-        Page-lock the shared memory for CUDA; see `BatchReader`.
+        How many batches may exist at a time: those that the script keeps, and those that are ready.
+    copy, pin_memory : bool
+        See `BatchReader`.
     seed : int or sequence of int, optional
-        For the global generators of ``random``, ``numpy.random`` and, if it is loaded, torch in that process. The
-        default follows from the job's seed, the rank of this worker, the epoch that it was resumed at, and the number
-        of loops over loaders so far: it differs for each worker and each loop, and is the same in each run.
+        For the global generators of ``random``, ``numpy.random`` and, if it is loaded, torch in
+        that process. The default differs for each worker and each loop, and is the same in each
+        run: it depends on the job's seed, the rank, the epoch of the resume, and the number of
+        earlier loops.
     start_method : {"fork", "spawn"}
-        With "fork" the process has all that this one has, but must not use a GPU. With "spawn" it is a new Python:
-        ``batches`` is pickled, and the script needs ``if __name__ == "__main__":``.
+        With "fork" the process has all objects of this one, but must not use a GPU. With "spawn" it
+        is a new Python: ``batches`` is pickled, and the script must guard its main program by
+        ``__name__``.
     timeout_s : float
         Bound on the wait for each batch.
-
-    Returns
-    -------
-    LoadAhead
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument cannot work.
     """
     if not callable(batches) and not hasattr(batches, "__iter__"):
         raise ConfigurationError(
@@ -100,7 +91,7 @@ def load_ahead(
 
 
 class LoadAhead:
-    """An iterable whose every iteration has a process of its own; use `load_ahead`."""
+    """An iterable with a new process for each iteration; use `load_ahead`."""
 
     def __init__(
         self,
@@ -155,7 +146,7 @@ class LoadAhead:
         # A daemon is ended with this process.
         process = context.Process(target=_load, args=arguments, daemon=True, name="platoon-load-ahead")
         with warnings.catch_warnings():
-            # The threads of this process are those of ZeroMQ and of frameworks, which the loader does not use.
+            # The loader does not use this process's threads, of ZeroMQ and frameworks.
             warnings.filterwarnings("ignore", message=".*fork\\(\\)")
             try:
                 process.start()
@@ -185,7 +176,7 @@ class Pass:
         try:
             return next(self._reader)
         except StopIteration:
-            self._process.join(_EXIT_TIMEOUT_S)  # the batches may have something to close
+            self._process.join(_EXIT_TIMEOUT_S)  # The iterable may have something to close.
             self.close()
             raise
         except WorkerLostError as exc:
@@ -200,7 +191,7 @@ class Pass:
             raise
 
     def close(self) -> None:
-        """End the process; a second call does nothing. Arrays that the script has stay valid."""
+        """End the process; a second call does nothing. Arrays in the script stay valid."""
         self._over = True
         if self._pid == os.getpid():
             self._reader.close()
@@ -212,8 +203,8 @@ class Pass:
 
 
 def _end(process: Any) -> None:
-    """End a loader, which may be in the middle of the user's code."""
-    with contextlib.suppress(ValueError):  # it was closed before
+    """End a loader, which may be running the user's code."""
+    with contextlib.suppress(ValueError):  # The process was closed before.
         if process.is_alive():
             process.terminate()
         process.join(_EXIT_TIMEOUT_S)
@@ -242,13 +233,14 @@ def _load(
     """Send the batches that ``batches`` yields, until it ends or no reader is left."""
     if ours is not None:
         ours.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker ends this process
+    # Ctrl-C reaches the whole group; the worker ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     server = BatchServer.over(Link(theirs, parent))
     try:
         _seed_generators(entropy)
         for batch in batches() if callable(batches) else batches:
-            server.send(batch, timeout_s=math.inf)  # the reader's end ends it
+            server.send(batch, timeout_s=math.inf)  # The wait ends if the reader ends.
         server.end(timeout_s=math.inf)
     except AllLeftError:
         pass
@@ -267,4 +259,4 @@ def _seed_generators(entropy: Sequence[int]) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(int(words[0]))
-        torch.set_num_threads(1)  # the threads of the worker's pool do not exist here
+        torch.set_num_threads(1)  # The worker's thread pool does not exist here.

@@ -1,4 +1,4 @@
-"""Arrays in shared memory that the workers of a host have in common, by the number of the call that asks for one."""
+"""Arrays in shared memory for the workers of a host, identified by the number of the call."""
 
 from __future__ import annotations
 
@@ -18,25 +18,12 @@ _REMEDY = "All workers call Worker.shared for the same arrays in the same order"
 
 
 class SharedArrays:
-    """The arrays of one worker.
-
-    Parameters
-    ----------
-    worker : Worker
-    """
-
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._segments: list[Segment] = []
 
     def like(self, array: Any) -> np.ndarray[Any, Any]:
-        """Return zeros of an array's shape and dtype; the k-th call of each worker gives the same memory.
-
-        Raises
-        ------
-        ConfigurationError
-            If the k-th call of another worker was for another shape or dtype, or this is no array.
-        """
+        """Return zeros like an array; the k-th call of each worker returns the same memory."""
         if not (hasattr(array, "dtype") and hasattr(array, "shape")):
             raise ConfigurationError(
                 f"got {type(array).__name__} to share: pass an array of the shape and dtype that the memory is to have"
@@ -50,7 +37,7 @@ class SharedArrays:
         )
         name = files.data(f"shared-array-{number}")
         size_bytes = max(1, int(np.prod(array.shape, dtype=np.int64)) * dtype.itemsize)
-        self._worker.lock()  # or two workers would create it
+        self._worker.lock()  # Otherwise two workers could create it.
         try:
             try:
                 segment = Segment.attach(name)
@@ -63,6 +50,5 @@ class SharedArrays:
         return found
 
     def close(self) -> None:
-        """Release the memory; arrays that the script has keep it."""
         for segment in self._segments:
             segment.close()

@@ -1,4 +1,4 @@
-"""A data set that lies once in the memory of a host, for all workers of a job."""
+"""A data set that is in the memory of a host once, for all workers of a job."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["SharedData"]
 
-_BLOCK_BYTES = 1 << 26  # that are read at a time from data which are not in memory
+_BLOCK_BYTES = 1 << 26  # Data that are not in memory are read in blocks of this size.
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,63}")
-_LARGE_PER_THREAD = 4  # cores of a worker beyond which more threads fill no memory bus faster
+_LARGE_PER_THREAD = 4  # More threads do not fill the memory bus faster.
 
 Array = np.ndarray[Any, Any]
 
@@ -36,18 +36,18 @@ _counts: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 class SharedData:
     """Rows in shared memory, the same memory for all workers of a job on this host.
 
-    The first worker that comes copies the data into shared memory, and the others attach. So N workers hold the data
-    once and not N times. The array is read-only; `writing` gives one that is not. The memory goes when the job ends,
-    in whatever way it ends. In a single-worker job the data are copied into this process's memory.
+    The first worker copies the data into shared memory, and the others attach: N workers hold the
+    data once. The array is read-only, except within `writing`. The memory is freed when the job
+    ends, however it ends. In a single-worker job the data are copied into this process's memory.
 
     Parameters
     ----------
     data : array, data set of h5py, list, or callable
-        The same on every worker, with rows along the first axis. A callable is called without arguments by the worker
-        that comes first, and returns the data: so they are loaded once.
+        The same on every worker, with rows along the first axis. A callable without arguments
+        returns the data; only the first worker calls it, so they are loaded once.
     name : str, optional
-        The name within the job: letters, digits, "_", ".", "-". By default data sets are counted, so all workers must
-        make them in the same order.
+        The name within the job: letters, digits, "_", ".", "-". By default data sets are numbered,
+        so all workers must create them in the same order.
     worker : Worker, optional
         The default is ``connect()``.
     timeout_s : float
@@ -64,9 +64,10 @@ class SharedData:
     Raises
     ------
     BackendUnavailableError
-        If the data do not fit into shared memory; nothing has been written then. Each worker gets the error.
+        On every worker, if the data do not fit into shared memory; nothing has been written then.
     ConfigurationError
-        If another worker has shared other data under this name, or the data have no rows of numbers.
+        If another worker has shared other data under this name, or the data have no rows of
+        numbers.
     CollectiveTimeoutError
         If another worker was filling the memory for ``timeout_s``.
 
@@ -125,17 +126,15 @@ class SharedData:
     def open(
         cls, path: str | os.PathLike[str], dataset: str | None = None, *, worker: Worker | None = None
     ) -> SharedData:
-        """Map a file into memory instead of copying it: the workers share the pages that the kernel has read.
+        """Map a file into memory without a copy: the workers share the pages that the kernel reads.
 
         Parameters
         ----------
         path : path
-            Of a NumPy file (``.npy``), or of an HDF5 file.
+            A NumPy file (``.npy``) or an HDF5 file.
         dataset : str, optional
-            The data set of an HDF5 file, contiguous and not compressed. Pass others as ``SharedData(file[dataset])``,
-            which copies them.
-        worker : Worker, optional
-            The default is ``connect()``.
+            The data set of an HDF5 file, contiguous and not compressed. Pass others as
+            ``SharedData(file[dataset])``, which copies them.
 
         Raises
         ------
@@ -157,7 +156,7 @@ class SharedData:
 
     @property
     def array(self) -> Array:
-        """All rows, read-only. After `resize` of any worker it is another array, and the old one stays valid."""
+        """All rows, read-only. After a `resize` it is another array; the old one stays valid."""
         return self._memory.rows()
 
     @property
@@ -187,41 +186,34 @@ class SharedData:
         return excerpt(self.array, indices, out, threads=self._threads if threads is None else threads)
 
     def excerpt_part(self, indices: Any, out: Array | None = None) -> Array:
-        """Return this worker's rows of a list that all workers have: of N contiguous parts that of its rank.
-
-        The parts' lengths differ by at most one.
-        """
+        """Return this worker's rows of a list: of N almost equal parts, the one of its rank."""
         return self.excerpt(part_of(indices, len(self), self._rank, self._size), out)
 
     def resize(self, rows: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Change the number of rows, for all workers; new rows are zeros.
 
-        One worker calls it, and then all meet (`Worker.barrier`). The others see the change at their next use of the
-        data. Arrays that they have taken before stay valid, and keep the rows that are not cut off. Rows that are cut
-        off become zeros in those arrays too, once the data grow again.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If there is not enough shared memory; the data are unchanged.
+        One worker calls it, and then all call `Worker.barrier`. The others see the change at their
+        next use of the data. Earlier arrays stay valid, and keep the rows that are not cut off;
+        rows that are cut off become zeros in those arrays too, once the data grow again. It raises
+        `BackendUnavailableError`, without a change, if there is not enough shared memory.
         """
         if rows < 0:
             raise ConfigurationError(f"got rows={rows!r}: a number of rows cannot be negative")
         self._memory.resize(rows, timeout_s)
 
     def writing(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> contextlib.AbstractContextManager[Array]:
-        """Give all rows, writable within the ``with`` block for this worker only.
+        """Yield all rows, writable within the ``with`` block by this worker only.
 
-        Readers do not wait. So call `Worker.barrier` on all workers before and after.
+        Readers do not wait, so call `Worker.barrier` on all workers before and after.
         """
         return self._memory.writing(timeout_s)
 
     def remove(self) -> None:
-        """Remove the name; the memory is freed when the last worker has closed it. The job's end removes it too."""
+        """Remove the name; the memory is freed when the last worker has closed it."""
         self._memory.remove()
 
     def close(self) -> None:
-        """Release the memory, as soon as no array lies on it any more; a second call does nothing."""
+        """Release the memory once no array refers to it; a second call does nothing."""
         self._memory.close()
 
     def __enter__(self) -> SharedData:
@@ -256,7 +248,7 @@ def _memory_of(worker: Worker, name: str, data: Any, timeout_s: float) -> Memory
 
 
 def _copy(source: Any, rows: Array) -> None:
-    """Copy data, block by block where they are not in memory: a block at a time is held twice."""
+    """Copy data, in blocks if they are not in memory: only one block is held twice."""
     if isinstance(source, np.ndarray):
         np.copyto(rows, source)
         return

@@ -1,4 +1,4 @@
-"""Data sets in files that are mapped into memory: NumPy's, and contiguous ones of HDF5."""
+"""Data sets in memory-mapped files: NumPy's, and contiguous ones of HDF5."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 class FileMemory:
-    """The rows of a file, read by the kernel as they are used, and shared by all processes that map it.
-
-    Parameters
-    ----------
-    path : path
-    dataset : str or None
-        The data set of an HDF5 file; None for a NumPy file.
-    """
+    """The rows of a file, which the kernel reads on use, shared by all processes that map it."""
 
     def __init__(self, path: str | os.PathLike[str], dataset: str | None) -> None:
         self._path = path
@@ -34,24 +27,20 @@ class FileMemory:
         self.form = Form.of(self._rows, "")
 
     def rows(self) -> Array:
-        """Return all rows, read-only."""
         if self._rows is None:
             raise closed_error()
         return self._rows
 
     def resize(self, rows: int, timeout_s: float) -> None:
-        """Refuse: the file is the user's."""
         raise self._refusal("resized")
 
     def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
-        """Refuse: the file is the user's."""
         raise self._refusal("written to")
 
     def remove(self) -> None:
-        """Do nothing: the file is the user's."""
+        """Do nothing: the user owns the file."""
 
     def close(self) -> None:
-        """Release the memory; a second call does nothing."""
         self._rows = None
 
     def _refusal(self, done: str) -> ConfigurationError:
@@ -66,7 +55,7 @@ def _map_numpy(path: str | os.PathLike[str]) -> Array:
         found = np.load(path, mmap_mode="r")
     except (OSError, ValueError) as exc:
         raise ConfigurationError(f"{os.fspath(path)} cannot be mapped into memory as a NumPy file: {exc}") from exc
-    if not isinstance(found, np.ndarray):  # an archive, .npz
+    if not isinstance(found, np.ndarray):  # An .npz file is an archive.
         found.close()
         raise ConfigurationError(
             f"{os.fspath(path)} is an archive of arrays, which cannot be mapped: save each with numpy.save, or copy it "

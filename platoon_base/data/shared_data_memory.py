@@ -1,8 +1,8 @@
-"""The memory of a shared data set: a segment that the first worker fills, the memory of a single-worker job, or a file.
+"""The memory of a shared data set: a segment that the first worker fills, or process memory.
 
-A segment begins with a page that describes the rows after it. It is valid once the page has the word "ready", which the
-worker that makes the segment writes last. That worker holds a lock until then. The kernel frees the lock if the worker
-dies, and the next worker starts over.
+A segment begins with a page that describes the rows. It is valid once the page has the word
+"ready", which the worker that creates the segment writes last. That worker holds a lock until then;
+the kernel releases the lock if the worker dies, and the next worker starts over.
 """
 
 from __future__ import annotations
@@ -41,18 +41,7 @@ _POLL_INTERVAL_S = 0.005
 
 
 class Form(NamedTuple):
-    """The shape and the dtype of a data set, and its fingerprint.
-
-    Attributes
-    ----------
-    rows : int
-        At first; `SharedData.resize` changes it.
-    row_shape : tuple of int
-    dtype : str
-        As ``numpy.dtype(...).str``.
-    fingerprint : str
-        Of the data that it was made from.
-    """
+    """The shape, dtype (``numpy.dtype(...).str``) and fingerprint of a data set at creation."""
 
     rows: int
     row_shape: tuple[int, ...]
@@ -61,7 +50,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, data: Any, fingerprint: str) -> Form:
-        """Return the form of an array, or of a data set of h5py and the like."""
+        """Return the form of an array, or of a data set such as those of h5py."""
         dtype = np.dtype(data.dtype)
         if dtype.hasobject or dtype.names is not None or not len(data.shape):
             raise ConfigurationError(
@@ -72,7 +61,6 @@ class Form(NamedTuple):
         return cls(shape[0], shape[1:], dtype.str, fingerprint)
 
     def size_bytes(self, rows: int) -> int:
-        """Return the bytes that so many rows take."""
         return rows * int(np.prod(self.row_shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
@@ -80,35 +68,27 @@ class Form(NamedTuple):
 
 
 class Memory(Protocol):
-    """The memory of the rows of a data set."""
-
     form: Form
     made_here: bool
 
-    def rows(self) -> Array:
-        """Return all rows as they are now, read-only."""
-        ...
+    def rows(self) -> Array: ...
 
     def resize(self, rows: int, timeout_s: float) -> None:
         """Change the number of rows; new ones are zeros."""
         ...
 
     def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
-        """Give all rows to write to, to one worker at a time."""
+        """Yield all rows to write to, to one worker at a time."""
         ...
 
     def remove(self) -> None:
-        """Remove the name, so that no worker finds the data any more."""
+        """Remove the name, so that no worker can attach any more."""
         ...
 
-    def close(self) -> None:
-        """Release the memory; a second call does nothing."""
-        ...
+    def close(self) -> None: ...
 
 
 class LocalMemory:
-    """The memory of a single-worker job."""
-
     def __init__(self, form: Form, fill: Fill) -> None:
         self.form = form
         self.made_here = True
@@ -116,11 +96,9 @@ class LocalMemory:
         fill(self._rows)
 
     def rows(self) -> Array:
-        """Return all rows as they are now, read-only."""
         return _read_only(self._open())
 
     def resize(self, rows: int, timeout_s: float) -> None:
-        """Change the number of rows; new ones are zeros."""
         before = self._open()
         self._rows = np.zeros((rows, *self.form.row_shape), self.form.dtype)
         kept = min(rows, len(before))
@@ -128,14 +106,12 @@ class LocalMemory:
 
     @contextlib.contextmanager
     def writing(self, timeout_s: float) -> Iterator[Array]:
-        """Give all rows to write to, to one worker at a time."""
         yield self._open()
 
     def remove(self) -> None:
-        """Remove the name, so that no worker finds the data any more."""
+        """Do nothing: there is no name."""
 
     def close(self) -> None:
-        """Release the memory; a second call does nothing."""
         self._rows = None
 
     def _open(self) -> Array:
@@ -159,18 +135,7 @@ class _Mapped:
 
 
 class JobMemory:
-    """The segment of a data set in the shared memory of a job on this host.
-
-    Parameters
-    ----------
-    files : JobFiles
-    name : str
-    load : callable
-        Returns the form of the data and a function that fills an array with them; called on the worker that makes the
-        segment.
-    timeout_s : float
-        Bound on the wait for another worker that makes it.
-    """
+    """The segment of a data set of a job; the worker that creates it calls ``load``."""
 
     def __init__(self, files: JobFiles, name: str, load: Callable[[], tuple[Form, Fill]], timeout_s: float) -> None:
         self.name = name
@@ -187,20 +152,19 @@ class JobMemory:
         self._mapped: _Mapped | None = _Mapped(segment)
 
     def rows(self) -> Array:
-        """Return all rows as they are now, read-only."""
         mapped = self._mapped
         if mapped is None:
             raise closed_error()
         count = int(mapped.header["rows"])
         if mapped.rows is None or len(mapped.rows) != count:
             if _PAGE + self.form.size_bytes(count) > len(mapped.segment.buffer):
-                mapped.close()  # arrays on the shorter mapping keep it
+                mapped.close()  # Arrays on the shorter mapping keep it.
                 self._mapped = mapped = _Mapped(Segment.attach(self._segment_name, writable=False))
             mapped.rows = _rows_on(mapped.segment, self.form, count)
         return mapped.rows
 
     def resize(self, rows: int, timeout_s: float) -> None:
-        """Change the number of rows. Memory is never given back: other workers may have arrays on it."""
+        """Change the number of rows; memory never shrinks, since others may have arrays on it."""
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
             header: Any = array_on(segment.buffer, (), _HEADER)
             before = int(header["rows"])
@@ -212,23 +176,20 @@ class JobMemory:
 
     @contextlib.contextmanager
     def writing(self, timeout_s: float) -> Iterator[Array]:
-        """Give all rows to write to, to one worker at a time."""
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
             header: Any = array_on(segment.buffer, (), _HEADER)
             yield _rows_on(segment, self.form, int(header["rows"]))
 
     def remove(self) -> None:
-        """Remove the name, so that no worker finds the data any more."""
         Segment.unlink(self._segment_name)
 
     def close(self) -> None:
-        """Release the memory; a second call does nothing."""
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None
 
     def _attach(self) -> Segment | None:
-        """Open the segment that another worker has filled; None if there is none, or its maker died before the end."""
+        """Open a filled segment; None if there is none, or its creator died before the end."""
         if not in_use(self._segment_name) and not abandoned(self._segment_name):
             return None
         segment = Segment.attach(self._segment_name, writable=False)
@@ -258,7 +219,7 @@ class JobMemory:
 
     @contextlib.contextmanager
     def _locked(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock of this data set: for the processes of the job, and the threads of this one."""
+        """Hold the lock of this data set, for the processes of the job and threads of this one."""
         deadline = awake() + timeout_s
         fd = _open_lock(self._lock_path)
         own(fd)
@@ -276,13 +237,13 @@ class JobMemory:
                     time.sleep(_POLL_INTERVAL_S)
             yield
         finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that C code has forked meanwhile has the file open too
+            fcntl.flock(fd, fcntl.LOCK_UN)  # A child forked by C code may have the file open too.
             disown(fd)
             os.close(fd)
 
 
 def _open_lock(path: Path) -> int:
-    """Open the lock file in the job's folder, which only this user can enter."""
+    """Open the lock file in the job's folder, which is private to this user."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
@@ -292,7 +253,6 @@ def _open_lock(path: Path) -> int:
 
 
 def closed_error() -> ConfigurationError:
-    """Return the error of a use after `SharedData.close`."""
     return ConfigurationError("these shared data are closed: nothing can be read after close()")
 
 

@@ -1,8 +1,4 @@
-"""The devices of a host: finding them, giving each worker its own, and all calls of CUDA's driver and of NCCL.
-
-The launcher asks `discovery`, the started process applies `isolation` and `checks`. Above `cuda`, the driver's calls,
-`runtime` gives centers what they need of a device, whichever framework computes there. `nccl` has NCCL's functions.
-"""
+"""Devices of a host: discovery, assignment to workers, and all calls of CUDA's driver and NCCL."""
 
 from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.devices.isolation import WorkerGpu

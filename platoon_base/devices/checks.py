@@ -1,4 +1,4 @@
-"""Warnings when a worker that was given a GPU computes on the CPU, or with float64.
+"""Warnings when a worker that has a GPU computes on the CPU, or with float64.
 
 No framework is imported here: arrays are recognized by their attributes.
 """
@@ -16,14 +16,12 @@ from platoon_base.parameters import is_tensor
 from platoon_base.system.import_hook import AfterImport
 from platoon_base.system.warn import warn_once
 
-__all__ = ["warn_if_not_on_device", "watch_theano"]
+__all__ = ["some_names", "warn_if_not_on_device", "watch_theano"]
 
 
 def watch_theano(device: str) -> None:
-    """Check right after Theano's first import that it computes on the device of this worker.
-
-    Call it before the script begins and after `compat.apply`.
-    """
+    """Check right after Theano's first import that it computes on this worker's device."""
+    # Call it before the script begins and after `compat.apply`.
     if device == "cpu":
         return
     if "theano" in sys.modules:
@@ -49,19 +47,12 @@ def _check_theano(theano: ModuleType, device: str) -> None:
 
 
 def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
-    """Warn, by `PlatoonWarning` and in the log, if parameters are not on the GPU that the worker was given.
-
-    Parameters
-    ----------
-    device : str
-        The worker's; nothing is said for ``"cpu"``.
-    params : iterable of Theano shared variable, ndarray, tensor, or others
-        Nothing is said of others. Float64 parameters on a GPU are reported too.
-    """
+    """Warn, by `PlatoonWarning` and in the log, if parameters are not on the worker's GPU."""
     if device == "cpu":
         return
     params = list(params)
-    values = [_internal(param[1] if isinstance(param, tuple) else param) for param in params]  # pairs have names
+    # Pairs have names.
+    values = [_internal(param[1] if isinstance(param, tuple) else param) for param in params]
     on_host = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if isinstance(value, np.ndarray)]
     if on_host and len(on_host) == len(params):
         warn_once(
@@ -73,16 +64,16 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
     elif on_host:
         warn_once(
             f"this worker was given {device}, but these parameters are in the memory of the host, and are copied at "
-            f"every step: {_some(on_host)}. Move them to the GPU; in Theano make them with "
+            f"every step: {some_names(on_host)}. Move them to the GPU; in Theano make them with "
             "theano.shared(value), without target='cpu'"
         )
     wide = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if _is_float64(value)]
     if wide and len(on_host) < len(params):
-        _warn_of_float64(device, f"{_some(wide)}:", of_torch=any(map(is_tensor, values)))
+        _warn_of_float64(device, f"{some_names(wide)}:", of_torch=any(map(is_tensor, values)))
 
 
 def _internal(param: Any) -> Any:
-    """Return the array with the values: an ndarray is on the host, a GpuArray is not; None if it is not known."""
+    """Return the array of the values, an ndarray only if on the host; None if it is unknown."""
     if isinstance(param, np.ndarray):
         return param
     if is_tensor(param):
@@ -94,7 +85,8 @@ def _internal(param: Any) -> Any:
 
 
 def _is_float64(value: Any) -> bool:
-    return value is not None and str(value.dtype).endswith("float64")  # torch's dtypes are not NumPy's
+    # Torch has dtypes of its own.
+    return value is not None and str(value.dtype).endswith("float64")
 
 
 def _name(param: Any, index: int) -> str:
@@ -103,7 +95,7 @@ def _name(param: Any, index: int) -> str:
     return getattr(param, "name", None) or f"parameter {index}"
 
 
-def _some(names: list[str], at_most: int = 5) -> str:
+def some_names(names: list[str], at_most: int = 5) -> str:
     rest = f" and {len(names) - at_most} more" if len(names) > at_most else ""
     return ", ".join(names[:at_most]) + rest
 

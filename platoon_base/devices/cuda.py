@@ -1,6 +1,6 @@
-"""CUDA without a framework: all calls of its driver that this package makes, and of its compiler, NVRTC.
+"""CUDA without a framework: calls of its driver and of its compiler, NVRTC.
 
-`discovery` asks the driver in a process of its own, and `isolation` before anything has initialized it.
+`discovery` calls the driver in a separate process, and `isolation` before its initialization.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = [
     "device_identity", "drivers_in_use", "load", "nvrtc_version", "primary_driver",
 ]  # fmt: skip
 
-HANDLE_BYTES = 64  # by which CUDA IPC opens memory
-# The driver shares whole blocks of this size; smaller pieces of one could not be opened apart.
+HANDLE_BYTES = 64  # Size of a CUDA IPC handle.
+# The driver shares whole blocks of this size; smaller pieces could not be opened separately.
 _BLOCK_BYTES = 2 << 20
 _MAPPED, _PORTABLE = 2, 1
 _NON_BLOCKING = 1
@@ -43,21 +43,7 @@ class DriverError(BackendUnavailableError):
 
 
 class Driver:
-    """CUDA's driver, within the context in which the parameters' framework computes.
-
-    Parameters
-    ----------
-    enter, leave : callable
-        Make the context current for a call, and what was current before it again; left out, calls are made as they
-        are.
-    remedy : str
-        What the error about a call that fails says at its end.
-
-    Attributes
-    ----------
-    spare : dict of int to list of int
-        Memory for others that serves nobody at present: the addresses of each size in bytes.
-    """
+    """CUDA's driver in the context of the parameters' framework; ``enter`` makes it current."""
 
     def __init__(
         self, enter: Callable[[], object] = bool, leave: Callable[[], object] = bool, remedy: str = OF_CENTER
@@ -65,16 +51,10 @@ class Driver:
         self._remedy = remedy
         self._cuda = load("libcuda.so.1")
         self._enter, self._leave = enter, leave
-        self.spare: dict[int, list[int]] = {}
+        self.spare: dict[int, list[int]] = {}  # Unused shared memory: addresses by size in bytes.
 
     def call(self, name: str, *args: Any, ignore: tuple[int, ...] = ()) -> int:
-        """Call a function of the driver.
-
-        Raises
-        ------
-        DriverError
-            If it fails with another code than those in ``ignore``.
-        """
+        """Call a function of the driver; raise `DriverError` on codes not in ``ignore``."""
         self._enter()
         try:
             code = int(getattr(self._cuda, name)(*args))
@@ -85,10 +65,10 @@ class Driver:
             raise DriverError(f"CUDA's {name} failed with error {code}{what}: {self._remedy}")
         return code
 
-    # Of the device.
+    # Device.
 
     def ordinal(self) -> int:
-        """Return the number of the context's device, as the driver counts."""
+        """Return the driver's number of the context's device."""
         current, device, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self.call("cuCtxGetDevice", ctypes.byref(current))
         self.call("cuDeviceGetCount", ctypes.byref(count))
@@ -99,11 +79,10 @@ class Driver:
         raise DriverError(f"CUDA does not count the device of this context: {self._remedy}")
 
     def multiprocessors(self, ordinal: int) -> int:
-        """Return how many multiprocessors a device has."""
         return self._attribute(_MULTIPROCESSORS, ordinal)
 
     def machine(self, ordinal: int) -> str:
-        """Name what a device executes, such as ``"sm_90"``."""
+        """Return a device's architecture, such as ``"sm_90"``."""
         return f"sm_{self._attribute(_MAJOR, ordinal)}{self._attribute(_MINOR, ordinal)}"
 
     def _attribute(self, number: int, ordinal: int) -> int:
@@ -122,95 +101,92 @@ class Driver:
         return int(found.value)
 
     def free(self, address: int) -> None:
-        """Free memory that was allocated."""
         self.call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def allocate_on_host(self, nbytes: int) -> int:
-        """Allocate page-locked memory of the host, for copies beside other work, and return its address."""
+        """Allocate page-locked host memory for asynchronous copies, and return its address."""
         found = ctypes.c_void_p()
         self.call("cuMemHostAlloc", ctypes.byref(found), ctypes.c_size_t(nbytes), ctypes.c_uint(_PORTABLE))
         return int(found.value or 0)
 
     def pin(self, address: int, nbytes: int, mapped: bool = False) -> None:
-        """Lock pages of the host, so that devices copy from them at full speed; ``mapped``: so that they reach them."""
+        """Lock host pages for copies at full speed, ``mapped`` also for access by devices."""
         flags = ctypes.c_uint(_PORTABLE | (_MAPPED if mapped else 0))
         self.call("cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(nbytes), flags)
 
     def unpin(self, address: int) -> None:
-        """Unlock pages that were locked."""
         self.call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def clear(self, address: int, nbytes: int) -> None:
-        """Fill memory with zeros, and wait for it."""
+        """Fill memory with zeros, and wait."""
         self.call("cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(nbytes))
         self._finish_copies()
 
     def write(self, address: int, values: np.ndarray[Any, Any]) -> None:
-        """Copy C-contiguous values of the host to the device, and wait for it."""
+        """Copy C-contiguous values of the host to the device, and wait."""
         source, size = ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(values.nbytes)
         self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), source, size)
         self._finish_copies()
 
     def read(self, address: int, values: np.ndarray[Any, Any]) -> None:
-        """Fill a C-contiguous array of the host from the device, and wait for it."""
+        """Fill a C-contiguous array of the host from the device, and wait."""
         target, size = ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(values.nbytes)
         self.call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), size)
 
     def queue_write(self, address: int, values: np.ndarray[Any, Any], stream: int) -> None:
-        """Queue a copy of C-contiguous values of the host on a stream; they may be changed at once."""
-        # The driver takes values in pageable memory over before it returns.
+        """Queue a copy of C-contiguous host values, which may be changed immediately afterwards."""
+        # The driver copies values in pageable memory before it returns.
         source, size = ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(values.nbytes)
         self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), source, size, ctypes.c_void_p(stream))
 
     def queue_read(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy from the device's address ``source`` to ``target``, in page-locked memory, on a stream."""
+        """Queue a copy from device address ``source`` to ``target``, in page-locked memory."""
         to, size = ctypes.c_void_p(target), ctypes.c_size_t(nbytes)
         self.call("cuMemcpyDtoHAsync_v2", to, ctypes.c_uint64(source), size, ctypes.c_void_p(stream))
 
     def queue_word(self, address: int, word: int, stream: int) -> None:
-        """Queue the writing of a word of 32 bits on a stream."""
+        """Queue the writing of a 32-bit word."""
         one = ctypes.c_size_t(1)
         self.call("cuMemsetD32Async", ctypes.c_uint64(address), ctypes.c_uint(word), one, ctypes.c_void_p(stream))
 
     def _finish_copies(self) -> None:
-        # The driver goes on copying from a buffer of its own, on the default stream: others do not wait for that one.
+        # The driver may still copy from its own buffer, on the default stream; others do not wait
+        # for it.
         self.call("cuStreamSynchronize", None)
 
     # Order.
 
     def new_stream(self) -> int:
-        """Make a stream that waits for no other one."""
+        """Create a stream that waits for no other one."""
         stream = ctypes.c_void_p()
         self.call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
         return int(stream.value or 0)
 
     def close_stream(self, stream: int) -> None:
-        """Close a stream that was made here."""
         self.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
     def is_working(self, stream: int) -> bool:
-        """Return whether work that was queued on a stream is still under way."""
+        """Return whether a stream has unfinished work."""
         return self.call("cuStreamQuery", ctypes.c_void_p(stream), ignore=(_NOT_READY,)) == _NOT_READY
 
     def finish(self, stream: int | None = None) -> None:
-        """Wait for the work that was queued on a stream, or in the whole context."""
+        """Wait for the work of a stream, or of the whole context."""
         if stream is None:
             self.call("cuCtxSynchronize")
         else:
             self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def new_event(self) -> ctypes.c_void_p:
-        """Make an event."""
         event = ctypes.c_void_p()
         self.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_NO_TIMES))
         return event
 
     def record(self, event: ctypes.c_void_p, stream: int) -> None:
-        """Let an event follow what is queued on a stream so far."""
+        """Record an event after the work queued on a stream so far."""
         self.call("cuEventRecord", event, ctypes.c_void_p(stream))
 
     def follow(self, stream: int, event: ctypes.c_void_p) -> None:
-        """Let what is queued on a stream from now on wait for an event."""
+        """Make later work on a stream wait for an event."""
         self.call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, ctypes.c_uint(0))
 
     def wait_for(self, event: ctypes.c_void_p) -> None:
@@ -218,24 +194,22 @@ class Driver:
         self.call("cuEventSynchronize", event)
 
     def is_over(self, event: ctypes.c_void_p) -> bool:
-        """Return whether what an event follows has ended."""
         return self.call("cuEventQuery", event, ignore=(_NOT_READY,)) != _NOT_READY
 
     def close_event(self, event: ctypes.c_void_p) -> None:
-        """Close an event."""
         self.call("cuEventDestroy_v2", event)
 
     # Kernels.
 
     def load_kernel(self, code: bytes, name: str) -> ctypes.c_void_p:
-        """Load machine code, which `compile_source` makes, and return one of its kernels."""
+        """Load machine code from `compile_source`, and return one of its kernels."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), code)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         return function
 
     def launch(self, kernel: ctypes.c_void_p, values: Sequence[Any], stream: int, blocks: int, threads: int) -> None:
-        """Queue a kernel on a stream, with values of ctypes as its arguments."""
+        """Queue a kernel, with ctypes values as its arguments."""
         one, nothing = ctypes.c_uint(1), ctypes.c_uint(0)
         grid, block = (ctypes.c_uint(blocks), one, one), (ctypes.c_uint(threads), one, one)
         arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
@@ -243,7 +217,6 @@ class Driver:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Make the context current while the block runs."""
         self._enter()
         try:
             yield
@@ -252,24 +225,18 @@ class Driver:
 
 
 class DeviceMemory:
-    """Memory of a device that other processes may open; use `allocate` or `open`.
-
-    Allocated memory stays until the process ends: CUDA wants it to outlive the processes that have it open.
-    `allocate` takes what `reuse` was given before it asks the driver.
-
-    Attributes
-    ----------
-    address, nbytes : int
-    """
+    """Memory of a device that other processes may open; use `allocate` or `open`."""
 
     def __init__(self, driver: Driver, address: int, nbytes: int) -> None:
+        # Allocated memory is kept until the process ends: it must outlive the processes that opened
+        # it.
         self._driver = driver
         self.address = address
         self.nbytes = nbytes
 
     @classmethod
     def allocate(cls, driver: Driver, nbytes: int) -> DeviceMemory:
-        """Allocate memory of zeros."""
+        """Allocate memory of zeros, from memory passed to `reuse` if possible."""
         whole = -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
         spare = driver.spare.get(whole)
         if not spare:
@@ -279,7 +246,7 @@ class DeviceMemory:
         return cls(driver, address, nbytes)
 
     def reuse(self) -> None:
-        """Give back memory that was allocated, and that no other process has open or will open."""
+        """Release allocated memory that no other process has open or will open."""
         self._driver.spare.setdefault(-(-self.nbytes // _BLOCK_BYTES) * _BLOCK_BYTES, []).append(self.address)
 
     @classmethod
@@ -296,17 +263,17 @@ class DeviceMemory:
 
     @property
     def handle(self) -> bytes:
-        """The handle by which another process opens this memory."""
+        """Handle for `open` in another process."""
         handle = _Handle()
         self._driver.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
         return bytes(handle.bytes)
 
     def write(self, offset: int, values: np.ndarray[Any, Any]) -> None:
-        """Copy bytes of the host to ``offset``, and wait for it."""
+        """Copy host bytes to ``offset``, and wait."""
         self._driver.write(self.address + offset, values)
 
     def copy(self, other: DeviceMemory, offset: int) -> None:
-        """Copy another memory of the same size from ``offset`` on, and wait for it."""
+        """Copy memory of the same size from ``offset`` on, and wait."""
         size = ctypes.c_size_t(self.nbytes - offset)
         target, source = ctypes.c_uint64(self.address + offset), ctypes.c_uint64(other.address + offset)
         self._driver.call("cuMemcpyDtoD_v2", target, source, size)
@@ -318,19 +285,7 @@ class DeviceMemory:
 
 
 class HostMemory:
-    """Shared memory that a device can reach, and a stream of its own for copies to it.
-
-    Parameters
-    ----------
-    driver : Driver
-    address, size_bytes : int
-        Of the memory, at whole pages.
-
-    Attributes
-    ----------
-    device_address : int
-        Where the device finds the memory.
-    """
+    """Page-aligned shared memory accessible to a device, and a stream for copies to it."""
 
     def __init__(self, driver: Driver, address: int, size_bytes: int) -> None:
         self._driver = driver
@@ -347,20 +302,17 @@ class HostMemory:
         self.device_address = int(found.value)
 
     def start_copy(self, source: int, offset: int, size_bytes: int) -> None:
-        """Begin to copy device memory at address ``source`` to ``offset`` of the host's, beside all other work."""
+        """Start an asynchronous copy of device memory at ``source`` to ``offset``."""
         self._driver.queue_read(self._address + offset, source, size_bytes, self._stream)
 
     @property
     def copying(self) -> bool:
-        """Whether a copy is still under way."""
         return self._driver.is_working(self._stream)
 
     def finish_copies(self) -> None:
-        """Wait for the copies begun."""
         self._driver.finish(self._stream)
 
     def close(self) -> None:
-        """Release the memory; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -370,15 +322,8 @@ class HostMemory:
 
 
 def primary_driver(ordinal: int, remedy: str = OF_CENTER) -> Driver:
-    """Return the driver within a device's primary context, in which torch and JAX compute.
-
-    The context is kept until the process ends, as the memory that others have open.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If there is no driver, or no such device.
-    """
+    """Return the driver in a device's primary context, where torch and JAX compute."""
+    # The context is kept until the process ends, like the memory that others have open.
     bare, device, context, left = Driver(remedy=remedy), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     bare.call("cuInit", ctypes.c_uint(0))
     bare.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
@@ -391,7 +336,7 @@ def primary_driver(ordinal: int, remedy: str = OF_CENTER) -> Driver:
 
 
 def drivers_in_use(remedy: str) -> list[Driver]:
-    """Return the driver within each primary context that this process computes in; none without a device."""
+    """Return the driver in each primary context of this process; [] without a device."""
     count, device, flags, active = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
     found = []
     with contextlib.suppress(BackendUnavailableError):
@@ -407,7 +352,7 @@ def drivers_in_use(remedy: str) -> list[Driver]:
 
 
 def device_identity(ordinal: int) -> str:
-    """Return what tells a CUDA device from all others of this host."""
+    """Return the UUID of a CUDA device."""
     driver, found, device = primary_driver(ordinal), (ctypes.c_ubyte * 16)(), ctypes.c_int()
     driver.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
     driver.call("cuDeviceGetUuid_v2", ctypes.byref(found), device)
@@ -415,13 +360,7 @@ def device_identity(ordinal: int) -> str:
 
 
 def load(library: str) -> Any:
-    """Load a library of the system.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If it is not there.
-    """
+    """Load a system library, or raise `BackendUnavailableError`."""
     try:
         return ctypes.CDLL(library)
     except OSError as exc:
@@ -429,31 +368,12 @@ def load(library: str) -> Any:
 
 
 def nvrtc_version() -> str:
-    """Return the version of NVRTC, such as ``"13.0"``.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If there is none.
-    """
     _, major, minor = _nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
 
 
 def compile_source(source: str, machine: str) -> bytes:
-    """Compile CUDA's C++ to machine code, by NVRTC.
-
-    Parameters
-    ----------
-    source : str
-    machine : str
-        Such as ``"sm_90"``.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If there is no NVRTC, or it does not know this machine.
-    """
+    """Compile CUDA C++ for a machine such as ``"sm_90"``; may raise `BackendUnavailableError`."""
     nvrtc = _nvrtc()
     options = [f"--gpu-architecture={machine}".encode()]
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
@@ -461,7 +381,7 @@ def compile_source(source: str, machine: str) -> bytes:
         (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if int(code):
             _, size = nvrtc.nvrtcGetProgramLogSize(program)
-            said = b" " * (size + 1)  # never one byte, which all of Python shares: it is written to
+            said = b" " * (size + 1)  # Written to: Python shares one-byte objects.
             nvrtc.nvrtcGetProgramLog(program, said)
             text = said.decode(errors="replace").strip("\0 \n") or str(code)
             raise BackendUnavailableError(
@@ -482,7 +402,7 @@ def _nvrtc() -> Any:
         from cuda.bindings import nvrtc
 
         code, *_ = nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as exc:  # of cuda-bindings, or of the library that it looks for
+    except (ImportError, RuntimeError) as exc:  # Raised without cuda-bindings or NVRTC.
         reason = (str(exc).splitlines() or [type(exc).__name__])[0]
         raise BackendUnavailableError(
             f"kernels for GPUs cannot be compiled, as cuda-bindings with NVRTC is not there ({reason}): {_INSTALL}"

@@ -1,4 +1,4 @@
-"""Find and choose devices. A process of its own looks, since a process with a GPU library may not fork."""
+"""Find and choose devices, in a separate process: a process with a GPU library may not fork."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ __all__ = [
     "require_devices",
 ]
 
-CPU_DEFAULT = 4  # each worker has a copy of the model and, often, of the data: no more than this unless asked for
+# Default limit: each worker has a copy of the model and, often, of the data.
+CPU_DEFAULT = 4
 
 _ALL = ("auto", "cuda")
-KINDS = (*_ALL, "cpu")  # the words of -D with which -n may stand
+KINDS = (*_ALL, "cpu")  # Words of -D that allow -n.
 _NAME = re.compile(r"cpu|cuda(\d+)|opencl\d+:\d+")
-_OLD_NAME = re.compile(r"gpu(\d*)")  # of Theano until 0.9
+_OLD_NAME = re.compile(r"gpu(\d*)")  # Names of Theano before 0.9.
 _QUERY_TIMEOUT_S = 60
 _PYGPU_QUERY = """
 import pygpu.gpuarray as g
@@ -50,7 +51,7 @@ def platforms(kind):
 print(*(f"cuda{i}" for p in range(platforms("cuda")) for i in range(count("cuda", p))))
 print(*(f"opencl{p}:{i}" for p in range(platforms("opencl")) for i in range(count("opencl", p))))
 """
-# The driver itself honours CUDA_VISIBLE_DEVICES, so its numbers are those of pygpu and of every other library.
+# The driver applies CUDA_VISIBLE_DEVICES: its numbers are those of every library.
 _DRIVER_QUERY = """
 import ctypes, json
 count, problem, reach = ctypes.c_int(), "", []
@@ -82,30 +83,20 @@ _NO_DRIVER = "libcuda.so.1"
 
 
 class CudaDevices(NamedTuple):
-    """The answer of the CUDA driver.
-
-    Attributes
-    ----------
-    number : int
-        Number of visible devices.
-    problem : str
-        Why there are none, or why not all could be asked; empty if all is well.
-    reach : list of list of bool
-        ``reach[i][j]``: device i can access the memory of device j.
-    """
+    """Answer of the CUDA driver; ``reach[i][j]``: device i can access the memory of device j."""
 
     number: int
-    problem: str
+    problem: str  # Why there are none, or why some did not answer; empty if there is no problem.
     reach: list[list[bool]]
 
     @property
     def names(self) -> list[str]:
-        """The names of the devices, such as ``["cuda0", "cuda1"]``."""
+        """Names of the devices, such as ``["cuda0", "cuda1"]``."""
         return [f"cuda{i}" for i in range(self.number)]
 
     @property
     def broken(self) -> bool:
-        """Whether there is a driver that does not work; False without a driver or without a device."""
+        """Whether there is a driver that fails; False without a driver or without a device."""
         return bool(self.problem) and _NO_DRIVER not in self.problem and self.problem != _NO_DEVICE
 
     def why_none(self) -> str:
@@ -119,18 +110,18 @@ class CudaDevices(NamedTuple):
 
 
 def is_device_name(text: str) -> bool:
-    """Tell whether a word is one for ``-D``: ``cpu``, ``cuda0``, ``opencl0:0``, ``cuda``, ``auto``, an old ``gpu0``."""
+    """Return whether a word is valid for ``-D``, such as ``cpu``, ``cuda0`` or ``auto``."""
     return text in _ALL or bool(_NAME.fullmatch(text) or _OLD_NAME.fullmatch(text))
 
 
 def cuda_devices() -> CudaDevices:
-    """Ask the CUDA driver which devices are visible, and which reach which; again only if the environment changes."""
+    """Query the CUDA driver for devices and peer access; cached until the environment changes."""
     return _ask_driver(frozenset(os.environ.items()))
 
 
 @functools.lru_cache(maxsize=1)
 def _ask_driver(environment: frozenset[tuple[str, str]]) -> CudaDevices:
-    # -S: without site-packages the answer is there in 20 ms.
+    # -S: without site-packages the query takes 20 ms.
     command = [sys.executable, "-I", "-S", "-c", _DRIVER_QUERY]
     try:
         done = subprocess.run(
@@ -144,36 +135,16 @@ def _ask_driver(environment: frozenset[tuple[str, str]]) -> CudaDevices:
 
 
 class Choice(NamedTuple):
-    """The devices of the workers.
-
-    Attributes
-    ----------
-    devices : list of str
-        One for each worker.
-    reason : str
-        Why these, for a user who did not name them; empty if they were named.
-    """
+    """One device for each worker."""
 
     devices: list[str]
-    reason: str = ""
+    reason: str = ""  # Explains a default choice to the user; empty if the user named devices.
 
 
 def choose_devices(workers: int | None, words: Sequence[str]) -> Choice:
-    """Choose the workers' devices from what ``-n`` and ``-D`` say.
-
-    Parameters
-    ----------
-    workers : int or None
-    words : sequence of str
-        Names of devices, one for each worker; or one of ``"auto"``, ``"cuda"``, ``"cpu"``; or nothing, which is
-        ``"auto"``: CUDA devices if there are any, the CPU if not.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are not so many. With fewer CUDA devices than workers, none is shared and the CPU is not taken instead;
-        the user has to say so.
-    """
+    """Choose the workers' devices from ``-n`` and ``-D``; raise `ConfigurationError` if too few."""
+    # With fewer CUDA devices than workers, neither sharing nor the CPU is chosen: the user must ask
+    # for it.
     if workers is not None and workers < 1:
         raise ConfigurationError(f"got -n {workers}: a job has at least 1 worker")
     if max(workers or 1, len(words)) > MAX_WORKERS:
@@ -212,13 +183,7 @@ def _choose_cuda(workers: int | None, required: bool) -> Choice:
 
 
 def list_devices() -> list[str]:
-    """Name the devices that Theano can compute on here, ``"cpu"`` first.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If pygpu, which Theano computes with on devices, is not installed or does not answer.
-    """
+    """Return the devices Theano can compute on, ``"cpu"`` first; raise without a working pygpu."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PYGPU_QUERY], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False
@@ -236,15 +201,7 @@ def list_devices() -> list[str]:
 
 
 def require_devices(names: Sequence[str]) -> None:
-    """Raise an error unless each of these devices exists.
-
-    Raises
-    ------
-    ConfigurationError
-        If a name is not a device's, or there is no such device here.
-    BackendUnavailableError
-        If the devices cannot be listed.
-    """
+    """Raise `ConfigurationError` unless each of these devices exists."""
     for name in names:
         if not _NAME.fullmatch(name):
             old = _OLD_NAME.fullmatch(name)
@@ -252,7 +209,7 @@ def require_devices(names: Sequence[str]) -> None:
             raise ConfigurationError(f"got device {name!r}: {now}devices are cpu, cuda0, cuda1 ..., opencl0:0 ...")
     present, reason = ["cpu"], ""
     if any(name.startswith("cuda") for name in names):
-        # Not asked by pygpu: Keras on another back end works without it.
+        # pygpu is not used here: Keras with another back end works without it.
         cuda = cuda_devices()
         present += cuda.names
         reason = "" if cuda.number else f" ({cuda.why_none()})"
@@ -264,14 +221,7 @@ def require_devices(names: Sequence[str]) -> None:
 
 
 def can_share_center(devices: Sequence[str]) -> str:
-    """Return whether workers on these devices can keep their center in the memory of one of them.
-
-    Returns
-    -------
-    str
-        Empty if they can: all are CUDA devices of this host, and each reaches the memory of each. Several workers may
-        share one. Otherwise the reason why not, such as ``"cuda0 and cuda2 cannot access each other's memory"``.
-    """
+    """Return why these devices cannot share a center in GPU memory; empty if they can."""
     if not devices:
         return "there is no CUDA device"
     distinct = list(dict.fromkeys(devices))

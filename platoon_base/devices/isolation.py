@@ -1,7 +1,7 @@
-"""Keep frameworks to the GPU of their worker; by default they take the first one, or all.
+"""Restrict frameworks to the GPU of their worker; by default they use the first one, or all.
 
-Theano gets its device by its flags. No framework is imported here: each is set right after the script imports it, by
-the function that is registered for it.
+Each framework is configured right after the script imports it, by a registered function. Theano
+receives its device through its flags.
 """
 
 from __future__ import annotations
@@ -20,17 +20,11 @@ __all__ = ["WorkerGpu", "brought_to_front", "keep_to"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
-_MAX_DEVICES = 64  # the driver stops at the first number that there is not
+_MAX_DEVICES = 64  # The driver stops at the first missing number.
 
 
 def keep_to(device: str) -> None:
-    """Make frameworks compute on this device; call it before the script begins.
-
-    Parameters
-    ----------
-    device : str
-        The device of this worker; nothing is done unless it is a CUDA device, such as ``"cuda1"``.
-    """
+    """Make frameworks compute on a CUDA device; call it before the script begins."""
     found = re.fullmatch(r"cuda(\d+)", device)
     if found is None:
         return
@@ -46,25 +40,14 @@ def keep_to(device: str) -> None:
 
 
 class WorkerGpu:
-    """The GPU of a worker.
-
-    Attributes
-    ----------
-    number : int
-        As CUDA counts in this process.
-    """
+    """GPU of a worker; ``number`` is its number in this process's CUDA."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def bring_to_front(self) -> bool:
-        """Make this GPU the first of those that CUDA sees, if nothing in this process has initialized CUDA.
-
-        Returns
-        -------
-        bool
-            Whether ``number`` holds; False if the script itself has chosen devices since.
-        """
+        """Make this GPU CUDA's first; False if the script itself has chosen other devices."""
+        # CUDA_VISIBLE_DEVICES has no effect once CUDA is initialized: then the number stays.
         if self.number and _cuda_waits():
             visible = brought_to_front(self.number, os.environ.get(_VISIBLE))
             if visible is None:
@@ -75,10 +58,7 @@ class WorkerGpu:
 
 
 def brought_to_front(number: int, visible: str | None) -> str | None:
-    """Return what CUDA_VISIBLE_DEVICES is to be so that device ``number`` of those visible now becomes device 0.
-
-    None if there is no such number, because the script itself has chosen devices since.
-    """
+    """Return CUDA_VISIBLE_DEVICES with device ``number`` first; None if there is no such device."""
     names = [str(i) for i in range(_MAX_DEVICES)] if visible is None else visible.split(",")
     if number >= len(names):
         return None
@@ -86,7 +66,7 @@ def brought_to_front(number: int, visible: str | None) -> str | None:
 
 
 def _cuda_waits() -> bool:
-    """Return whether there is a driver that nobody in this process has initialized: it reads the environment then."""
+    """Return whether the driver is not initialized yet and will read the environment."""
     count = ctypes.c_int()
     try:
         return bool(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) == _NOT_INITIALIZED)

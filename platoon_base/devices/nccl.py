@@ -1,6 +1,6 @@
-"""NCCL's own C functions, on memory by its address: that of a GpuArray, of torch's tensors, or of XLA's buffers.
+"""C functions of NCCL 2.10 and later, on device memory by address.
 
-They are those of NCCL 2.10 and later, in the library that the framework has loaded already if it has one.
+The library is the one that the framework has already loaded, if any.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ DTYPE_CODES = {
 }  # fmt: skip
 OP_CODES = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 
-_LIBRARIES = ("libnccl.so.2", "libnccl.so")  # the second for those who have the first under that name alone
+# Some installations have only the second name.
+_LIBRARIES = ("libnccl.so.2", "libnccl.so")
 _ID_BYTES = 128
 
 
@@ -46,12 +47,7 @@ _ARGUMENTS = {
 
 
 class Transfer(NamedTuple):
-    """Bytes that go to another rank, or come from it.
-
-    Attributes
-    ----------
-    rank, address, nbytes : int
-    """
+    """Bytes sent to another rank, or received from it."""
 
     rank: int
     address: int
@@ -59,13 +55,7 @@ class Transfer(NamedTuple):
 
 
 def new_unique_id() -> bytes:
-    """Make the 128 bytes by which the ranks of a new group find each other.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If there is no NCCL.
-    """
+    """Create the 128-byte id of a new group; raise `BackendUnavailableError` without NCCL."""
     unique_id = _UniqueId()
     try:
         _call("ncclGetUniqueId", ctypes.byref(unique_id))
@@ -75,26 +65,17 @@ def new_unique_id() -> bytes:
 
 
 class Communicator:
-    """One rank's end of a group, on the device that is CUDA's current one when it is made.
-
-    Every call is queued on a stream and returns at once, but for the first, which may wait for the others. Nobody but
-    `abort` ends a wait for a rank that is gone.
-
-    Parameters
-    ----------
-    unique_id : bytes
-        From `new_unique_id` on one of the ranks.
-    size, rank : int
-        Number of ranks, and this one.
-    """
+    """One rank's end of a group, on CUDA's current device; all ranks pass the same id."""
 
     def __init__(self, unique_id: bytes, size: int, rank: int) -> None:
+        # Calls are queued on a stream and return immediately; the first may wait for the other
+        # ranks. Only `abort` ends a wait for a lost rank.
         self._handle = ctypes.c_void_p()
         id_ = _UniqueId.from_buffer_copy(unique_id)
         _call("ncclCommInitRank", ctypes.byref(self._handle), size, id_, rank)
 
     def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
-        """Combine ``count`` elements; addresses, codes of `DTYPE_CODES` and `OP_CODES`, and a cudaStream_t."""
+        """Combine ``count`` elements; codes are of `DTYPE_CODES` and `OP_CODES`."""
         _call("ncclAllReduce", source, target, count, dtype, op, self._handle, stream)
 
     def reduce_scatter(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
@@ -102,15 +83,14 @@ class Communicator:
         _call("ncclReduceScatter", source, target, count, dtype, op, self._handle, stream)
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, stream: int) -> None:
-        """Put the ``count`` elements of each rank one behind the other."""
+        """Concatenate the ``count`` elements of each rank."""
         _call("ncclAllGather", source, target, count, dtype, self._handle, stream)
 
     def broadcast(self, address: int, count: int, dtype: int, root: int, stream: int) -> None:
-        """Copy the elements of rank ``root`` into those of the others."""
         _call("ncclBroadcast", address, address, count, dtype, root, self._handle, stream)
 
     def exchange(self, sent: Sequence[Transfer], received: Sequence[Transfer], stream: int) -> None:
-        """Send bytes to other ranks and receive bytes from others, all at once; they do the counterparts."""
+        """Send and receive bytes at the same time; the other ranks make the matching calls."""
         of_bytes = DTYPE_CODES["uint8"]
         _call("ncclGroupStart")
         try:
@@ -122,24 +102,18 @@ class Communicator:
 
     @property
     def abort_call(self) -> tuple[int, int]:
-        """The addresses of the C function, and of its argument, that end what waits, from another thread; once."""
+        """Addresses of the C function and of its argument that abort from another thread; once."""
         function = ctypes.cast(load_nccl().ncclCommAbort, ctypes.c_void_p)
         return int(function.value or 0), int(self._handle.value or 0)
 
     def abort(self) -> None:
-        """End what waits, on the device and on the host, from another thread; once, by this or by `abort_call`."""
+        """Abort waits on device and host, from another thread; once, by this or by `abort_call`."""
         load_nccl().ncclCommAbort(self._handle)
 
 
 @functools.cache
 def load_nccl() -> Any:
-    """Load the library.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If it is not there, or too old.
-    """
+    """Load the library; raise `BackendUnavailableError` if it is missing or too old."""
     try:
         library = _found()
         for name, arguments in _ARGUMENTS.items():

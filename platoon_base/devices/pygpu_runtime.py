@@ -25,18 +25,12 @@ _TOUCH = 'extern "C" __global__ void touch(const char *one, const char *other) {
 
 
 class PygpuRuntime:
-    """A device by libgpuarray, which orders all work by the arrays that it is given.
+    """`DeviceRuntime` by libgpuarray, which orders all work by its arrays."""
 
-    Parameters
-    ----------
-    context : pygpu GpuContext, of CUDA
-        It is the device's primary one, as libgpuarray makes no others.
-    """
-
-    most_parameters = 400  # CUDA passes 4 KB of arguments
+    most_parameters = 400  # CUDA passes at most 4 KB of arguments.
 
     def __init__(self, context: Any) -> None:
-        self._context = context
+        self._context = context  # The device's primary one: libgpuarray creates no others.
         library = load("libgpuarray.so.3")
         library.gpuarray_get_extension.restype = ctypes.c_void_p
         library.gpuarray_get_extension.argtypes = [ctypes.c_char_p]
@@ -57,27 +51,20 @@ class PygpuRuntime:
         return _Buffer(gpuarray.zeros((size,), dtype, context=self._context))
 
     def change(self, arrays: Sequence[GpuArray], queue: Queue, may_wait: bool = False) -> None:
-        """Queue a kernel, which is ordered by its arguments, on whatever stream."""
+        """Queue a kernel, which its arguments order, on any stream."""
         queue([int(array.gpudata) for array in arrays], 0)
 
     def compile(self, name: str, source: Source, types: Types, arrays: int) -> _Kernel:
-        """Compile a kernel that has the arrays as arguments too, unused, for the order of the work."""
+        """Compile a kernel with the arrays as unused arguments, which order the work."""
         given = [GpuArray if type_ is None else np.dtype(type_) for type_ in types]
         have_double = "float64" in types
         return _Kernel(self._kernel(source(arrays), name, [*given, *[GpuArray] * arrays], have_double))
 
     @contextlib.contextmanager
     def in_order(self, one: GpuArray, other: GpuArray) -> Iterator[int]:
-        """Let work be queued on a stream, behind all work on two arrays and before what is queued on them next.
-
-        libgpuarray orders its own work alone, and shows the events of an array to nobody. So a kernel that does
-        nothing with the arrays is launched on both sides: the stream waits for their events, and records new ones.
-
-        Yields
-        ------
-        int
-            The stream.
-        """
+        """Yield a stream ordered after earlier work on two arrays and before later work."""
+        # libgpuarray hides the events of arrays. An empty kernel on each side makes the stream wait
+        # for them and records new ones.
         self._touch(one, other, gs=1, ls=1)
         yield self._stream
         self._touch(one, other, gs=1, ls=1)
@@ -118,5 +105,5 @@ class _Kernel:
 
 @functools.cache
 def pygpu_runtime(context: Any) -> PygpuRuntime:
-    """Return the runtime of a pygpu context, one for all that uses it."""
+    """Return the runtime of a pygpu context, shared by all users."""
     return PygpuRuntime(context)

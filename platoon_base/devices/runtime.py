@@ -1,8 +1,8 @@
-"""A device as the framework of the parameters uses it: buffers, kernels, the driver in a context, the order of work.
+"""Device as the framework of the parameters uses it: buffers, kernels, driver, order of work.
 
-`CudaRuntime` serves torch and JAX, in the primary contexts of CUDA, with kernels by NVRTC and the driver. It needs
-``cuda-bindings`` for NVRTC, and no framework: arrays come as `CudaArray`, with the stream of their framework.
-`pygpu_runtime` does the same for Theano, by libgpuarray. `runtime_of` chooses.
+`CudaRuntime` serves torch and JAX in CUDA's primary contexts, by the driver and NVRTC. It needs
+``cuda-bindings`` and no framework: arrays are `CudaArray`, with the stream of their framework.
+`pygpu_runtime` serves Theano, by libgpuarray.
 """
 
 from __future__ import annotations
@@ -23,35 +23,26 @@ from platoon_base.devices.cuda import OF_CENTER, Driver, DriverError, compile_so
 __all__ = ["Argument", "CudaRuntime", "DeviceBuffer", "DeviceRuntime", "Kernel", "runtime_of"]
 
 Array = np.ndarray[Any, Any]
-Source = Callable[[int], str]  # the text of a kernel that has so many arrays behind its arguments, unused
-Types = Sequence[Union[str, None]]  # of a kernel's arguments: names of dtypes; None stands for a buffer
+# Source(n) is the text of a kernel with n unused arrays after its arguments.
+Source = Callable[[int], str]
+# Types of a kernel's arguments: names of dtypes; None is a buffer.
+Types = Sequence[Union[str, None]]
 
-_NOTHING = 'extern "C" __global__ void nothing() {}'  # by which it is known early whether kernels can be had
+# Compiled first, to find out early whether kernels can be compiled.
+_NOTHING = 'extern "C" __global__ void nothing() {}'
 
 
 class DeviceBuffer(Protocol):
-    """Memory of the device for the center's own words.
-
-    Attributes
-    ----------
-    address : int
-    """
+    """Memory of the device for the center's own words."""
 
     address: int
 
     def write(self, values: Array, stream: int | None = None) -> None:
-        """Fill the buffer, once the kernels that were launched with it are done; kernels launched next see it.
-
-        Parameters
-        ----------
-        values : array
-        stream : int, optional
-            On which those kernels will be; then the host need not wait.
-        """
+        """Fill the buffer after earlier kernels; with a ``stream`` the host does not wait."""
         ...
 
     def read(self) -> Array:
-        """Wait for the kernels that were launched with the buffer, and return a copy of it."""
+        """Wait for earlier kernels with the buffer, and return a copy."""
         ...
 
 
@@ -59,39 +50,21 @@ Argument = Union[DeviceBuffer, int, float]
 
 
 class Kernel(Protocol):
-    """A compiled kernel."""
+    """Compiled kernel."""
 
     def launch(
         self, arguments: Sequence[Argument], arrays: Sequence[Any], stream: int, blocks: int, threads: int
     ) -> None:
-        """Queue the kernel, within `DeviceRuntime.change`.
-
-        Parameters
-        ----------
-        arguments : sequence of DeviceBuffer, int or float
-            Of the types that it was compiled for.
-        arrays : sequence of device array
-            That it changes, by the addresses in one of the buffers.
-        stream : int
-        blocks, threads : int
-        """
+        """Queue the kernel within `DeviceRuntime.change`; it changes ``arrays`` by address."""
         ...
 
 
 class DeviceRuntime(Protocol):
-    """One device, as the framework of the parameters uses it.
-
-    Attributes
-    ----------
-    driver : Driver
-    multiprocessors : int
-    most_parameters : int
-        Of one launch.
-    """
+    """One device, as the framework of the parameters uses it."""
 
     driver: Driver
     multiprocessors: int
-    most_parameters: int
+    most_parameters: int  # Maximum of one launch.
 
     def buffer(self, values: Array) -> DeviceBuffer:
         """Allocate a buffer with these values."""
@@ -101,60 +74,31 @@ class DeviceRuntime(Protocol):
         """Allocate a buffer of zeros."""
         ...
 
+    # With ``may_wait``, the call of ``queue`` may be deferred to the framework's next use of the
+    # arrays. Then `change` returns a function that makes the call, unless it has been made.
     def change(self, arrays: Sequence[Any], queue: Queue, may_wait: bool = False) -> Flush | None:
-        """Let a kernel be queued behind all work on arrays, and before what is queued on them next; see
-        `CudaArray.change`.
-
-        With ``may_wait`` the call of ``queue`` may be put off until the framework uses the arrays next. Then it returns
-        a function that makes the call, unless it has been made; whoever reads the arrays does so too.
-        """
+        """Queue a kernel between earlier and later work on arrays; see `CudaArray.change`."""
         ...
 
     def compile(self, name: str, source: Source, types: Types, arrays: int) -> Kernel:
-        """Compile a kernel.
-
-        Parameters
-        ----------
-        name : str
-        source : callable
-            ``source(n)`` writes it with ``n`` arrays behind its arguments.
-        types : sequence of str or None
-            Of its arguments; None stands for a buffer.
-        arrays : int
-            That a launch changes.
-        """
+        """Compile a kernel; a launch changes ``arrays`` arrays."""
         ...
 
 
 class CudaRuntime:
-    """The `DeviceRuntime` of frameworks that compute in the primary context.
+    """`DeviceRuntime` of frameworks that compute in the primary context."""
 
-    Kernels are launched on the stream that the framework computes on. An event follows the latest kernel: whoever
-    writes to a buffer or reads it waits for it, and so does work on another stream. So the order holds on all streams,
-    and no stream is asked for that its framework may have destroyed.
-
-    Parameters
-    ----------
-    ordinal : int
-        Number of the device, as the driver counts.
-    compiler : callable, optional
-        ``compiler(source, machine)`` returns what the driver loads; the default is `compile_source`.
-    remedy : str, optional
-        What the error about a call of the driver that fails says at its end.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If there is no driver, no such device, or no NVRTC whose code the driver takes.
-    """
-
+    # Kernels run on the framework's stream. An event follows the latest kernel; accesses to buffers
+    # and work on other streams wait for it. No stream is used later, when it may have been
+    # destroyed.
     most_parameters = 1 << 31
 
     def __init__(
         self, ordinal: int, compiler: Callable[[str, str], bytes] | None = None, remedy: str = OF_CENTER
     ) -> None:
         if compiler is None:
-            nvrtc_version()  # each center asks again where there is none: nothing of the device is taken before
+            # Raises without NVRTC before anything of the device is allocated.
+            nvrtc_version()
         self._compile = compiler or compile_source
         self.driver = primary_driver(ordinal, remedy)
         self.multiprocessors = self.driver.multiprocessors(ordinal)
@@ -162,7 +106,7 @@ class CudaRuntime:
         self._event = self.driver.new_event()
         self._latest: int | None = None
         self._kernels: dict[tuple[str, str], _Kernel] = {}
-        self._codes: dict[str, bytes] = {}  # of a text with several kernels
+        self._codes: dict[str, bytes] = {}  # Machine code of a text with several kernels.
         self._load(_NOTHING, "nothing")
 
     def buffer(self, values: Array) -> _Buffer:
@@ -174,7 +118,7 @@ class CudaRuntime:
         return _Buffer(self, size, np.dtype(dtype))
 
     def compile(self, name: str, source: Source, types: Types, arrays: int) -> _Kernel:
-        """Compile a kernel: one for any number of arrays, and for all centers of a process."""
+        """Compile a kernel once for any number of arrays and all centers of the process."""
         text = source(0)
         if (text, name) not in self._kernels:
             self._kernels[text, name] = _Kernel(self, self._load(text, name), types)
@@ -187,26 +131,26 @@ class CudaRuntime:
 
     def change(self, arrays: Sequence[CudaArray], queue: Queue, may_wait: bool = False) -> Flush | None:
         at_once: Any = arrays
-        if hasattr(arrays, "like"):  # borrowed all at once; see `platoon_base.parameters.Group`
+        if hasattr(arrays, "like"):  # See `platoon_base.parameters.Group`.
             flush: Flush | None = at_once.change(queue, may_wait)
             return flush
         arrays[0].change(arrays, queue)
         return None
 
     def follow(self, stream: int) -> None:
-        """Let what is queued on a stream from now on wait for the kernels that were launched."""
+        """Make later work on a stream wait for the kernels launched."""
         if self._latest not in (None, stream):
             self.driver.follow(stream, self._event)
 
     def launch(self, function: ctypes.c_void_p, values: Sequence[Any], stream: int, size: tuple[int, int]) -> None:
-        """Queue a kernel with these values of ctypes, so many blocks and threads, behind all that was queued before."""
+        """Queue a kernel, with ctypes values and (blocks, threads), after all earlier kernels."""
         self.follow(stream)
         self.driver.launch(function, values, stream, *size)
         self.driver.record(self._event, stream)
         self._latest = stream
 
     def finish(self) -> None:
-        """Wait for the kernels that were launched."""
+        """Wait for the kernels launched."""
         self.driver.wait_for(self._event)
 
 
@@ -232,7 +176,7 @@ class _Buffer:
 
 
 def _free(runtime: CudaRuntime, address: int) -> None:
-    with contextlib.suppress(DriverError):  # the framework's context is gone: its memory is, too
+    with contextlib.suppress(DriverError):  # The framework's context and its memory are gone.
         runtime.finish()
         runtime.driver.free(address)
 
@@ -251,17 +195,7 @@ class _Kernel:
 
 
 def runtime_of(context: Any) -> DeviceRuntime:
-    """Return the runtime of a device, one for all centers of a process.
-
-    Parameters
-    ----------
-    context : CudaContext or pygpu GpuContext of CUDA
-
-    Raises
-    ------
-    BackendUnavailableError
-        See `CudaRuntime`.
-    """
+    """Return the runtime of a device, shared by all centers of a process."""
     if isinstance(context, CudaContext):
         return _cuda_runtime(context)
     found: DeviceRuntime = importlib.import_module("platoon_base.devices.pygpu_runtime").pygpu_runtime(context)

@@ -1,8 +1,7 @@
-"""Registrations of frameworks: facts that the base needs and adapters have.
+"""Registrations of frameworks: facts that the base needs and adapters provide.
 
-An adapter, of this project or of another one, has an entry point in the group ``platoon.frameworks``. It names a
-`Framework`: modules that may be imported before a fork, repairs, how to keep the framework to one GPU, the lines of
-`platoon doctor`. So no other file of the base names a framework that it does not compute with itself.
+Each adapter has an entry point in the group ``platoon.frameworks`` that refers to a `Framework`. No
+other file of the base mentions a framework that the base does not use itself.
 """
 
 from platoon_base.frameworks.registered import Framework, Registrations, registered

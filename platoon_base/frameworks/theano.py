@@ -1,4 +1,4 @@
-"""Theano, with which the base computes itself."""
+"""Theano, which the base itself uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAST_PYTHON, _FIRST_NUMPY_WITHOUT = (3, 11), (1, 24)
 
 
 def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
-    """Compile a function: Theano can often be imported where nothing compiles."""
+    """Compile a function: Theano can often be imported where it cannot compile."""
     from importlib import metadata
 
     from platoon_base.frameworks.checks import SETUP, importable, installed
@@ -39,13 +39,11 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
 
 
 def _trains(frame: FrameType) -> bool:
-    """Return whether this is the call of a compiled function that updates weights.
-
-    States of random numbers are integers, and an evaluation sums its values in scalars.
-    """
+    """Return whether this is the call of a compiled function that updates weights."""
     if frame.f_globals.get("__name__") != "theano.compile.function_module" or frame.f_code.co_name != "__call__":
         return False
     maker = getattr(frame.f_locals.get("self"), "maker", None)
+    # States of random numbers are integers, and an evaluation sums its values in scalars.
     updated = [each.variable.type for each in getattr(maker, "inputs", ()) if getattr(each, "update", None) is not None]
     return any(getattr(kind, "ndim", 0) and kind.dtype.startswith("float") for kind in updated)
 

@@ -1,4 +1,4 @@
-"""torch, whose tensors the base takes as parameters and in collective calls."""
+"""torch, whose tensors the base accepts as parameters and in collective calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _keep(torch: Any, gpu: Any) -> None:
 
 
 def _determine(torch: Any) -> None:
-    """Seed torch, and let it refuse operations that have no deterministic form, under ``--deterministic``."""
+    """Seed torch, and make it refuse nondeterministic operations, under ``--deterministic``."""
     seed = deterministic_seed()
     if seed is None:
         return

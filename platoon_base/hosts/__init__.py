@@ -1,4 +1,1 @@
-"""The hosts of a job whose launchers an engine has started, such as Slurm or MPI: who is who.
-
-The launcher asks `place`; workers need none of it.
-"""
+"""The hosts of a job whose launchers an engine, such as Slurm or MPI, has started."""

@@ -1,4 +1,4 @@
-"""The endpoint that host 0 of a job listens at: from an option, from torchrun's variables or from the engine's."""
+"""The endpoint of host 0 of a job: from an option, torchrun's variables or the engine's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ _LIST = re.compile(r"^([^\[,]*)(?:\[(\d+)[^\]]*\]([^,]*))?")
 
 
 def find_endpoint(environment: Mapping[str, str], given: str | None = None) -> str:
-    """Return ``HOST`` or ``HOST:PORT``; empty if nothing says it.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
-    given : str, optional
-        As ``--rdzv-endpoint`` says.
-    """
+    """Return ``HOST`` or ``HOST:PORT``; ``given`` is the option; empty if nothing sets it."""
     if given:
         return given
     if endpoint := environment.get("PET_RDZV_ENDPOINT", ""):
@@ -37,7 +30,7 @@ def find_endpoint(environment: Mapping[str, str], given: str | None = None) -> s
 
 
 def engine_job(environment: Mapping[str, str]) -> str:
-    """Return the name that an engine gives to a group of processes that it has started; empty if there is none."""
+    """Return the engine's name for the group of processes that it has started, or ""."""
     for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PMI_KVS"):
         if found := re.sub(r"\W", "_", environment.get(name, "")):
             return f"{name}-{found}"

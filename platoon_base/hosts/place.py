@@ -1,6 +1,6 @@
-"""The index of this host among those of a job: from options, or from variables of the engine that started the launcher.
+"""The index of this host in a job: from options, or variables of the engine that started it.
 
-All of them are read here, and nowhere else.
+No other module reads these variables.
 """
 
 from __future__ import annotations
@@ -15,17 +15,7 @@ __all__ = ["START_ONE", "Copies", "Place", "find_copies", "find_place"]
 
 
 class Place(NamedTuple):
-    """One of the hosts of a job.
-
-    Attributes
-    ----------
-    hosts : int
-        How many there are.
-    host : int
-        Which of them this is, from 0.
-    origin : str
-        The option or the variables that it was read from; empty for a job of this host only.
-    """
+    """One of the hosts of a job; ``origin`` is the option or variable, empty for a local job."""
 
     hosts: int
     host: int
@@ -36,15 +26,10 @@ LOCAL = Place(1, 0)
 
 
 class _Engine(NamedTuple):
-    """The variables that an engine sets in each process that it starts.
+    """The names of the variables that an engine sets in each process that it starts.
 
-    Attributes
-    ----------
-    processes, rank : str
-        How many processes it has started in all, and which of them this is.
-    here : str
-        How many of them are on this host: one that is not there was not set by this engine. Empty if none tells it;
-        Slurm has a list of all hosts.
+    ``here`` is the number of its processes on this host: without it, another engine set the others.
+    An empty ``here`` is not checked; Slurm has a list of all hosts instead.
     """
 
     name: str
@@ -55,8 +40,9 @@ class _Engine(NamedTuple):
 
 _OMPI = "OMPI_COMM_WORLD"
 _MPIEXEC = _Engine("mpiexec", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS")
-# The inner one first: MPI within a job of Slurm passes on what it was given. Of Slurm those of a step count, as a batch
-# script of several hosts runs on the first one alone. It may set PMI_SIZE too, without a number for this host.
+# Inner engines come first: MPI within a Slurm job keeps Slurm's variables. For Slurm only a step
+# counts, since a batch script runs on the first host only. Slurm may set PMI_SIZE too, without a
+# number for this host.
 _ENGINES = (
     _Engine("mpirun", f"{_OMPI}_SIZE", f"{_OMPI}_RANK", f"{_OMPI}_LOCAL_SIZE"),
     _MPIEXEC,
@@ -70,22 +56,14 @@ START_ONE = (
 
 
 class Copies(NamedTuple):
-    """Processes of one script that an engine has started, though `platoon launch` is meant.
-
-    Attributes
-    ----------
-    processes, rank : int
-        How many there are, and which of them this is, from 0.
-    origin : str
-        The engine and its variables.
-    """
+    """Processes of one script that an engine has started without `platoon launch`."""
 
     processes: int
     rank: int
     origin: str
 
 
-# Those that start scripts and no launchers. The inner one first: torchrun runs in a step of Slurm, for instance.
+# Engines that start scripts, not launchers. Inner ones come first: torchrun may run in Slurm.
 _STARTERS = (
     _Engine("torchrun or the like", "WORLD_SIZE", "RANK", ""),
     _Engine("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK", ""),
@@ -97,14 +75,11 @@ _STARTERS = (
 
 
 def find_copies(environment: Mapping[str, str]) -> Copies | None:
-    """Return the processes that an engine has started as this one, if there are several; None otherwise.
-
-    The tasks of an allocation of Slurm do not count, only those of a step: a batch script is one process.
-    """
+    """Return the processes that an engine has started as this one, if there are several."""
     for engine in _STARTERS:
         try:
             processes, rank = _number(environment, engine.processes), _number(environment, engine.rank)
-        except ConfigurationError:  # it is not the engine's
+        except ConfigurationError:  # Another program set the variable.
             continue
         if processes is not None and rank is not None and (not engine.here or engine.here in environment):
             origin = f"{engine.name} ({engine.processes}={processes})"
@@ -115,21 +90,10 @@ def find_copies(environment: Mapping[str, str]) -> Copies | None:
 def find_place(
     environment: Mapping[str, str], hosts: int | None = None, index: int | None = None, endpoint: str | None = None
 ) -> Place:
-    """Find out which of the hosts of a job this is; options count before variables, torchrun's before an engine's.
+    """Return which host of a job this is: from options, torchrun's variables or an engine's.
 
-    Parameters
-    ----------
-    environment : mapping of str to str
-    hosts, index : int, optional
-        As ``--nnodes`` and ``--node-rank`` say.
-    endpoint : str, optional
-        As ``--rdzv-endpoint`` says, which only a job on several hosts has.
-
-    Raises
-    ------
-    ConfigurationError
-        If one of them is missing, if they are no numbers or contradict each other, or if several launchers were started
-        on one host.
+    It raises `ConfigurationError` if a number is missing, invalid or contradictory, or if several
+    launchers were started on one host.
     """
     origin = "--nnodes"
     if hosts is None:
@@ -151,7 +115,7 @@ def find_place(
             )
         return place or LOCAL
     if index is None:
-        index = _number(environment, "JOB_COMPLETION_INDEX")  # of an indexed job of Kubernetes
+        index = _number(environment, "JOB_COMPLETION_INDEX")  # Kubernetes sets it in indexed jobs.
     if index is None:
         place = _of_engine(environment) or LOCAL
         index = place.host if place.hosts == hosts else None
@@ -164,7 +128,7 @@ def find_place(
 
 
 def _of_engine(environment: Mapping[str, str]) -> Place | None:
-    """Return what the variables of the engine say that has started this launcher; None if none has."""
+    """Return the place from the engine's variables; None if no engine started this launcher."""
     for engine in _ENGINES:
         processes, rank = _number(environment, engine.processes), _number(environment, engine.rank)
         if processes is None or rank is None or (engine.here and engine.here not in environment):
@@ -181,10 +145,7 @@ def _of_engine(environment: Mapping[str, str]) -> Place | None:
 
 
 def _most_tasks(environment: Mapping[str, str]) -> int | None:
-    """Return how many tasks of this step Slurm has started on any one host, of a list such as ``2(x3),1``.
-
-    All hosts have the same list, so if one of them is refused, all are.
-    """
+    """Return the largest number of tasks of this step on a host, from a list as ``2(x3),1``."""
     numbers = re.findall(r"(\d+)(?:\(x\d+\))?(?:,|$)", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     return max(map(int, numbers), default=None)
 
@@ -204,7 +165,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     least, colon, most = text.partition(":")
-    if colon and least == most:  # as torchrun says a number that is not elastic
+    if colon and least == most:  # torchrun writes a fixed number as a range.
         text = least
     if not text.isdecimal():
         raise ConfigurationError(f"got {name}={text!r}: it must be a whole number")

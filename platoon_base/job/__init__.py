@@ -1,6 +1,7 @@
-"""Jobs as a whole: joining one, hosting one, its files. The composition root: `backends` alone chooses back ends.
+"""Jobs as a whole: joining a job, hosting one, and its files.
 
-`connect` is what scripts and adapters call, `host_job` what the launcher calls.
+Scripts and adapters call `connect`, the launcher calls `host_job`. Only `backends` chooses back
+ends.
 """
 
 from typing import TYPE_CHECKING
@@ -14,5 +15,5 @@ if TYPE_CHECKING:
 
 __all__ = ["DEVICE", "JOB", "RANK", "Job", "JobOptions", "connect", "connected", "host_job", "join", "single_worker"]
 
-# A worker does without the controller, which hosting loads.
+# Importing `hosting` loads the controller, which a worker does not need.
 __getattr__ = lazy_names(__name__, dict.fromkeys(("Job", "JobOptions", "host_job"), "platoon_base.job.hosting"))

@@ -1,4 +1,4 @@
-"""Attaching to a job that runs: its files, its shared memory and its controller. A job of one needs none of it."""
+"""Attaching to a running job: its files, its shared memory and its controller."""
 
 from __future__ import annotations
 
@@ -33,18 +33,7 @@ _DESCRIPTORS = 48  # for ZeroMQ, shared memory and the log
 def attach(
     folder: str, rank: int | None = None, device: str = "cpu", timeout_s: float = HELLO_TIMEOUT_S
 ) -> tuple[Worker, JobFiles]:
-    """Attach to a job by its folder.
-
-    Parameters
-    ----------
-    folder : str
-    rank : int, optional
-        The rank that the launcher gave; None to join late, with a new rank.
-    device : str
-        What this worker computes on.
-    timeout_s : float
-        Bound on the wait for the controller's welcome.
-    """
+    """Attach to a job by its folder; without ``rank`` join late with a new one."""
     files = JobFiles.read(folder)
     if rank is None:
         files.require_joinable()
@@ -71,10 +60,8 @@ def attach(
 
 
 def _turns(files: JobFiles, segment: Segment, job_state: JobState, identity: Identity) -> Turns | None:
-    """Return the turns of a worker, as the launcher has set them up; None where workers take none.
-
-    A single worker takes turns too: with the controller, which saves its center.
-    """
+    """Return the turns of a worker, or None where workers take none."""
+    # A single worker takes turns too: the controller saves its center between them.
     if not files.takes_turns:
         return None
     lock, unlock = (lambda: segment.try_lock(TURN_LOCK)), (lambda: segment.unlock(TURN_LOCK))
@@ -95,7 +82,7 @@ def _watched_for(segment: Segment) -> bool | None:
 
 
 def _close_segment(files: JobFiles, segment: Segment) -> None:
-    """Close the segment of a job's state; without a controller the last process to do so removes the job's files."""
+    """Close a job's state; without a controller the last process removes the job's files."""
     orphaned = not segment.locked(CONTROLLER_LOCK)
     segment.close()
     if orphaned and abandoned(files.job_state):
@@ -118,7 +105,6 @@ def _connection(
     identity: Identity,
     spans: SpanRecorder | None,
 ) -> Connection:
-    """Make the connection of a worker that the controller has welcomed."""
     liveness = JobLiveness(
         job_state,
         lambda other: segment.locked(WORKER_LOCKS + other),

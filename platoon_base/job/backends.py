@@ -1,7 +1,7 @@
 """The back ends of a job: its channels, its center, the groups for its collectives.
 
-Only this file names concrete back ends. Each is imported when it is chosen, so a single-worker job loads nothing that
-exists on Linux only.
+Only this file names concrete back ends. Each is imported when it is chosen: a single-worker job
+loads nothing that exists on Linux only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def connect_here(job_state: JobState, seed: int) -> ClientChannel:
 
 
 def connect_to(files: JobFiles, controller_alive: Callable[[], bool]) -> ZmqClient:
-    """Connect to the controller of a job."""
     from platoon_base.channels.zmq import ZmqClient
 
     return ZmqClient(files.address, controller_alive, files.keys)
@@ -89,18 +88,7 @@ def watch_center(files: JobFiles, layout: Layout) -> Readable:
 
 
 def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Parameters, rule: Rule) -> CenterFactory:
-    """Choose the center: on the devices if the launcher found that they reach each other and the parameters are there.
-
-    Parameters
-    ----------
-    files : JobFiles
-    workers : int
-        How many may open the center.
-    liveness : Liveness
-    parameters : Parameters
-        The parameters of this worker.
-    rule : Rule
-    """
+    """Choose the center: on the devices if the launcher and the parameters allow it."""
     from platoon_base.centers.host import HostCenters
 
     if gossips(rule):
@@ -117,10 +105,11 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
                 why = f"the rule {type(rule).__name__}, or a dtype of the parameters, has no kernels for devices"
             elif runtime is not None:
                 found: CenterFactory = device.DeviceCenters(
-                    files.center, workers, runtime, liveness.gone, liveness.incarnation
+                    files.center, workers, runtime, parameters.orders_on_device(), liveness.gone, liveness.incarnation
                 )
                 return found
-        if any(array is not None for array in parameters.borrow_on_device()):  # else there is a warning already
+        # Parameters that are not on devices have their own warning.
+        if any(array is not None for array in parameters.borrow_on_device()):
             warn_once(
                 "the center is in the memory of the host, to which each synchronization copies all parameters: "
                 f"{why}; with --center host there is no warning"
@@ -141,7 +130,7 @@ def _require_compressible(world: World, rule: Rule) -> None:
 
 
 def _runtime_of(context: Any) -> tuple[Any, str]:
-    """Return what the center needs of the parameters' framework on their device, or None and why it is not there."""
+    """Return the runtime of the parameters' device, or None and why there is none."""
     from platoon_base.devices.runtime import runtime_of
 
     try:
@@ -151,18 +140,9 @@ def _runtime_of(context: Any) -> tuple[Any, str]:
 
 
 class JobCollectives(CollectiveFactory):
-    """Forms the groups of one job: on this host, or of all its hosts.
+    """Forms the groups of one job, on this host or of all its hosts.
 
-    Parameters
-    ----------
-    membership : Membership
-    name : str or HiddenName
-        The segment through which ndarrays are combined.
-    liveness : Liveness
-    counter : callable
-        Returns the counter of this worker's collectives on devices, in the job's state.
-    world : World, optional
-        The hosts of the job; this one alone by default.
+    ``counter`` returns the counter of this worker's collectives on devices, in the job's state.
     """
 
     def __init__(
@@ -182,7 +162,6 @@ class JobCollectives(CollectiveFactory):
 
     @property
     def compresses(self) -> bool:  # type: ignore[override]
-        """Whether averaged gradients are compressed between hosts."""
         from platoon_base.collectives.hosts_compressed import gradient_codec
 
         return gradient_codec(self._world) is not None
@@ -202,7 +181,7 @@ class JobCollectives(CollectiveFactory):
             self._note_uncompressed("topk is not for them, use int8, int4 or int2")
 
     def host(self, timeout_s: float) -> Collective:
-        """Form a group that takes ndarrays: through shared memory, and by links between hosts."""
+        """Form a group for ndarrays: through shared memory, and by links between hosts."""
         self._note_if_exact()
         if self._world.several:
             from platoon_base.collectives.hosts import HostsCollective
@@ -219,13 +198,13 @@ class JobCollectives(CollectiveFactory):
         return self._membership.form("host collective", create, attach, timeout_s)
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Form a group for GpuArrays: NCCL if every rank has a CUDA device of its own, or else by the host."""
+        """Form a group for GpuArrays: NCCL if every rank has its own CUDA device, else the host."""
         if isinstance(context, CudaContext):
             raise ConfigurationError("got a CudaArray: collectives take NumPy arrays and GpuArrays; use numpy.asarray")
         from platoon_base.collectives.staged import StagedCollective
 
         if context.kind != b"cuda":
-            self.nccl(None, timeout_s)  # ranks with CUDA devices ask for a group
+            self.nccl(None, timeout_s)  # Ranks with CUDA devices wait for this call.
             return StagedCollective(host())
         from platoon_base.collectives.gpu_arrays import NcclArrays
         from platoon_base.devices.pygpu_runtime import pygpu_runtime
@@ -233,7 +212,7 @@ class JobCollectives(CollectiveFactory):
         try:
             runtime = pygpu_runtime(context)
             ordinal = runtime.driver.ordinal()
-        except BackendUnavailableError as exc:  # the other ranks have to learn of it
+        except BackendUnavailableError as exc:  # must be reported to the other ranks
             log.warning("%s: all-reduces pass through the host", exc)
             self.nccl(None, timeout_s)
             return StagedCollective(host())
@@ -241,21 +220,17 @@ class JobCollectives(CollectiveFactory):
         return StagedCollective(host()) if group is None else NcclArrays(group, runtime, context)
 
     def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Form a group for tensors: NCCL if every rank has a CUDA device of its own, or else by the host."""
+        """Form a group for tensors: NCCL if every rank has its own CUDA device, else the host."""
         tensors = importlib.import_module("platoon_base.collectives.tensors")
         group = None if device.type == "cpu" else self.nccl(device.index if device.type == "cuda" else None, timeout_s)
         found: Collective = tensors.HostTensors(host()) if group is None else tensors.NcclTensors(group, device)
         return found
 
     def nccl(self, ordinal: int | None, timeout_s: float, runtime: DeviceRuntime | None = None) -> NcclGroup | None:
-        """Form a group of CUDA devices, or return None on all ranks; ``ordinal`` is None where there is no NCCL.
+        """Form a group of CUDA devices, or return None on all ranks if any rank has no NCCL.
 
-        Parameters
-        ----------
-        ordinal : int or None
-        timeout_s : float
-        runtime : DeviceRuntime, optional
-            For the kernels that compress; by default that of the device's primary context.
+        ``ordinal`` is None on a rank without a CUDA device. ``runtime`` is for the kernels that
+        compress; by default that of the device's primary context.
         """
         from platoon_base.collectives.nccl_group import NcclGroup
         from platoon_base.devices.cuda import device_identity
@@ -288,7 +263,7 @@ class JobCollectives(CollectiveFactory):
         )
 
     def _nccl_compression(self, ordinal: int, runtime: DeviceRuntime | None) -> tuple[NcclCompression | None, str]:
-        """Compile what compresses gradients between hosts on a device; or return None and why not."""
+        """Compile the compression of gradients between hosts, or return None and the reason."""
         from platoon_base.collectives.hosts_compressed import gradient_codec
 
         codec = gradient_codec(self._world)
@@ -298,14 +273,17 @@ class JobCollectives(CollectiveFactory):
         from platoon_base.devices.runtime import CudaRuntime
 
         try:
-            # Its own: another thread may average in a backward pass, which the center's kernels need not wait for.
+            # A separate runtime: another thread may average beside the center's kernels.
             runtime = runtime or CudaRuntime(ordinal, remedy=_OF_COMPRESSION)
             return NcclCompression(codec, runtime, self._world, self._membership.rank), ""
         except BackendUnavailableError as exc:
             return None, str(exc)[:500]
 
     def _meet_by_nccl(self, mine: _Device, timeout_s: float) -> tuple[tuple[int, ...], bytes, dict[int, str]]:
-        """Return the ranks, the id of their group, and why which do not compress; no ranks if some have no NCCL."""
+        """Return the ranks, their group id, and the reason of each rank without compression.
+
+        Returns no ranks if some rank has no NCCL.
+        """
         import msgspec
 
         notes = self._membership.meet("form group of devices", msgspec.msgpack.encode(mine), timeout_s)
@@ -321,21 +299,9 @@ class JobCollectives(CollectiveFactory):
 
 
 class _Device(NamedTuple):
-    """The device of a rank, as its note to the others.
-
-    Attributes
-    ----------
-    identity : str
-        See `device_identity`.
-    unique_id : bytes
-        Of a group; that of the first rank counts.
-    why : str
-        What keeps it from NCCL, empty if nothing does.
-    exact : str
-        What keeps it from compressing gradients, empty if nothing does.
-    """
+    """The device of a rank, as sent to the other ranks."""
 
     identity: str = ""
-    unique_id: bytes = b""
-    why: str = ""
-    exact: str = ""
+    unique_id: bytes = b""  # of a group; that of the first rank counts
+    why: str = ""  # why it cannot use NCCL
+    exact: str = ""  # why it cannot compress gradients

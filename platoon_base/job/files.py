@@ -1,4 +1,4 @@
-"""The files of this user's jobs on this host: their folders, the names of their shared memory, their leftovers."""
+"""The files of this user's jobs on this host: folders, names of shared memory, leftovers."""
 
 from __future__ import annotations
 
@@ -39,106 +39,60 @@ _DESCRIPTION = "job.json"
 _MAX_DESCRIPTION = 1 << 16
 _JOB = re.compile(r"[0-9a-f]{12}")
 _DATA_SOCKET = re.compile(r"data-\d+")
-_MAX_ADDRESS = len("ipc://") + 107  # sun_path of a Unix socket holds 108 bytes with its final zero
-_JOB_START_S = 5.0  # a job that is just starting has no lock on its first file yet
+# The sun_path of a Unix socket holds 108 bytes with its final zero.
+_MAX_ADDRESS = len("ipc://") + 107
+_JOB_START_S = 5.0  # A starting job has not locked its folder yet.
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """How a job was started, for those who look at it from another terminal.
+    """How a job was started, for observers in other terminals."""
 
-    Attributes
-    ----------
-    program : list of str
-        The script, or ``-m`` and the module, and its arguments; empty if the job's controller does not know.
-    devices : list of str
-        One for each worker.
-    log_folder : str
-        The absolute path of the folder with the workers' logs; empty if they write none.
-    began : float
-        When, in seconds since the epoch.
-    pid, pid_namespace : int
-        The process of the controller. Its id means something only within that PID namespace.
-    working_folder : str
-        From which it was started; empty if that is not known.
-    """
-
-    program: list[str] = []
-    devices: list[str] = []
-    log_folder: str = ""
-    began: float = 0.0
-    pid: int = 0
+    program: list[str] = []  # script, or -m and module, and arguments; may be unknown
+    devices: list[str] = []  # one for each worker
+    log_folder: str = ""  # absolute; empty if the workers write no logs
+    began: float = 0.0  # seconds since the epoch
+    pid: int = 0  # of the controller, within its PID namespace
     pid_namespace: int = 0
     working_folder: str = ""
 
 
 class JobFiles(msgspec.Struct, frozen=True):
-    """The description of a job by which a process joins it: JSON in the job's folder, which only its user can enter.
+    """The description of a job, as JSON in the job's folder, which only its user can enter."""
 
-    Attributes
-    ----------
-    job : str
-        12 hexadecimal digits.
-    folder : str
-        The folder that the description was read from; its writer may have another path for it.
-    size : int
-        Number of workers that the launcher starts.
-    center_memory : {"host", "device"}
-        The memory in which the center is to live.
-    checkpoint : str
-        The file that the job is resumed from; empty for a new one.
-    endpoint : str
-        The address of the controller, if not that of the socket in the folder.
-    keys : Keys or None
-        The keys by which a process proves to a controller at another address that it belongs to the job.
-    origin : Origin
-    world : World
-        The hosts that the job runs on; these files are those of one of them.
-    takes_turns : bool
-        Whether workers take turns at the center, see `platoon_base.shm.turns`.
-    training : dict of str to str or None
-        The environment variables of its workers that name the rule and its period where the script does not; None if
-        workers are started by hand, each with its own.
-    """
-
-    job: str
-    folder: str
-    size: int
-    center_memory: str = "host"
-    checkpoint: str = ""
-    endpoint: str = ""
-    keys: Optional[Keys] = None
+    job: str  # 12 hexadecimal digits
+    folder: str  # as the reader knows it; the writer may have another path
+    size: int  # number of launched workers
+    center_memory: str = "host"  # "host" or "device"
+    checkpoint: str = ""  # The job is resumed from this file.
+    endpoint: str = ""  # the controller's address if not the socket in the folder
+    keys: Optional[Keys] = None  # authenticate to a controller at another address
     origin: Origin = Origin()
-    world: World = ONE_HOST
-    takes_turns: bool = False
-    training: Optional[dict[str, str]] = None
+    world: World = ONE_HOST  # All hosts; these files belong to one of them.
+    takes_turns: bool = False  # see `platoon_base.shm.turns`
+    training: Optional[dict[str, str]] = None  # `training_variables`; None with external workers
 
     @property
     def address(self) -> str:
-        """The address of the controller."""
         return self.endpoint or f"ipc://{self.folder}/control"
 
     @property
     def job_state(self) -> str:
-        """Name of the segment with the job's state."""
         return f"{segment_prefix()}{self.job}-state"
 
     @property
     def center(self) -> HiddenName:
-        """Name of the segment with the center."""
         return self._hidden("center")
 
     @property
     def center_place(self) -> tuple[str, str]:
-        """The parts of `center`, for a process that is told them."""
+        """The parts of `center`, to send to another process."""
         return str(Path(self.folder, "memory-center")), f"{segment_prefix()}{self.job}-center"
 
     @property
     def collective(self) -> HiddenName:
-        """Name of the segment of the collectives on the host."""
         return self._hidden("collective")
 
     def data(self, name: str) -> HiddenName:
-        """Return the name of the segment with a data set that this job's workers share."""
         return self._hidden(f"data-{name}")
 
     def _hidden(self, what: str) -> HiddenName:
@@ -156,9 +110,10 @@ class JobFiles(msgspec.Struct, frozen=True):
         takes_turns: bool = False,
         training: Mapping[str, str] | None = None,
     ) -> JobFiles:
-        """Make the folder of a new job that this process controls, from now on.
+        """Make the folder of a new job that this process controls.
 
-        Other hosts give the name of the job on the first one; it is not taken if that is this very machine.
+        Other hosts pass the ``job`` name of the first host; it is not used if it exists on this
+        machine.
         """
         if not _JOB.fullmatch(job) or _is_there(job):
             job = secrets.token_hex(6)
@@ -196,22 +151,17 @@ class JobFiles(msgspec.Struct, frozen=True):
         path = Path(self.folder, _DESCRIPTION)
         unfinished = path.with_suffix(".tmp")
         with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(json.dumps(msgspec.to_builtins(self)).encode())  # unlike msgspec it takes paths of any bytes
+            # Unlike msgspec, json accepts paths of any bytes.
+            file.write(json.dumps(msgspec.to_builtins(self)).encode())
         os.replace(unfinished, path)
 
     def lock(self) -> FolderLock:
-        """Hold the folder for as long as the job lives: neither `platoon clean` nor systemd-tmpfiles removes it."""
+        """Lock the folder while the job lives, against `platoon clean` and systemd-tmpfiles."""
         return FolderLock(Path(self.folder), wait=True)
 
     @classmethod
     def read(cls, folder: str) -> JobFiles:
-        """Read the description in a job's folder.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no job of this user in that folder.
-        """
+        """Read the description in a job's folder; ConfigurationError if it is no job of ours."""
         try:
             with open(open_own(Path(folder, _DESCRIPTION), stat.S_IFREG), "rb") as file:
                 found = msgspec.convert(json.loads(file.read(_MAX_DESCRIPTION)), cls)
@@ -222,7 +172,8 @@ class JobFiles(msgspec.Struct, frozen=True):
                 f"PLATOON_JOB={folder!r} is not the folder of a running job ({exc}): unset it to run alone, or start "
                 "the script with `platoon launch`"
             ) from exc
-        return msgspec.structs.replace(found, folder=os.path.abspath(folder))  # this process may go to other folders
+        # The process may change its working folder.
+        return msgspec.structs.replace(found, folder=os.path.abspath(folder))
 
     def require_joinable(self) -> None:
         """Raise `ConfigurationError` if no worker can join this job late."""
@@ -234,23 +185,11 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @property
     def alive(self) -> bool:
-        """Whether the job lives still."""
         return _alive(self.job)
 
     @classmethod
     def find(cls, job: str = "") -> JobFiles:
-        """Find a running job by its name, by a beginning that no other name has, or by its folder.
-
-        Parameters
-        ----------
-        job : str
-            Empty if it is the only one.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is none, or more than one.
-        """
+        """Find a running job by name or its beginning, '' for the only job, or by folder."""
         jobs = running()
         exact = [files for files in jobs if job in (files.job, files.folder)]
         found = exact or [files for files in jobs if files.job.startswith(job)]
@@ -263,13 +202,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def at_port(cls, port: int) -> JobFiles:
-        """Find the running job whose controller listens at a TCP port of this host.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is none of this user, or more than one, as in several network namespaces.
-        """
+        """Find the job of this user whose controller listens at a TCP port of this host."""
         found = [files for files in running() if files.port == port]
         if len(found) == 1:
             return found[0]
@@ -290,24 +223,22 @@ class JobFiles(msgspec.Struct, frozen=True):
         return int(digits) if self.endpoint.startswith("tcp://") and digits.isdigit() else 0
 
     def remove_if_dead(self) -> None:
-        """Remove everything of this job unless a process of it lives, such as a worker that has joined."""
+        """Remove everything of this job unless a process of it lives, such as a late joiner."""
         if not self.alive:
             self.remove()
 
     def remove(self) -> None:
-        """Remove everything of this job that has a name."""
         for path in SHM_FOLDER.glob(f"{segment_prefix()[1:]}{self.job}-*"):
             Segment.unlink(f"/{path.name}")
         _remove_folder(Path(self.folder))
 
 
 def data_socket(port: int) -> str:
-    """Return the path of the socket of a data channel that has the number of a port, and need not belong to a job."""
+    """Return the path of the socket of a data channel by its port number; it may have no job."""
     return str(_jobs_folder() / f"data-{port}")
 
 
 def _why_not(job: str, jobs: list[str]) -> str:
-    """Say why there is no running job of such a name."""
     if not job:
         return "no job of yours is running: start one with `platoon launch`"
     if _JOB.fullmatch(job) and _is_there(job):
@@ -321,7 +252,7 @@ def _why_not(job: str, jobs: list[str]) -> str:
     owner = _owner_of(job)
     if owner:
         return f"job {job} belongs to user {owner}: you can see, follow and stop your own jobs only"
-    import difflib  # for this error alone
+    import difflib  # needed for this error only
 
     close = difflib.get_close_matches(job, jobs, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else ": `platoon jobs` lists them"
@@ -333,7 +264,7 @@ def _why_not(job: str, jobs: list[str]) -> str:
 
 
 def _owner_of(job: str) -> str:
-    """Name the user whose job has shared memory by this name; empty if nobody, or this user, has."""
+    """Return the other user whose job has shared memory by this name, or ''."""
     if not _JOB.fullmatch(job):
         return ""
     for path in SHM_FOLDER.glob(f"platoon-*-{job}-state"):
@@ -365,21 +296,20 @@ class Leftover(NamedTuple):
 
 
 def running() -> list[JobFiles]:
-    """Return the descriptions of this user's living jobs."""
     found = []
     for folder in _own_job_folders():
         if _alive(folder.name):
-            with contextlib.suppress(ConfigurationError):  # it is just ending, or damaged
+            with contextlib.suppress(ConfigurationError):  # It is ending, or damaged.
                 found.append(JobFiles.read(str(folder)))
     return found
 
 
 def leftovers() -> list[Leftover]:
-    """Find the folders and the shared memory of this user's dead jobs; files of others are passed over.
+    """Find the folders and the shared memory of this user's dead jobs.
 
-    A job lives as long as its controller holds the lock of its folder, or any process has its shared memory open. The
-    kernel knows both across process and network namespaces, and the lock also where the shared memory cannot be seen
-    from here.
+    A job lives while its controller holds the lock of its folder, or any process has its shared
+    memory open. Both are visible across process and network namespaces; the lock also where the
+    shared memory is not visible.
     """
     names = sorted(SHM_FOLDER.glob(f"{segment_prefix().lstrip('/')}*"))
     segments = [path for path in names if abandoned(path.name) and _old(path) and not _alive(_job_of(path))]
@@ -392,7 +322,7 @@ def leftovers() -> list[Leftover]:
 
 
 def _is_dead_socket(path: Path) -> bool:
-    """Return whether this is a socket of this user that nobody listens at."""
+    """Return whether this is a socket of this user without a listener."""
     try:
         status = path.lstat()
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
@@ -402,7 +332,7 @@ def _is_dead_socket(path: Path) -> bool:
             caller.connect(str(path))
     except ConnectionRefusedError:
         return True
-    except OSError:  # it has many callers already, or went away meanwhile
+    except OSError:  # Its queue is full, or it is gone.
         pass
     return False
 
@@ -412,7 +342,6 @@ def _own_job_folders() -> list[Path]:
 
 
 def _entries() -> list[Path]:
-    """List what is in the folder of the jobs."""
     try:
         return sorted(_jobs_folder(create=False).iterdir())
     except FileNotFoundError:
@@ -440,7 +369,7 @@ def _job_of(segment: Path) -> str:
 
 
 def remove(leftover: Leftover) -> bool:
-    """Remove one leftover, unless its job lives; returns whether it is gone."""
+    """Remove one leftover, unless its job lives; return whether it is gone."""
     path = leftover.path
     if path.parent == SHM_FOLDER:
         if abandoned(path.name) and not _alive(_job_of(path)):
@@ -454,7 +383,7 @@ def remove(leftover: Leftover) -> bool:
 
 
 def _remove_folder(path: Path) -> None:
-    if _is_own_folder(path):  # rmtree itself follows no links
+    if _is_own_folder(path):  # rmtree follows no links.
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -473,7 +402,7 @@ def _old(path: Path) -> bool:
 
 
 def segment_prefix() -> str:
-    """Return the prefix of the names of shared memory of this user's jobs, in this namespace."""
+    """Return the prefix of shared memory names of this user's jobs, in this namespace."""
     return f"/{_mine()}-"
 
 
@@ -487,14 +416,14 @@ def _mine() -> str:
 
 
 class _ForeignFolderError(PlatoonError):
-    """At the path of the folder of the jobs is a file or folder of another user."""
+    """The folder of the jobs is a file, or belongs to another user."""
 
 
 def _jobs_folder(create: bool = True) -> Path:
-    """Return the folder, entered by this user alone, that holds the jobs' folders."""
+    """Return the folder that holds the jobs' folders; only this user can enter it."""
     folder = Path(tempfile.gettempdir()) / _mine()
     if create:
-        with contextlib.suppress(FileExistsError):  # it is checked next
+        with contextlib.suppress(FileExistsError):  # The checks follow.
             folder.mkdir(mode=0o700)
     status = folder.lstat()
     foreign = not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid()

@@ -1,4 +1,4 @@
-"""The first request of a worker, by which its controller comes to know it."""
+"""The first request of a worker to its controller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELLO_TIMEOUT_S = 60.0
 
 
 def send_hello(channel: ClientChannel, rank: int | None, device: str, timeout_s: float = HELLO_TIMEOUT_S) -> Identity:
-    """Introduce this process to the controller, which answers with the worker's identity."""
+    """Introduce this process to the controller; return the worker's identity."""
     hello = msg.Hello(
         protocol=msg.PROTOCOL,
         pid=os.getpid(),

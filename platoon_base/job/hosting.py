@@ -1,4 +1,4 @@
-"""Hosting a job: make its files and shared memory, start its workers, serve them, remove everything."""
+"""Hosting a job: make its files and shared memory, start its workers, serve, remove everything."""
 
 from __future__ import annotations
 
@@ -46,72 +46,33 @@ log = logging.getLogger(__name__)
 
 __all__ = ["Job", "JobOptions", "host_job", "open_job_state", "require_descriptors_for", "warden_of"]
 
-_DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4  # for ZeroMQ, shared memory and logs; per worker a connection and a process
+# For ZeroMQ, shared memory and logs; per worker for a connection and a process.
+_DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4
 
 
 class JobOptions(NamedTuple):
-    """How a job is hosted.
-
-    Attributes
-    ----------
-    seed : int
-        Common to all workers; that of the checkpoint counts where a job is resumed.
-    center : {"host", "device"}
-        Where the center is to live; ``"device"`` if all workers compute on CUDA devices that reach each other.
-    handler : callable or None
-        ``handler(req, rank, info)`` answers the requests that workers send with `Worker.send_req`.
-    observer : callable or None
-        Called with a `Snapshot` about every ``observe_every_s`` seconds.
-    observe_every_s : float
-    on_report : callable or None
-        Called with a `Reported` whenever a worker reports values, while that worker waits.
-    budget : Budget or None
-        What the job may spend before it is stopped.
-    max_restarts : int
-        How often, in all, workers that fail are started again.
-    saving : Saving or None
-        Where and how often checkpoints are written.
-    resume : (Path, About) or None
-        The checkpoint to go on from.
-    listen : str
-        Where the controller listens instead of at a Unix socket, such as ``"tcp://127.0.0.1:*"``. Then it talks only
-        to those who have the job's CURVE keys, which are in its folder.
-    fail_fast : {"never", "early", "always"}
-        Which failure of one worker ends the whole job, unless the worker is started again: none; an exception before
-        its first step, which nobody would want the others to go on after; any.
-    grace_s : float
-        How long workers have to end after a signal to this process before they are made to.
-    external : bool
-        Whether the user starts the workers, each with its own command, at any time. The job ends when all that came
-        have ended, and all that were to come have come or one of them has failed.
-    origin : Origin or None
-        Told to those who ask for this user's jobs.
-    hosts : OtherHosts or None
-        The other hosts of the job.
-    deterministic : bool
-        Whether workers take turns at the center, and checkpoints are of one moment; see `platoon_base.shm.turns`.
-    story : Story or None
-        Where what happens is recorded; it may have begun with an earlier run.
-    """
-
-    seed: int = 0
+    seed: int = 0  # A resumed job has the seed of its checkpoint.
+    # "host", or "device" if all workers compute on CUDA devices that reach each other.
     center: str = "host"
-    handler: UserHandler | None = None
+    handler: UserHandler | None = None  # answers the requests of `Worker.send_req`
     observer: Callable[[Snapshot], None] | None = None
     observe_every_s: float = 0.5
-    on_report: Callable[[Reported], None] | None = None
+    on_report: Callable[[Reported], None] | None = None  # A reporting worker waits for this call.
     budget: Budget | None = None
-    max_restarts: int = 0
+    max_restarts: int = 0  # in all
     saving: Saving | None = None
-    resume: tuple[Path, About] | None = None
+    resume: tuple[Path, About] | None = None  # checkpoint to resume from
+    # A TCP address for the controller; clients need the CURVE keys in the job's folder.
     listen: str = ""
+    # Failures of one worker that end the job: "never", "early" (before its first step), "always".
     fail_fast: str = "never"
-    grace_s: float = GRACE_S
+    grace_s: float = GRACE_S  # time for workers to end after a signal
+    # Users start the workers; the job ends when all ended and none is expected, or one failed.
     external: bool = False
     origin: Origin | None = None
     hosts: OtherHosts | None = None
-    deterministic: bool = False
-    story: Story | None = None
+    deterministic: bool = False  # Workers take turns, see `platoon_base.shm.turns`.
+    story: Story | None = None  # the event log; may contain events of an earlier run
 
 
 _DEFAULT = JobOptions()
@@ -121,18 +82,8 @@ _DEFAULT = JobOptions()
 def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     """Open a new job on this host; within the ``with`` block start its workers and serve it.
 
-    After the block nothing of the job is left: no process, no shared memory, no folder.
-
-    Parameters
-    ----------
-    size : int
-        Number of workers; 0 if they are started by hand, and nobody knows how many will come.
-    options : JobOptions
-
-    Raises
-    ------
-    ConfigurationError
-        If there are too many workers, the seed is out of range, or the system does not let so many files be open.
+    After the block no process, shared memory or folder of the job is left. ``size`` is 0 for an
+    unknown number of external workers. Raises ConfigurationError if the job is not possible.
     """
     _require_possible(size, options)
     pid = os.getpid()
@@ -189,12 +140,12 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         try:
             yield Job(files, children, controller)
         finally:
-            if os.getpid() != pid:  # a forked child exits: all of it is its parent's
+            # A forked child owns none of these resources.
+            if os.getpid() != pid:
                 stack.pop_all()
 
 
 def _require_possible(size: int, options: JobOptions) -> None:
-    """Raise `ConfigurationError` unless there can be a job of this size; see `host_job`."""
     if not (0 if options.external else 1) <= size <= MAX_WORKERS:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
     if not 0 <= options.seed < 2**63:
@@ -203,13 +154,13 @@ def _require_possible(size: int, options: JobOptions) -> None:
 
 
 def require_descriptors_for(workers: int) -> None:
-    """Let this process open as many files as it may; raises `ConfigurationError` if they are too few for workers."""
+    """Raise the limit of open files; ConfigurationError if it is too low for the workers."""
     raise_descriptors()
     require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * workers)
 
 
 def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -> tuple[JobFiles, ServerChannel]:
-    """Open the controller's end of the channels; returns the job's files with its address, and the channels."""
+    """Open the controller's channels; return the job's files with the address, and the channels."""
     server_keys, keys = new_keys() if options.listen else (None, None)
     local = backends.listen_at(options.listen or files.address, server_keys)
     stack.callback(local.close)
@@ -220,7 +171,7 @@ def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -
 
 
 def warden_of(files: JobFiles) -> Warden:
-    """Return the process that ends the workers of this host, and removes what they leave, if this one is killed."""
+    """Return the process that ends this host's workers, and cleans up, if this one is killed."""
     call = f"from {JobFiles.__module__} import JobFiles; JobFiles.read({files.folder!r}).remove_if_dead()"
     path = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
     return Warden(files.folder, [sys.executable, "-c", f"{path}; {call}"])
@@ -228,7 +179,7 @@ def warden_of(files: JobFiles) -> Warden:
 
 @contextlib.contextmanager
 def open_job_state(files: JobFiles) -> Iterator[tuple[Segment, JobState]]:
-    """Make the memory of a job's state, and hold the lock by which its workers know that this process lives."""
+    """Make the memory of a job's state, and hold the lock that shows this process is alive."""
     with Segment.create(files.job_state, JobState.size_bytes(MAX_WORKERS)) as segment:
         segment.try_lock(CONTROLLER_LOCK)
         job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=True)
@@ -239,7 +190,6 @@ def open_job_state(files: JobFiles) -> Iterator[tuple[Segment, JobState]]:
 
 
 def _resumed(about: About, size: int, world: World, story: Story | None) -> Coordinator:
-    """Make the coordinator of a job that goes on from a checkpoint."""
     coordinator = Coordinator(size, about.seed, world=world, story=story)
     coordinator.restore_earlier_job(
         positions={rank: about.position(rank, size) for rank in range(size)},
@@ -262,7 +212,6 @@ def _saving(
     coordinator: Coordinator,
     stack: contextlib.ExitStack,
 ) -> JobSaving | None:
-    """Make what writes the checkpoints of a job, if there are to be any."""
     if options.saving is None:
         return None
     about = None if options.resume is None else options.resume[1]
@@ -280,7 +229,7 @@ def _saving(
 
 
 def _warn_of_lost_residuals(about: About, world: World) -> None:
-    """Warn if the hosts of a resumed job cannot go on with the residuals of its compressed rounds."""
+    """Warn if the hosts of a resumed job cannot use the residuals of its compressed rounds."""
     _, problem = usable_key(about.residuals, world)
     if about.residuals is not None and problem:
         log.warning(
@@ -292,13 +241,7 @@ def _warn_of_lost_residuals(about: About, world: World) -> None:
 
 
 class Job:
-    """An open job.
-
-    Attributes
-    ----------
-    files : JobFiles
-        ``files.folder`` is what ``PLATOON_JOB`` must name for a process to join.
-    """
+    """An open job; a process joins it if ``PLATOON_JOB`` names ``files.folder``."""
 
     def __init__(self, files: JobFiles, children: WorkerProcesses, controller: Controller) -> None:
         self.files = files
@@ -306,38 +249,27 @@ class Job:
         self._controller = controller
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
-        """Start the worker of one rank; the variables by which it finds the job are added to its environment."""
+        """Start one worker; `placed` completes its environment."""
         self._children.start(*self.placed(Start(rank, command, environment, log_file)))
 
     def take_over(self, start: Start, pid: int) -> None:
-        """Watch a worker that runs as a child of this process already, at the head of a process group of its own.
-
-        Parameters
-        ----------
-        start : Start
-            As `placed` returned it, so that the worker has found the job; by its command it would be started again.
-        pid : int
-        """
+        """Watch a worker that is a child of this process; ``start`` must come from `placed`."""
         self._children.take_over(start, pid)
 
     def start_forked(
         self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
     ) -> None:
-        """Start all workers, forked from one process that has imported the modules in ``preload`` once for all.
-
-        If that fails, they start by their commands.
-        """
+        """Fork all workers from one process that has imported ``preload``; fall back to `start`."""
         self._children.start_forked(program, args, preload, [self.placed(start) for start in starts])
 
     def placed(self, start: Start) -> Start:
-        """Add the variables by which a worker finds the job to its environment."""
         return placed(self.files, start)
 
     @property
     def remaining(self) -> set[int] | None:
-        """Ranks that take part or are expected, None before the first is known of; other threads may ask for it."""
+        """Ranks present or expected; None before the first is known. Other threads may read it."""
         return self._controller.remaining
 
     def serve(self, signals: StopSignals | None = None) -> Result:
-        """Serve until all workers have ended; ``signals`` to use one that is open already."""
+        """Serve until all workers have ended; ``signals`` may be open already."""
         return self._controller.serve(signals)

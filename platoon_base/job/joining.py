@@ -31,15 +31,15 @@ _files: weakref.WeakKeyDictionary[Worker, JobFiles] = weakref.WeakKeyDictionary(
 
 
 def connect() -> Worker:
-    """Join the job that the environment names, once per process; called again it returns the same open handle.
+    """Join the job that the environment names, once per process; return the open handle.
 
-    Without ``PLATOON_JOB`` in the environment, that is under plain ``python``, the process is a single-worker
-    job: nothing is shared, and every call returns at once.
+    Further calls return the same handle. Without ``PLATOON_JOB`` in the environment, as under plain
+    ``python``, the process is a single-worker job: nothing is shared, and no call waits.
 
     Returns
     -------
     Worker
-        It leaves at the end of the process, if it was not closed before.
+        It leaves the job at the end of the process, or when it is closed.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def connect() -> Worker:
 
 
 def _warn_of_copies() -> None:
-    """Warn in the first of several processes that an engine has started, and that are no workers of one job."""
+    """Warn in the first of several processes that an engine has started outside of a job."""
     copies = find_copies(os.environ)
     if copies is not None and copies.rank == 0:
         warn_once(
@@ -72,20 +72,10 @@ def _warn_of_copies() -> None:
 
 
 def connect_at_port(port: int, timeout_s: float, device: str = "cpu") -> Worker:
-    """Join the job of this user whose controller listens at a TCP port of this host, as `connect` joins one.
+    """Join this user's job whose controller listens at a TCP port of this host.
 
-    Parameters
-    ----------
-    port : int
-    timeout_s : float
-        Bound on the wait for the controller's welcome: it serves later than it listens.
-    device : str
-        What this worker computes on.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no such job, or this process has joined another.
+    ``timeout_s`` bounds the wait for the controller's welcome: it serves later than it listens.
+    Raises ConfigurationError if there is no such job, or this process has joined another one.
     """
     if connected() is not None:
         raise ConfigurationError("this process has joined a job already: a process is one worker of one job")
@@ -94,7 +84,7 @@ def connect_at_port(port: int, timeout_s: float, device: str = "cpu") -> Worker:
 
 
 def _find_at_port(port: int, deadline: float) -> JobFiles:
-    """Find the job at a port; the controller may have been started at the same time."""
+    """Find the job at a port; wait, as the controller may be starting."""
     from platoon_base.job.files import JobFiles
 
     while True:
@@ -107,7 +97,7 @@ def _find_at_port(port: int, deadline: float) -> JobFiles:
 
 
 def _keep(worker: Worker) -> Worker:
-    """Make this the handle that `connected` gives, closed at the end of the process."""
+    """Make this the handle of `connected`, closed at the end of the process."""
     global _current, _current_pid
     _current, _current_pid = worker, os.getpid()
     atexit.register(worker.close)
@@ -115,13 +105,12 @@ def _keep(worker: Worker) -> Worker:
 
 
 def connected() -> Worker | None:
-    """Return the handle that `connect` gave in this process, if it is still open; join nothing."""
+    """Return the handle of `connect` in this process if it is still open; join nothing."""
     open_here = _current is not None and not _current.closed and _current_pid == os.getpid()
     return _current if open_here else None
 
 
 def single_worker(seed: int = 0, device: str = "cpu") -> Worker:
-    """Make the worker of a single-worker job."""
     job_state = JobState(bytearray(JobState.size_bytes(1)), rows=1, create=True)
     channel = backends.connect_here(job_state, seed)
     identity = send_hello(channel, 0, device)
@@ -130,18 +119,7 @@ def single_worker(seed: int = 0, device: str = "cpu") -> Worker:
 
 
 def join(folder: str, rank: int | None = None, device: str = "cpu", timeout_s: float = HELLO_TIMEOUT_S) -> Worker:
-    """Join a job by its folder.
-
-    Parameters
-    ----------
-    folder : str
-    rank : int, optional
-        The rank that the launcher gave; None to join late, with a new rank.
-    device : str
-        What this worker computes on.
-    timeout_s : float
-        Bound on the wait for the controller's welcome.
-    """
+    """Join a job by its folder; without ``rank`` join late with a new one."""
     from platoon_base.job.attaching import attach
 
     worker, files = attach(folder, rank, device, timeout_s)
@@ -150,5 +128,5 @@ def join(folder: str, rank: int | None = None, device: str = "cpu", timeout_s: f
 
 
 def files_of(worker: Worker) -> JobFiles | None:
-    """Return the files of the job that a worker has joined; None in a single-worker job, which has none."""
+    """Return the files of the job that a worker has joined; None in a single-worker job."""
     return _files.get(worker)

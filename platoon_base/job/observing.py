@@ -1,4 +1,4 @@
-"""Looking at a running job, and ending it, from a process that takes no part in it."""
+"""Observing, ending and killing a running job from a process that is not part of it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,7 @@ _POLL_INTERVAL_S, _KILLED_S = 0.1, 5.0
 
 
 class Observer:
-    """A connection to the controller of one of this user's jobs; a context manager.
-
-    The controller's socket is in the job's folder, which only its user can enter. Where it listens at a port, the job's
-    keys are needed, which are in that folder too.
-
-    Parameters
-    ----------
-    files : JobFiles
-    timeout_s : float
-        Bound on the wait for an answer.
-    """
+    """A connection to the controller of one of this user's jobs; a context manager."""
 
     def __init__(self, files: JobFiles, timeout_s: float = 10.0) -> None:
         self._files = files
@@ -54,15 +44,7 @@ class Observer:
         self._channel.close()
 
     def poll(self) -> Snapshot:
-        """Return the state of the job.
-
-        Raises
-        ------
-        WorkerLostError
-            If the job has ended.
-        CollectiveTimeoutError
-            If its controller does not answer.
-        """
+        """Return the state of the job; WorkerLostError if the job has ended."""
         seen = self._client.ask(msg.Watch(protocol=msg.PROTOCOL), msg.Seen, self._timeout_s)
         try:
             return Snapshot.of_message(seen)
@@ -70,21 +52,20 @@ class Observer:
             raise ProtocolError(f"the job is of another version of this package ({exc}): use that one") from exc
 
     def story(self) -> list[Entry]:
-        """Return what has happened in the job, as far as it is kept; raises as `look` does."""
+        """Return the event log, as far as it is kept; raises the errors of `poll`."""
         request = msg.AskStory(protocol=msg.PROTOCOL)
         return self._client.ask(request, msg.StoryReply, self._timeout_s).entries
 
     def end(self, grace_s: float | None = None) -> None:
-        """Have the job end in order, as Ctrl-C to its launcher does; a second time have its workers killed.
+        """End the job as Ctrl-C to its launcher does; a second call kills the workers.
 
-        The second time must come after the launcher has begun to end the job: a launcher that did not answer counts
-        those that wait for it once.
+        Send the second one after the launcher has started to end the job: requests that wait for a
+        launcher without an answer count as one.
         """
         request = msg.EndJob(protocol=msg.PROTOCOL, sent_at=time.monotonic(), grace_s=grace_s)
         self._client.ask(request, msg.Done, self._timeout_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the job; returns whether it has come."""
         deadline = time.monotonic() + timeout_s
         while self._files.alive:
             if time.monotonic() >= deadline:
@@ -94,13 +75,7 @@ class Observer:
 
 
 def kill(files: JobFiles) -> None:
-    """Kill the controller of a job and the workers that it has started, and remove what they leave.
-
-    Raises
-    ------
-    ConfigurationError
-        If its processes cannot be seen from here, or do not end.
-    """
+    """Kill a job's controller and workers; ConfigurationError if they are not visible or stay."""
     pid = files.origin.pid
     if not pid or files.origin.pid_namespace != pid_namespace() or not pid_namespace():
         raise ConfigurationError(
@@ -116,7 +91,8 @@ def kill(files: JobFiles) -> None:
             raise ConfigurationError(
                 f"process {pid}, the launcher of job {files.job}, cannot be watched: {exc}"
             ) from exc
-        if not is_locked(Path(files.folder)):  # by the controller: as long as it lives, this number is its own
+        # While the controller holds the lock, the process id is its own.
+        if not is_locked(Path(files.folder)):
             if files.alive and not end_by_warden(files.folder):
                 raise ConfigurationError(
                     f"the launcher of job {files.job} is dead already, and processes that joined the job run still: "
@@ -130,7 +106,7 @@ def kill(files: JobFiles) -> None:
                 workers += [(child, fd)] if _is_child(child, pid) else []
         signal.pidfd_send_signal(controller, signal.SIGKILL)
         for child, fd in workers:
-            if not readable(fd):  # then the number is still its own
+            if not readable(fd):  # The process id is still its own.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child, signal.SIGKILL)
         for fd in (controller, *(fd for _, fd in workers)):
@@ -139,7 +115,7 @@ def kill(files: JobFiles) -> None:
                     f"a process of job {files.job} does not end though it was killed: it hangs in a device or on a "
                     "file server; see `ps` for its state"
                 )
-    files.remove_if_dead()  # a late joiner ends by itself, and removes the rest
+    files.remove_if_dead()  # A late joiner ends by itself and removes the rest.
 
 
 @contextlib.contextmanager

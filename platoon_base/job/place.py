@@ -1,4 +1,4 @@
-"""The place of this process in its job, by one call each: `rank`, `world_size`, `is_main`."""
+"""The place of this process in its job: `rank`, `world_size`, `is_main`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ __all__ = ["is_main", "rank", "world_size"]
 
 
 def rank() -> int:
-    """Return this worker's number in its job, from 0, over all hosts: ``connect().global_rank``."""
+    """Return this worker's rank in its job, from 0, over all hosts: ``connect().global_rank``."""
     return connect().global_rank
 
 
 def world_size() -> int:
-    """Return the number of workers that were launched, on all hosts; 1 under plain ``python``."""
+    """Return the number of launched workers on all hosts; 1 under plain ``python``."""
     return connect().global_size
 
 
 def is_main() -> bool:
     """Return whether this worker saves and prints for all: ``connect().is_leader``.
 
-    It is rank 0, and if that fails the lowest remaining rank; so call it each time.
+    It is rank 0, or the lowest remaining rank if rank 0 fails: call it each time.
 
     Examples
     --------

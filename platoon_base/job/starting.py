@@ -1,4 +1,4 @@
-"""How the workers of a program are started: their commands, environments, logs and folders of compiled kernels."""
+"""How workers are started: commands, environments, logs, folders of compiled kernels."""
 
 from __future__ import annotations
 
@@ -47,20 +47,15 @@ _ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 
 
 def log_file(folder: Path, rank: int) -> Path:
-    """Return the path of one worker's log."""
     return folder / f"rank{rank}.log"
 
 
 def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of one worker.
-
-    Variables that the user has set stay. Besides the device, it limits the threads of each of several workers, so that
-    all together use no more threads than there are cores; not if the user has set any of `THREAD_VARIABLES`. Sets of
-    strings have the same order on all workers, hosts and late joiners, for labels may be numbered by one.
-    """
+    """Return the environment of one worker; variables that the user has set stay."""
     environment = dict(base)
     environment[DEVICE] = device
     environment.setdefault("PYTHONUNBUFFERED", "1")
+    # Scripts may number labels by the order of a set: it must be the same on all workers.
     environment["PYTHONHASHSEED"] = environment.get("PYTHONHASHSEED") or "0"
     environment.update(thread_limits(workers, environment))
     if device != "cpu":
@@ -70,20 +65,20 @@ def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> di
 
 
 def thread_limits(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that limit the threads of each of several workers; none if the user has set any."""
-    # One for OpenBLAS or MKL would count before the user's OMP_NUM_THREADS.
+    """Return the variables that share the cores among several workers; none if the user set any."""
+    # A value for OpenBLAS or MKL would override the user's OMP_NUM_THREADS.
     if workers < 2 or any(environment.get(name) for name in THREAD_VARIABLES):
         return {}
     return dict.fromkeys(LIMITED_THREADS, str(max(1, available_cores() // workers)))
 
 
 def training_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that name the rule and its period where the script does not; all workers need the same."""
+    """Return the variables that name the rule and its period; all workers need the same."""
     return {name: environment[name] for name in (RULE, EVERY_N_BATCHES) if name in environment}
 
 
 def adopt_training(environment: MutableMapping[str, str], training: Mapping[str, str]) -> None:
-    """Let an environment have the `training_variables` of a job; warn of other ones that it had."""
+    """Replace an environment's `training_variables` by the job's; warn about different ones."""
     for name, value in training_variables(environment).items():
         if training.get(name) != value:
             log.warning(
@@ -97,7 +92,7 @@ def adopt_training(environment: MutableMapping[str, str], training: Mapping[str,
 
 
 def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:
-    """Return what `keras.distribution.initialize` reads, and JAX: a script may use a framework's own collectives."""
+    """Return what Keras and JAX read for a script that uses a framework's own collectives."""
     return {
         _ADDRESSES: address,
         "KERAS_DISTRIBUTION_NUM_PROCESSES": str(workers),
@@ -107,7 +102,7 @@ def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:
 
 
 def framework_address(host: str = "127.0.0.1") -> str:
-    """Return an address on this host at which nobody listens now; a framework does if the script asks it to."""
+    """Return a free address on this host for a framework's own group."""
     is_v6 = ":" in host
     with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET) as sock:
         sock.bind((host, 0))
@@ -131,22 +126,7 @@ def worker_starts(
     world: World = ONE_HOST,
     address: str = "",
 ) -> list[Start]:
-    """Return how each worker is started; make the folders that it needs.
-
-    Parameters
-    ----------
-    program : Program
-    args : sequence of str
-        Passed on to it.
-    devices : sequence of str
-        One for each worker.
-    log_folder : Path or None
-        Where the workers' output goes; None for this process's own.
-    world : World
-        The hosts, if there are several.
-    address : str
-        Where rank 0 listens for a framework's own group; by default at a port of this host.
-    """
+    """Return how each worker is started; make the folders that it needs."""
     first = world.ranks_here.start if world.several else 0
     size = world.size if world.several else len(devices)
     command = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
@@ -156,7 +136,8 @@ def worker_starts(
         for rank, environment in enumerate(environments, first):
             environment.update(_framework_group(address, size, rank))
     for device, environment in zip(devices, environments):
-        if device.startswith("opencl"):  # pocl's cache is not safe to share: compiled kernels were seen to crash
+        # pocl's cache is not safe to share: compiled kernels crashed.
+        if device.startswith("opencl"):
             name = f"pocl{environments.index(environment)}"
             environment.setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / name))
     _make_kernel_caches(environments)
@@ -167,8 +148,8 @@ def worker_starts(
 
 
 def _make_kernel_caches(environments: Sequence[Mapping[str, str]]) -> None:
-    """Make the folders in which libgpuarray keeps compiled kernels: it does not make them itself."""
+    """Make the folders in which libgpuarray keeps compiled kernels; it does not."""
     caches = (_KERNEL_CACHE, "POCL_CACHE_DIR")
     for folder in {environment[name] for environment in environments for name in caches if environment.get(name)}:
-        with contextlib.suppress(OSError):  # then kernels are compiled anew in each process
+        with contextlib.suppress(OSError):  # Each process then compiles its kernels.
             Path(folder).mkdir(parents=True, exist_ok=True)

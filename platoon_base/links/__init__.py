@@ -1,1 +1,1 @@
-"""Connections between hosts that carry arrays: `stream` has their records, `handshake` opens them."""
+"""Connections between hosts that carry arrays: `stream` has the records, `handshake` opens them."""

@@ -10,32 +10,21 @@ from platoon_base.errors import BackendUnavailableError
 
 __all__ = ["TAG_BYTES", "AlteredError", "Cipher", "derive_keys", "require_cipher"]
 
-TAG_BYTES = 16  # that follow each encrypted record
+TAG_BYTES = 16  # Bytes after each encrypted record.
 _KEY_BYTES = 32
 _LABEL = b"platoon data between hosts, version 1"
 
 
 class AlteredError(Exception):
-    """A record is not the next one that the peer sent: it was changed, repeated, left out or forged."""
+    """A record is not the peer's next one: it was changed, repeated, left out or forged."""
 
 
 class Cipher:
-    """Encrypts, or decrypts, the records of one direction of one connection, in their order.
+    """Encrypts or decrypts the records of one direction of one connection, in order.
 
-    The number of a record is its nonce, so decryption refuses records that are repeated, left out or reordered as it
-    does changed ones. Never encrypt with two ciphers of the same key.
-
-    Parameters
-    ----------
-    key : bytes
-        32 of them.
-    in_place : bool
-        Whether to encrypt into the caller's memory, by functions that ``cryptography`` has from version 47 on.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the package ``cryptography`` is missing.
+    The number of a record is its nonce, so repeated, missing or reordered records are refused like
+    changed ones. Never encrypt with two ciphers of the same key. The key has 32 bytes. ``in_place``
+    encrypts into the caller's memory if ``cryptography`` is version 47 or later.
     """
 
     def __init__(self, key: bytes, in_place: bool = True) -> None:
@@ -50,23 +39,14 @@ class Cipher:
         return self._number.to_bytes(12, "big")
 
     def seal(self, header: bytes, payload: memoryview | bytes, out: memoryview) -> None:
-        """Encrypt a payload.
-
-        Parameters
-        ----------
-        header : bytes
-            Sent in the clear, and protected against changes.
-        payload : buffer
-        out : memoryview
-            Of ``len(payload) + TAG_BYTES`` bytes.
-        """
+        """Encrypt a payload into ``out``, which has `TAG_BYTES` more; authenticate the header."""
         if self._encrypt_into is None:
             out[:] = self._aead.encrypt(self._nonce(), payload, header)
         else:
             self._encrypt_into(self._nonce(), payload, header, out)
 
     def open(self, header: bytes, sealed: memoryview, out: memoryview) -> None:
-        """Decrypt a payload into ``out``, of ``len(sealed) - TAG_BYTES`` bytes; raises `AlteredError`."""
+        """Decrypt into ``out``, which has `TAG_BYTES` less; raises `AlteredError`."""
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -79,13 +59,7 @@ class Cipher:
 
 
 def require_cipher() -> Any:
-    """Return the class that encrypts.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the package ``cryptography`` is missing.
-    """
+    """Return the class that encrypts; raises `BackendUnavailableError` if it is not installed."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as exc:
@@ -97,15 +71,7 @@ def require_cipher() -> Any:
 
 
 def derive_keys(secret: bytes, transcript: bytes) -> tuple[bytes, bytes]:
-    """Derive the two keys of a connection by HKDF-SHA256: for data from the caller, and for data from the listener.
-
-    Parameters
-    ----------
-    secret : bytes
-        Known to both sides only.
-    transcript : bytes
-        The bytes that both sides have exchanged in the handshake, with a random number of each.
-    """
+    """Derive keys by HKDF-SHA256: for data from the caller and from the listener."""
     pseudorandom = hmac.new(transcript, secret, hashlib.sha256).digest()
     first = hmac.new(pseudorandom, _LABEL + b"\1", hashlib.sha256).digest()
     second = hmac.new(pseudorandom, first + _LABEL + b"\2", hashlib.sha256).digest()

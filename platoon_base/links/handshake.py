@@ -1,13 +1,12 @@
-"""How a process opens its links: it listens and connects at the same time, and each side authenticates itself.
+"""How a process opens its links: it listens and connects concurrently, and both sides authenticate.
 
-A caller sends a greeting: a random number, its own rank and the rank that it connects to. The listener answers with
-another random number and a proof: an HMAC of all bytes exchanged so far, keyed by the listener's secret. Then the
-caller proves itself in the same way, and the listener confirms. No secret is ever sent. Other processes that connect
-learn only that the port is open, and cost a socket for at most `HANDSHAKE_S` seconds.
-
-The secret is derived from the job's data key and from a token that the listener published over the control plane. A
-job without encryption has no data key: then the token alone proves that the caller belongs to the job, and the data
-that follow are neither encrypted nor protected against changes.
+A caller sends a greeting: a random number, its rank and the rank that it connects to. The listener
+answers with another random number and a proof: an HMAC of all bytes so far, keyed by its secret.
+Then the caller proves itself in the same way, and the listener confirms. No secret is ever sent.
+Other processes learn only that the port is open, and cost a socket for at most `HANDSHAKE_S`. The
+secret is derived from the job's data key and a token that the listener published over the control
+plane. Without encryption there is no data key: then only the token authenticates, and the data are
+neither encrypted nor protected against changes.
 """
 
 from __future__ import annotations
@@ -35,17 +34,20 @@ __all__ = ["HANDSHAKE_S", "WARNING_S", "Address", "Caller", "Listener", "Opening
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_S = 5.0  # that one has to prove itself in
-MAX_PENDING = 256  # who have said nothing so far; the oldest make room for others
-MAX_GREETED = 64  # who have said which rank they are, and not proven it; or as many as are expected, twice
-_BACKLOG = 256  # those that the system takes until this process looks, as couriers do every 0.05 s; they wait in turn
-_FIRST_CALL_S = 0.5  # that a listener has to answer the first call in; the next have twice the time each
+HANDSHAKE_S = 5.0  # A new connection must authenticate within this time.
+MAX_PENDING = 256  # Connections without a greeting; beyond this the oldest are dropped.
+# Connections that have claimed a rank but are not authenticated; or twice the expected number.
+MAX_GREETED = 64
+# The system queues connections until this process polls, as couriers do every 0.05 s.
+_BACKLOG = 256
+_FIRST_CALL_S = 0.5  # Timeout of the first call of a listener; it doubles for each further one.
 # After 5 attempts the timeout is short again: under a SYN flood most attempts are dropped.
 _CALLS = 5
-_RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # between two calls of one listener
-_WRONG_PROOFS = 3  # of one rank, one after the other, that are no chance any more
-_POLL_INTERVAL_S = 0.2  # between two questions whether it makes sense to wait
-WARNING_S = 8.0  # A host whose link does not open, or does not carry data, for so long is named in a warning.
+_RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # Interval of calls of one listener.
+_WRONG_PROOFS = 3  # After this number of wrong proofs in a row, a rank is considered wrong.
+_POLL_INTERVAL_S = 0.2  # Interval of checks whether to give up.
+# A host is named in a warning if its link does not open, or carries no data, for this time.
+WARNING_S = 8.0
 _GREETING = struct.Struct("<8s32sII")
 _MAGIC = b"PLTNLNK1"
 _NUMBER_BYTES = _PROOF_BYTES = 32
@@ -53,20 +55,12 @@ _YES = b"\1"
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
-_Steps = Generator[int, None, "tuple[int, Stream]"]  # yields the event it waits for
+# A generator that yields the event it waits for.
+_Steps = Generator[int, None, "tuple[int, Stream]"]
 
 
 class Address(NamedTuple):
-    """The address that a process of a job listens at, as published to the other processes.
-
-    Attributes
-    ----------
-    host : str
-        An IP address.
-    port : int
-    token : bytes
-        Known only to the job's processes.
-    """
+    """The address at which a process of a job listens; only processes of the job know the token."""
 
     host: str
     port: int
@@ -74,18 +68,7 @@ class Address(NamedTuple):
 
 
 class Listener:
-    """Listens on a port of this host until all links of this process are open.
-
-    Parameters
-    ----------
-    host : str
-        The IP address by which the other hosts reach this one.
-
-    Raises
-    ------
-    PlatoonError
-        If this host does not have that address.
-    """
+    """Listens at this host's address ``host`` until all links of this process are open."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -100,7 +83,6 @@ class Listener:
         self.address = Address(host, self.sock.getsockname()[1], secrets.token_bytes(16))
 
     def close(self) -> None:
-        """Stop listening; a second call does nothing."""
         self.sock.close()
 
 
@@ -113,7 +95,7 @@ class _WrongProofError(_RefusedError):
 
 
 class Caller(NamedTuple):
-    """The caller's process, as it introduces itself in a handshake."""
+    """The identity of this process in a handshake; ``expected`` ranks connect to it."""
 
     rank: int
     data_key: bytes
@@ -151,7 +133,7 @@ def _stream(sock: socket.socket, mine: Caller, secret: bytes, transcript: bytes,
 
 
 def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[], None]) -> _Steps:
-    """Serve an incoming connection; ``greet()`` is called once its greeting looks like one of this job."""
+    """Serve an incoming connection; call ``greet()`` when its greeting fits this job."""
     greeting = yield from _read(sock, _GREETING.size)
     magic, _, caller, called = _GREETING.unpack(greeting)
     if magic != _MAGIC:
@@ -161,7 +143,8 @@ def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[],
     greet()
     number, secret = secrets.token_bytes(_NUMBER_BYTES), _secret(mine.data_key, token)
     transcript = greeting + number
-    sock.send(number + _proof(secret, b"listener", transcript))  # the first bytes that are sent always find room
+    # The first bytes of a connection always fit into the buffer.
+    sock.send(number + _proof(secret, b"listener", transcript))
     proof = yield from _read(sock, _PROOF_BYTES)
     if not hmac.compare_digest(proof, _proof(secret, b"caller", transcript)):
         raise _RefusedError("it does not know this job's key")
@@ -170,7 +153,6 @@ def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[],
 
 
 def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _Steps:
-    """Connect to the listener of a rank."""
     code = sock.connect_ex((address.host, address.port))
     while code:
         yield _WRITE
@@ -194,41 +176,36 @@ def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _St
 
 
 class _Pending(NamedTuple):
-    """A handshake in progress."""
-
     steps: _Steps
-    called: int | None  # the rank that this process calls
+    called: int | None  # The rank that this process calls.
     until: float
 
 
 class Opening:
-    """All handshakes of one process, which run concurrently; connections from outside the job cannot disturb them.
+    """All handshakes of one process, which run concurrently; other connections cannot disturb them.
 
-    Attributes
-    ----------
-    greeted : list of socket
-        Connections that have claimed a rank and not proven it yet.
-    open : dict of int to Stream
-        The open links that the caller has not fetched yet.
-    wrong : dict of int to int
-        By rank, how many times in a row another process has answered at its address.
+    ``greeted`` connections have claimed a rank but not proven it. The caller fetches ``open``
+    links, by rank. ``wrong`` counts, by rank, how often in a row another process answered at its
+    address.
     """
 
     def __init__(self, listener: Listener | None, mine: Caller, calls: Mapping[int, Address]) -> None:
         self._listener, self._mine = listener, mine
         self._calls = dict(calls)
-        self._retry_at = dict.fromkeys(calls, 0.0)  # when to call next; without those that are being called
-        self._tries: dict[int, int] = {}  # since the last link to a rank
-        self._why: dict[int, str] = {}  # the last call of a rank was in vain
+        # Time of the next call, for ranks that are not being called.
+        self._retry_at = dict.fromkeys(calls, 0.0)
+        self._tries: dict[int, int] = {}  # Attempts since the last link to a rank.
+        self._why: dict[int, str] = {}  # Why the last attempt failed.
         self.wrong: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         if listener is not None:
             self._selector.register(listener.sock, _READ)
         self._pending: dict[socket.socket, _Pending] = {}
-        self._silent: dict[socket.socket, None] = {}  # of those that have called, the oldest first
+        # Connections without a greeting, the oldest first.
+        self._silent: dict[socket.socket, None] = {}
         self.greeted: list[socket.socket] = []
         self._refused = 0
-        self._accepts_at = 0.0  # when this process may have a file descriptor again
+        self._accepts_at = 0.0  # Time of the next attempt to get a file descriptor.
         self.open: dict[int, Stream] = {}
 
     def fileno(self) -> int:
@@ -236,19 +213,18 @@ class Opening:
         return self._selector.fileno()
 
     def call(self, rank: int, address: Address) -> None:
-        """Connect to a rank from now on, at this address, which replaces an earlier one."""
+        """Connect to a rank at this address, which replaces an earlier one."""
         if self._calls.get(rank) != address:
             self.forget(rank)
         self._calls[rank] = address
         self.call_again(rank)
 
     def call_again(self, rank: int) -> None:
-        """Connect to a rank again whose link has broken."""
         if rank in self._calls and all(pending.called != rank for pending in self._pending.values()):
             self._retry_at[rank] = 0.0
 
     def forget(self, rank: int) -> None:
-        """Stop connecting to a rank until `call` gives an address of it."""
+        """Stop connecting to a rank until `call` gives its address."""
         for known in (self._calls, self._retry_at, self._tries, self._why, self.wrong):
             known.pop(rank, None)
         for sock in [sock for sock, pending in self._pending.items() if pending.called == rank]:
@@ -257,16 +233,14 @@ class Opening:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks without an open link."""
         return sorted((self._mine.expected | self._calls.keys()) - self.open.keys())
 
     def why(self, ranks: Iterable[int] | None = None) -> str:
-        """Return the latest failures of these ranks, as text."""
         told = [(rank, why) for rank, why in self._why.items() if ranks is None or rank in ranks]
         return "".join(f"; rank {rank} at {self._calls[rank].host}: {why}" for rank, why in told)
 
     def step(self, until: float) -> None:
-        """Advance all handshakes, until something has happened or the given time has come."""
+        """Advance all handshakes, until one event or the given time of `awake`."""
         now = awake()
         for rank in [rank for rank, at in self._retry_at.items() if at <= now]:
             del self._retry_at[rank]
@@ -279,7 +253,7 @@ class Opening:
         for key, _ in self._selector.select(max(0.0, soonest - awake())):
             if self._listener is not None and key.fileobj is self._listener.sock:
                 self._accept(self._listener)
-            elif key.fileobj in self._pending:  # it may have been dropped for another one
+            elif key.fileobj in self._pending:  # It may have been dropped for another one.
                 self._go_on(key.fileobj)
         now = awake()
         for sock in [sock for sock, pending in self._pending.items() if pending.until <= now]:
@@ -289,11 +263,12 @@ class Opening:
         address = self._calls[rank]
         try:
             sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
-        except OSError as exc:  # no descriptor is free
+        except OSError as exc:  # There is no free descriptor.
             self._call_later(rank, str(exc))
             return
-        # Where many call, the system may have dropped the first packet.
-        patience_s = _FIRST_CALL_S * 2 ** (self._tries.get(rank, 0) % _CALLS)  # up to 8 s: three round trips of 2 s
+        # With many callers, the system may have dropped the first packet.
+        # Up to 8 s: three round trips of 2 s.
+        patience_s = _FIRST_CALL_S * 2 ** (self._tries.get(rank, 0) % _CALLS)
         self._begin(sock, _Pending(_call(sock, self._mine, rank, address), rank, awake() + patience_s))
 
     def _call_later(self, rank: int, why: str) -> None:
@@ -316,16 +291,17 @@ class Opening:
             self._begin(sock, _Pending(steps, None, awake() + HANDSHAKE_S))
 
     def _accept_later(self, listener: Listener, why: OSError) -> None:
-        """Close unauthenticated connections, and accept again after a pause: the listener stays readable."""
+        """Close unauthenticated connections, and accept again after a pause."""
         if not self._silent:
             log.warning("cannot take the connections of other hosts (%s): raise the limit (ulimit -n)", why)
+        # Without the pause the listener would stay readable.
         for sock in [*self._silent]:
             self._drop(sock, str(why))
         self._selector.unregister(listener.sock)
         self._accepts_at = awake() + _RETRY_INTERVAL_S
 
     def _greet(self, sock: socket.socket) -> None:
-        """Keep a connection that claims to be of this job; of too many drop any but the oldest, most likely genuine."""
+        """Keep a connection that claims a rank of this job; of too many, drop a random one."""
         del self._silent[sock]
         if len(self.greeted) >= max(MAX_GREETED, 2 * len(self._mine.expected)):
             self._drop(secrets.choice(self.greeted), "too many others came")
@@ -345,7 +321,7 @@ class Opening:
             self._remove(sock)
             for known in (self._tries, self._why, self.wrong):
                 known.pop(rank, None)
-            old = self.open.pop(rank, None)  # a caller that lost its first connection calls again
+            old = self.open.pop(rank, None)  # A caller that lost its first connection calls again.
             if old is not None:
                 old.close()
             self.open[rank] = stream
@@ -375,13 +351,12 @@ class Opening:
                 self.wrong.pop(rank, None)
         else:
             self._refused += 1
-            if self._refused == 1:  # and no more: they may be many
+            if self._refused == 1:  # Warn only once: there may be many.
                 log.warning("refused a connection from %s to the links of this job's hosts: %s", _peer(sock), why)
         pending.steps.close()
         sock.close()
 
     def close(self) -> None:
-        """Drop a handshake that is not complete."""
         for sock in [*self._pending]:
             self._remove(sock).steps.close()
             sock.close()
@@ -404,30 +379,12 @@ def open_links(
     deadline: float,
     give_up: Callable[[list[int]], Any],
 ) -> dict[int, Stream]:
-    """Open a link to each of the given ranks; the listener stays open.
+    """Open a link to each of the given ranks until a deadline of `awake`; the listener stays open.
 
-    Parameters
-    ----------
-    listener : Listener
-        Of this process.
-    rank : int
-        Of this process.
-    data_key : bytes
-        The same on all hosts; empty if data are not encrypted.
-    calls : mapping of int to Address
-        The addresses of the ranks that this one connects to.
-    expected : frozenset of int
-        The ranks that connect to this one.
-    deadline : float
-        By `awake`.
-    give_up : callable
-        ``give_up(ranks)`` is called several times a second with the missing ranks; it raises if waiting for them is
-        pointless.
-
-    Raises
-    ------
-    PlatoonError
-        If a rank did not come by then, or what listens at its address cannot prove that it is this rank.
+    ``data_key`` is the same on all hosts; empty if data are not encrypted. This process connects to
+    the ranks in ``calls``, and ``expected`` ranks connect to it. ``give_up(ranks)`` gets the
+    missing ranks several times a second and raises if waiting is pointless. Raises `PlatoonError`
+    at the deadline, or if another process answers at the address of a rank.
     """
     opening = Opening(listener, Caller(rank, data_key, expected), calls)
     asks_at, warns_at = 0.0, awake() + WARNING_S
@@ -447,7 +404,7 @@ def open_links(
             wrong = [rank for rank, count in opening.wrong.items() if count >= _WRONG_PROOFS]
             if wrong:
                 raise PlatoonError(f"rank {rank} has no link to the ranks {wrong} of other hosts{opening.why(wrong)}")
-            if now >= asks_at:  # not at each connection of a flood
+            if now >= asks_at:  # Not at each connection of a flood.
                 asks_at = now + _POLL_INTERVAL_S
                 give_up(opening.missing)
             opening.step(min(deadline, asks_at))

@@ -1,6 +1,7 @@
-"""A TCP connection between two processes of a job on different hosts, which carries arrays in records.
+"""A TCP connection between two processes on different hosts, which carries arrays in records.
 
-No call blocks: `push` sends what fits into the socket's buffer, `pull` receives what has arrived, and the caller polls.
+No call blocks: `push` sends what fits into the socket's buffer, `pull` receives what has arrived,
+and the caller polls.
 """
 
 from __future__ import annotations
@@ -14,26 +15,22 @@ from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher
 
 __all__ = ["MAX_PAYLOAD_BYTES", "BrokenStreamError", "Receiver", "Stream", "tune"]
 
-MAX_PAYLOAD_BYTES = 1 << 18  # bytes of a record
+MAX_PAYLOAD_BYTES = 1 << 18  # Bytes of a record.
 _HEADER = struct.Struct("<IIQ")
-_AT_ONCE = 1 << 16  # bytes asked for where no record has begun: many small ones may be there
-_DIRECT = 1 << 14  # bytes from which on an unencrypted payload is received where it belongs, without a copy
-_BURST = 16  # reads of what nobody takes any more
+_AT_ONCE = 1 << 16  # Bytes to request between records: many small ones may have arrived.
+_DIRECT = 1 << 14  # Bytes from which an unencrypted payload is received in place, without a copy.
+_BURST = 16  # Number of reads to drain a connection before it is closed.
 _IDLE_S = 30
-_TCP_INFO = struct.Struct("=2xB21xI28xI")  # tcpi_retransmits, tcpi_unacked and tcpi_last_ack_recv
+_TCP_INFO = struct.Struct("=2xB21xI28xI")  # tcpi_retransmits, tcpi_unacked and tcpi_last_ack_recv.
 _RTO_MAX_MS = getattr(socket, "TCP_RTO_MAX_MS", 44)
 _MAX_SILENCE_MS = 24 * 3600 * 1000
 
 
 class BrokenStreamError(Exception):
-    """The connection is broken; the text says why.
+    """The connection is broken.
 
-    Attributes
-    ----------
-    altered : bool
-        Whether data were changed, repeated or injected on the way.
-    ended : bool
-        Whether the other side has closed the connection in order, as the system does when its process ends.
+    ``altered``: data were changed, repeated or injected. ``ended``: the other side closed the
+    connection in order, as the system does when its process ends.
     """
 
     def __init__(self, text: str, altered: bool = False, ended: bool = False) -> None:
@@ -45,56 +42,39 @@ class Receiver(Protocol):
     """Receives the records of a `Stream`."""
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
-        """Return a buffer for a payload of ``length`` bytes; None leaves this and later records for a later pull.
-
-        Raises
-        ------
-        BrokenStreamError
-            If no such record is expected.
-        """
+        """Return a buffer; None postpones this and later records. Raises `BrokenStreamError`."""
         ...
 
     def done(self, tag: int, offset: int, length: int) -> None:
-        """Handle a record whose payload now lies in the buffer that `place` returned."""
+        """Handle a record with a payload in the buffer that `place` returned."""
         ...
 
 
 def tune(sock: socket.socket) -> None:
-    """Set the options of a connection: send small records at once, and survive an interruption of the network.
-
-    Other code decides whether the peer is lost, so the connection times out only after a day. While the peer does not
-    acknowledge, Linux 6.15 and later retransmit at least every second, older ones in intervals that double.
-    """
+    """Set socket options: send small records immediately, and survive a network interruption."""
+    # Other code decides whether the peer is lost, so the connection times out after a day. Without
+    # acknowledgements, Linux 6.15 and later retransmit at least every second; older systems double
+    # the interval.
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # or a router on the way may forget an idle connection
+    # A router may otherwise drop an idle connection.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
     for option, value in ((getattr(socket, "TCP_USER_TIMEOUT", None), _MAX_SILENCE_MS), (_RTO_MAX_MS, 1000)):
         if option is not None:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            except OSError:  # an older system
+            except OSError:  # The system is older.
                 pass
 
 
 class Stream:
-    """Records over one connection; a record has a tag, an offset and a payload of up to `MAX_PAYLOAD_BYTES` bytes.
+    """Records over one connection: a tag, an offset and a payload of up to `MAX_PAYLOAD_BYTES`.
 
-    Parameters
-    ----------
-    sock : socket
-        Connected; this object owns it.
-    sends, receives : Cipher or None
-        How each direction is encrypted; both are None for a connection that is not.
-
-    Attributes
-    ----------
-    posted, sent : int
-        Records handed to `post`, and those of them that the system has taken.
-    held : bool
-        Whether a record waits for `Receiver.place` to take it.
-    torn : bool
-        Whether an exception, such as Ctrl-C, ended a push in the middle: what follows could not be understood.
+    This object owns ``sock``. ``sends`` and ``receives`` are both None without encryption.
+    ``posted`` counts records given to `post`, ``sent`` those that the system has accepted.
+    ``held``: a record waits for `Receiver.place`. ``torn``: an exception such as Ctrl-C interrupted
+    a push, so further data would be unreadable.
     """
 
     def __init__(self, sock: socket.socket, sends: Cipher | None, receives: Cipher | None) -> None:
@@ -102,17 +82,16 @@ class Stream:
         self._sock = sock
         self._sends, self._receives = sends, receives
         self._queue: deque[tuple[bytes, memoryview | bytes]] = deque()
-        self._out: list[memoryview] = []  # of the record that is being sent
+        self._out: list[memoryview] = []  # Rest of the record that is being sent.
         self._sealed = memoryview(bytearray(_HEADER.size + MAX_PAYLOAD_BYTES + TAG_BYTES if sends else 0))
         self._in = memoryview(bytearray(2 * _HEADER.size + MAX_PAYLOAD_BYTES + TAG_BYTES + _AT_ONCE))
-        self._start = self._stop = 0  # of what was received and not yet taken
-        self._record: tuple[int, int, int] | None = None  # tag, offset, length of the payload
-        self._direct: memoryview | None = None  # the rest of a payload that is received in place
+        self._start = self._stop = 0  # Bounds of received bytes that are not consumed.
+        self._record: tuple[int, int, int] | None = None  # Tag, offset and length of the payload.
+        self._direct: memoryview | None = None  # The rest of a payload that is received in place.
         self.posted = self.sent = 0
         self.held = self.torn = False
 
     def fileno(self) -> int:
-        """Return the file descriptor to poll; -1 after `close`."""
         return self._sock.fileno()
 
     def post(self, tag: int, offset: int, payload: memoryview | bytes) -> None:
@@ -123,15 +102,13 @@ class Stream:
         self.posted += 1
 
     def drop_queue(self) -> None:
-        """Drop the queued records of which no byte was sent."""
+        """Drop the queued records, but not one that is partly sent."""
         self.posted -= len(self._queue)
         self._queue.clear()
 
     def unanswered_s(self) -> float:
-        """Return for how long nothing has been acknowledged of what was sent again and again; 0 if nothing was.
-
-        The system of the other host acknowledges data even while its process is busy or stopped.
-        """
+        """Return the seconds without acknowledgement of retransmitted data; 0 if there are none."""
+        # The system of the other host acknowledges data even while its process is busy or stopped.
         try:
             info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         except OSError:
@@ -140,7 +117,7 @@ class Stream:
         return float(since_ms) / 1e3 if retransmits and unacknowledged else 0.0
 
     def push(self) -> bool:
-        """Send without blocking; return whether anything was sent."""
+        """Send without blocking; return whether anything was sent. Raises `BrokenStreamError`."""
         if self.sent == self.posted or self.torn:
             return False
         moved, self.torn = False, True
@@ -164,7 +141,6 @@ class Stream:
         return moved
 
     def _next(self) -> list[memoryview]:
-        """Take a record from the queue, and return the buffers to send."""
         header, payload = self._queue.popleft()
         if self._sends is None:
             return [memoryview(header), memoryview(payload)] if len(payload) else [memoryview(header)]
@@ -174,13 +150,7 @@ class Stream:
         return [self._sealed[:stop]]
 
     def pull(self, receiver: Receiver, most: int = 16) -> bool:
-        """Receive without blocking, up to so many records; return whether anything was received.
-
-        Raises
-        ------
-        BrokenStreamError
-            If the other side has closed the connection, or what came is not what it sent.
-        """
+        """Receive up to ``most`` records; return whether data arrived. Raises as `push` does."""
         moved = False
         for _ in range(most):
             while not self._take(receiver):
@@ -192,14 +162,14 @@ class Stream:
         return True
 
     def _receive(self) -> bool:
-        """Read once from the socket; return whether bytes arrived."""
         if self._direct is not None:
             target = self._direct
         else:
             if self._start == self._stop:
                 self._start = self._stop = 0
             end = self._stop + _AT_ONCE
-            if self._record is not None:  # and the next header, but nothing that would have to be moved later
+            # Include the next header, but nothing that would have to be moved later.
+            if self._record is not None:
                 end = self._start + self._record[2] + (TAG_BYTES if self._receives else 0) + _HEADER.size
             if end > len(self._in):
                 kept = bytes(self._in[self._start : self._stop])
@@ -221,7 +191,7 @@ class Stream:
         return True
 
     def _take(self, receiver: Receiver) -> bool:
-        """Pass the next record to the receiver; False if it is incomplete or the receiver holds it back."""
+        """Pass the next record to the receiver; False if it is incomplete or held."""
         if self._record is None:
             if self._stop - self._start < _HEADER.size:
                 return False
@@ -262,9 +232,11 @@ class Stream:
         return True
 
     def close(self) -> None:
-        """Close the connection; a second call does nothing. The system still sends what is in the socket's buffer."""
+        """Close the connection; may be called again. The system still sends buffered data."""
         try:
-            for _ in range(_BURST):  # or else the system would reset the connection, and the other side lose the last
+            # Otherwise the system would reset the connection, and the other side would lose the
+            # last data.
+            for _ in range(_BURST):
                 if not self._sock.recv_into(self._in):
                     break
         except OSError:

@@ -1,1 +1,1 @@
-"""One job on several hosts: the launcher of host 0 decides, and the launchers of the other hosts relay to it."""
+"""One job on several hosts: host 0's launcher decides, the other launchers relay to it."""

@@ -10,18 +10,12 @@ from platoon_base.errors import ConfigurationError
 
 __all__ = ["DEFAULT_PORT", "as_url", "divided", "is_loopback", "own_address_towards", "resolved"]
 
-DEFAULT_PORT = 29400  # torchrun's
+DEFAULT_PORT = 29400  # torchrun has the same default.
 _ENDPOINT = re.compile(r"\[([^\[\]]+)\](?::(\d+))?|([^:\[\]]+)(?::(\d+))?|([^\[\]]*:[^\[\]]*:[^\[\]]*)")
 
 
 def divided(endpoint: str) -> tuple[str, int]:
-    """Return the host and the port of an endpoint.
-
-    Raises
-    ------
-    ConfigurationError
-        If the text is no endpoint.
-    """
+    """Return the host and the port of an endpoint; raises `ConfigurationError` if it is invalid."""
     found = _ENDPOINT.fullmatch(endpoint)
     name, port = (
         ("", 0) if found is None else (found[1] or found[3] or found[5], int(found[2] or found[4] or DEFAULT_PORT))
@@ -34,13 +28,7 @@ def divided(endpoint: str) -> tuple[str, int]:
 
 
 def resolved(name: str) -> str:
-    """Return the IPv4 address of a name, or its IPv6 address if it has no other; empty if it does not resolve now.
-
-    Raises
-    ------
-    ConfigurationError
-        If the text cannot be a host name.
-    """
+    """Return an address of a name, IPv4 if it has one; empty if it does not resolve now."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except UnicodeError as exc:
@@ -52,20 +40,18 @@ def resolved(name: str) -> str:
 
 
 def as_url(address: str, port: int) -> str:
-    """Return the endpoint in ZeroMQ's format."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address reaches only this host."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def own_address_towards(address: str) -> str:
-    """Return the address of this host from which packets to another one are sent; empty if there is no route now."""
+    """Return the address from which this host sends packets to another; empty without a route."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect((address, 9))  # sends nothing
+            sock.connect((address, 9))  # This sends nothing.
         except OSError:
             return ""
         return str(sock.getsockname()[0])

@@ -27,43 +27,37 @@ class _Sent:
 
 
 class StateChanges:
-    """Finds what has changed in the rows and the state of a job, for the hosts that mirror it.
+    """Finds changes in the rows and the state of a job, for the hosts that mirror it.
 
-    Polls are numbered, and each rank has the number of the poll that found it changed. A host is sent the ranks of
-    other hosts that changed at later polls than the last one that it was sent.
-
-    Parameters
-    ----------
-    job_state : platoon_base.shm.job_state.JobState
-    roster : Roster
-    is_held : callable
-        ``is_held(rank)`` returns whether a worker holds its lock.
+    Polls are numbered, and each rank has the number of the poll that found it changed. A host is
+    sent the ranks of other hosts that changed since the last poll that it was sent.
+    ``is_held(rank)`` returns whether a worker holds its lock.
     """
 
     def __init__(self, job_state: SharedState, roster: Roster, is_held: Callable[[int], bool]) -> None:
         self._job_state, self._roster, self._is_held = job_state, roster, is_held
         self._sent: dict[int, _Sent] = {}
         self._number = 0
-        self._state = ("", 0, False)  # the reason to stop, the leader, whether several share parameters
+        # The reason to stop, the leader, and whether several workers share parameters.
+        self._state = ("", 0, False)
         count = job_state.rows
         self._rows = np.zeros(count, MIRRORED)
         self._words: Any = as_words(self._rows)
         self._held = np.zeros(count, bool)
-        self._seen = np.zeros(count, bool)  # ranks that have held their lock at any poll
+        self._seen = np.zeros(count, bool)  # Ranks that held their lock at any poll.
         self._host = np.zeros(count, "i8")
         self._found = np.zeros(count, "i8")
         self._endings = np.zeros(count, "S512")
-        self._ended = np.zeros(count, "i8")  # the poll that found the ending changed
-        self._free: list[int] = []  # ranks whose lock was free at the latest poll
-        self._known = 0  # ranks of the roster that have been polled
+        self._ended = np.zeros(count, "i8")  # The poll that found the ending changed.
+        self._free: list[int] = []  # Ranks with a free lock at the latest poll.
+        self._known = 0  # Number of ranks of the roster that have been polled.
 
     @property
     def found(self) -> tuple[object, ...]:
-        """The version of the state: equal to an earlier one if there is nothing new to send since."""
+        """The version of the state; equal versions mean that there is nothing new to send."""
         return self._number, self._state, self._roster.changes
 
     def poll(self) -> None:
-        """Find all that has changed."""
         self._collect_job_state()
         ranks = list(self._roster)
         self._take(ranks)
@@ -76,7 +70,7 @@ class StateChanges:
             self._endings[changed], self._ended[changed] = endings[changed], self._number
 
     def collect_joined(self) -> None:
-        """Find only changes that answers may depend on: workers that have taken their lock, and the job's state."""
+        """Find only changes that answers may depend on: acquired locks, and the job's state."""
         self._collect_job_state()
         if len(self._roster) != self._known:
             self._free += list(self._roster)[self._known :]
@@ -92,8 +86,9 @@ class StateChanges:
         self._state = (stop, shared.leader, shared.shared_by_several)
 
     def _take(self, ranks: list[int]) -> None:
-        """Copy the rows of the joined workers among these ranks, and mark those that have changed."""
-        held = np.fromiter(map(self._is_held, ranks), bool, len(ranks))  # before the rows, see `Mirror.put`
+        """Copy the rows of joined workers among these ranks, and mark those that have changed."""
+        # Read locks before rows, see `Mirror.put`.
+        held = np.fromiter(map(self._is_held, ranks), bool, len(ranks))
         rows = copied_rows(self._job_state, ranks)
         at = np.asarray(ranks, "i8")
         self._seen[at] |= held
@@ -107,7 +102,7 @@ class StateChanges:
             self._found[at[changed]] = self._number
 
     def since_sent(self, host: int) -> JobState | None:
-        """Return the changes that a host has not been sent, and mark them as sent; None if there are none."""
+        """Return the changes that a host has not been sent, or None, and mark them as sent."""
         sent = self._sent.setdefault(host, _Sent())
         num_live = (self._roster.num_live_on(host), self._roster.num_live)
         same = num_live == sent.num_live and self._state == sent.state
@@ -129,5 +124,4 @@ class StateChanges:
         return JobState(stop, num_live, leader, several, ended, rows)
 
     def forget(self, host: int) -> None:
-        """Mark everything as unsent for a host that has restarted."""
         self._sent.pop(host, None)

@@ -1,4 +1,4 @@
-"""One process of a courier, as its launcher sees it: the lines to and from it, and the residuals that it saves."""
+"""One courier process: its launcher exchanges lines with it, and tracks the residuals it saves."""
 
 from __future__ import annotations
 
@@ -22,53 +22,42 @@ _BLOCK = 1 << 16
 
 
 class CourierProcess:
-    """A courier that runs.
-
-    Parameters
-    ----------
-    process : subprocess.Popen
-        With pipes to its standard input and output.
-    host : int
-        This one, for messages.
-    """
+    """A running courier, with pipes to its standard input and output."""
 
     def __init__(self, process: subprocess.Popen[bytes], host: int) -> None:
         self._process, self._host = process, host
         self._rest = b""
-        self._keeping: dict[str, float] = {}  # the keys of residuals that it saves, and until when they are waited for
+        self._keeping: dict[str, float] = {}  # Keys of residuals that it saves, and the deadlines.
         if process.stdout is not None:
             os.set_blocking(process.stdout.fileno(), False)
 
     @property
     def fds(self) -> list[int]:
-        """The file descriptor to poll; call `read` when it is readable."""
         return [] if self._process.stdout is None else [self._process.stdout.fileno()]
 
     @property
     def status(self) -> int | None:
-        """Its exit status, once it has ended."""
         return self._process.returncode
 
     def send(self, order: between.Order) -> None:
-        """Send an order; one that has ended gets none, which `read` will find."""
+        """Send an order; an ended courier drops it, and `read` reports the end."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._process.stdin.write(between.encode(order))
                 self._process.stdin.flush()
 
     def keep(self, order: between.Keep) -> None:
-        """Let it save a residual."""
         self._keeping[order.key] = time.monotonic() + STALL_TIMEOUT_S
         self.send(order)
 
     def is_saving(self, now: float) -> bool:
-        """Return whether it saves a residual that is still waited for."""
+        """Return whether it saves a residual; warn of those past their deadline."""
         for key in [key for key, until in self._keeping.items() if now > until]:
             self._take_kept(between.Kept(key, f"it is not written within {STALL_TIMEOUT_S:g} s. Check that disk"))
         return bool(self._keeping)
 
     def read(self) -> list[between.News] | None:
-        """Return its messages, but for those about residuals, which are logged; None once it has ended."""
+        """Return its messages, except those about residuals, which are logged; None at its end."""
         if self._process.stdout is None:
             return None
         try:
@@ -109,7 +98,7 @@ class CourierProcess:
             )
 
     def release(self) -> None:
-        """Let it end by itself, once it has saved what it is to save."""
+        """Let it end by itself after saving."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -126,7 +115,7 @@ class CourierProcess:
             except subprocess.TimeoutExpired:
                 log.warning("the courier of host %d does not end, though it was killed. Check its disks", self._host)
         if self._keeping:
-            self.read()  # its last words
+            self.read()  # It may have written messages before its end.
         for key in list(self._keeping):
             self._take_kept(between.Kept(key, "the courier has ended before it was written"))
         if self._process.stdout is not None:

@@ -1,4 +1,4 @@
-"""The couriers of all hosts, for the launcher of host 0: it starts them, publishes addresses and leads rounds."""
+"""The couriers of all hosts, on host 0: it starts them, publishes addresses and leads rounds."""
 
 from __future__ import annotations
 
@@ -27,28 +27,17 @@ __all__ = ["CourierTable"]
 
 log = logging.getLogger(__name__)
 
-NO_LINK_S = min(25.0, DEFAULT_TIMEOUT_S / 3)  # after the warning; waits for that host end by `DEFAULT_TIMEOUT_S`
+# Time after the warning. Waits for that host end by `DEFAULT_TIMEOUT_S`.
+NO_LINK_S = min(25.0, DEFAULT_TIMEOUT_S / 3)
 
 
 class CourierTable:
-    """The couriers of one job: sends them the addresses of the others, and orders about centers and rounds.
+    """Sends the couriers of one job their addresses, and orders about centers and rounds.
 
-    The launcher of host 0 starts its own courier here; the couriers of other hosts get their orders by their launchers.
-
-    Parameters
-    ----------
-    files : JobFiles
-        Of this host.
-    world : World
-    roster : Roster
-    members : mapping of int to Member
-        The other hosts.
-    send : callable
-        ``send(member, message)`` sends a message to the launcher of another host, unless that is lost.
-    filled : callable
-        ``filled(host)`` is called when the center of a host holds the initial values of all hosts.
-    unreachable : callable
-        ``unreachable(host, why)`` is called when a host has had no link to another one for `NO_LINK_S`.
+    Host 0's launcher starts its own courier here; other couriers get orders from their launchers.
+    ``send(member, message)`` sends to another launcher unless it is lost. ``filled(host)`` is
+    called when the center of a host holds the initial values of all hosts, and ``unreachable(host,
+    why)`` when a host has had no link to another one for `NO_LINK_S`.
     """
 
     def __init__(
@@ -65,14 +54,15 @@ class CourierTable:
         self._filled, self._unreachable = filled, unreachable
         self._here = CourierKeeper(files, lambda news: self.handle_news(0, news))
         self._round = RoundTable()
-        self._at: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
+        self._at: dict[int, tuple[str, int, str]] = {}  # Addresses of couriers, by host.
         self._made: set[int] = set()  # The hosts that have made a center.
-        self._source_due_at = math.inf  # When to warn that the others wait for the center of the source.
-        # Pairs of hosts that do not exchange: when one host is given up, and why.
+        # Time to warn that the others wait for the center of the source.
+        self._source_due_at = math.inf
+        # Pairs of hosts that do not exchange: when one host is given up, and the reason.
         self._apart: dict[tuple[int, int], tuple[float, str]] = {}
-        self._changed = False  # since the hosts were sent where they listen
-        self._workers: dict[int, int] = {}  # that live, by host, as the couriers know them
-        self._changes = -1  # of the roster, when they were counted
+        self._changed = False  # True if addresses or workers changed since they were sent.
+        self._workers: dict[int, int] = {}  # Live workers by host, as sent to the couriers.
+        self._changes = -1  # Version of the roster when they were counted.
         self._source = 0
         self._resumed: tuple[str, str] | None = None
         if files.checkpoint:
@@ -81,11 +71,9 @@ class CourierTable:
 
     @property
     def fds(self) -> list[int]:
-        """The file descriptors to poll; call `step` when one is readable."""
         return self._here.fds
 
     def step(self) -> None:
-        """Handle the messages of this host's courier; restart it if it has ended."""
         self._here.step()
         if awake() > self._source_due_at:
             self._source_due_at = math.inf
@@ -100,7 +88,6 @@ class CourierTable:
                 self._unreachable(hosts[1], f"has had no link to host {hosts[0]} since both began: {why}")
 
     def handle_news(self, host: int, news: News) -> None:
-        """Handle a message of a host's courier."""
         if isinstance(news, Listening):
             if host in self._at:
                 self._roster.story.add("courier", [host], "", "started again")
@@ -113,13 +100,13 @@ class CourierTable:
             self._left_out(host, news)
 
     def _left_out(self, host: int, news: LeftOut) -> None:
-        """Warn of two hosts that do not exchange, or do so again; each of them may report it."""
+        """Warn of two hosts that do not exchange, or exchange again; both may report it."""
         hosts = min(host, news.host), max(host, news.host)
         if bool(news.why) == (hosts in self._apart):
             return
         one, two = hosts
         if news.why:
-            # Links that were open before open again; one that never was, most likely never will.
+            # Links that were open reconnect. One that was never open most likely never will be.
             self._apart[hosts] = awake() + NO_LINK_S if news.never else math.inf, news.why
             self._roster.story.add("courier", [one, two], "", "do not exchange", news.why)
             log.warning(
@@ -139,7 +126,7 @@ class CourierTable:
         layout = made.shared.layout
         specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in layout.specs]
         rule, every_s = courier_settings(os.environ)
-        resumed, self._resumed = self._resumed, None  # a host that returns later starts from zero
+        resumed, self._resumed = self._resumed, None  # A host that returns later starts from zero.
         self._here.start(specs, layout.moments, rule, every_s, resumed)
         for member in self._members.values():
             if not member.lost and not member.has_courier:
@@ -151,19 +138,18 @@ class CourierTable:
             self._here.made()
 
     def center_source(self, source: CenterSource) -> None:
-        """Start the centers of all hosts from the values of a host that is not host 0."""
+        """Start the centers of all hosts from the values of a host other than host 0."""
         log.warning("%s: centers that are made from now on begin with the values of host %d", source.why, source.host)
         self._roster.story.add("host", [source.host], "", "has the values that all centers begin with", source.why)
         self._source, self._changed, self._source_due_at = source.host, True, math.inf
 
     def round_met(self, met: RoundReached) -> None:
-        """Let hosts exchange what their workers have contributed to a round."""
+        """Let hosts exchange the contributions of their workers to a round."""
         lost = {member.host for member in self._members.values() if member.lost}
         hosts = {host: workers for host, workers in met.hosts.items() if host not in lost}
         self._order_round(self._round.begin(met.number, hosts, self._at.keys() - lost - hosts.keys()))
 
     def _order_round(self, order: Gather | Combine | None) -> None:
-        """Send an order to the couriers of the hosts that take part in the round."""
         if order is None:
             return
         if isinstance(order, Combine):
@@ -178,7 +164,6 @@ class CourierTable:
                 self._here.round(order)
 
     def keep_residuals(self, moment: Moment, folder: Path) -> None:
-        """Let each host save the residual that belongs to the center of a checkpoint."""
         order = Keep(str(folder.absolute()), *moment)
         self._here.keep(order)
         for member in self._members.values():
@@ -186,7 +171,6 @@ class CourierTable:
 
     @property
     def saving(self) -> bool:
-        """Whether this host saves a residual."""
         return self._here.saving
 
     def center_dropped(self) -> None:
@@ -199,7 +183,6 @@ class CourierTable:
             self._send(member, between.CenterDropped())
 
     def mark_lost(self, host: int) -> None:
-        """Continue without a host that is lost."""
         self._at.pop(host, None)
         self._apart = {hosts: each for hosts, each in self._apart.items() if host not in hosts}
         self._here.lost(host)
@@ -208,7 +191,7 @@ class CourierTable:
         self._order_round(self._round.mark_lost(host))
 
     def flush(self) -> None:
-        """Send all couriers the addresses and the numbers of workers of the others, if these have changed."""
+        """Send all couriers the addresses and numbers of workers if these have changed."""
         if self._at and self._roster.changes != self._changes:
             self._changes = self._roster.changes
             workers = {host: self._roster.num_live_on(host) for host in range(self._world.hosts)}
@@ -222,5 +205,4 @@ class CourierTable:
             self._send(member, between.Couriers(self._at, self._workers, self._source))
 
     def end(self) -> None:
-        """End the couriers of this host."""
         self._here.close()

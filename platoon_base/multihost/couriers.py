@@ -1,4 +1,4 @@
-"""The courier process of one host: its launcher starts it, exchanges messages with it, and restarts it if it ends."""
+"""The courier process of one host: its launcher starts it, and restarts it if it ends."""
 
 from __future__ import annotations
 
@@ -26,17 +26,11 @@ __all__ = ["CourierKeeper", "courier_settings"]
 log = logging.getLogger(__name__)
 
 _EVERY_S = 0.2
-_RESTART_DELAY_S = 1.0  # between the end of a courier that failed and the start of the next
+_RESTART_DELAY_S = 1.0  # Time from the end of a courier that failed to the start of the next.
 
 
 def courier_settings(environment: Mapping[str, str]) -> tuple[str, float]:
-    """Return the rule between hosts, and the least seconds between two exchanges.
-
-    Raises
-    ------
-    ConfigurationError
-        If an environment variable has an invalid value.
-    """
+    """Return the rule between hosts, and the minimum seconds between two exchanges."""
     rule, every = environment.get(HOSTS_RULE) or "average", environment.get(HOSTS_EVERY_S) or str(_EVERY_S)
     hosts_rule(rule)
     try:
@@ -49,15 +43,7 @@ def courier_settings(environment: Mapping[str, str]) -> tuple[str, float]:
 
 
 class CourierKeeper:
-    """Runs the courier of one host while the workers there share parameters.
-
-    Parameters
-    ----------
-    files : JobFiles
-        Of this host.
-    on_news : callable
-        Called with each message of the courier.
-    """
+    """Runs the courier of one host while its workers share parameters."""
 
     def __init__(self, files: JobFiles, on_news: Callable[[between.News], None]) -> None:
         self._files = files
@@ -66,11 +52,11 @@ class CourierKeeper:
         self._made = False
         self._peers: between.Peers | None = None
         self._lost: dict[int, between.Lost] = {}
-        self._round: list[between.Gather | between.Combine] = []  # what was said of the latest one
+        self._round: list[between.Gather | between.Combine] = []  # Orders about the latest round.
         self._process: CourierProcess | None = None
-        self._leaving: list[CourierProcess] = []  # those that still save a residual
+        self._leaving: list[CourierProcess] = []  # Couriers that still save a residual.
         self._start_at = 0.0
-        self._memory = -1  # for what a courier that is started again must find
+        self._memory = -1  # Memory for the state that a restarted courier needs.
 
     def start(
         self,
@@ -80,7 +66,7 @@ class CourierKeeper:
         every_s: float,
         resumed: tuple[str, str] | None = None,
     ) -> None:
-        """Start the courier, unless it runs; ``resumed`` are the folder and the key of a checkpoint's residuals."""
+        """Start the courier unless it runs; ``resumed``: folder and key of saved residuals."""
         if self._begin is None:
             path, prefix = self._files.center_place
             world = self._files.world
@@ -121,17 +107,15 @@ class CourierKeeper:
                 self._send(order)
 
     def made(self) -> None:
-        """Notify the courier that a worker has made the center of this host."""
         self._made = True
         self._send(between.Made())
 
     def round(self, order: between.Gather | between.Combine) -> None:
-        """Send the courier an order about a round of the workers."""
         self._round = [order] if isinstance(order, between.Gather) else [*self._round, order]
         self._send(order)
 
     def keep(self, order: between.Keep) -> None:
-        """Let the courier save the residual that belongs to a checkpoint; a courier that is started again does not."""
+        """Let the courier save the residual of a checkpoint; a restarted courier does not."""
         if self._process is not None:
             self._process.keep(order)
         elif self._memory >= 0:
@@ -142,7 +126,6 @@ class CourierKeeper:
 
     @property
     def saving(self) -> bool:
-        """Whether a residual is being saved."""
         now = time.monotonic()
         return any(each.is_saving(now) for each in self._running)
 
@@ -151,13 +134,12 @@ class CourierKeeper:
         return [*self._leaving, *([] if self._process is None else [self._process])]
 
     def peers(self, peers: dict[int, tuple[str, int, str]], workers: dict[int, int], source: int) -> None:
-        """Send the courier the others' addresses, the numbers of live workers, and the host with the initial values."""
+        """Send addresses, numbers of live workers, and the host with the initial values."""
         self._peers = between.Peers(dict(peers), dict(workers), source)
         self._lost = {host: lost for host, lost in self._lost.items() if host not in peers}
         self._send(self._peers)
 
     def lost(self, host: int) -> None:
-        """Notify the courier that a host is lost."""
         self._lost[host] = between.Lost(host)
         self._send(self._lost[host])
 
@@ -167,11 +149,9 @@ class CourierKeeper:
 
     @property
     def fds(self) -> list[int]:
-        """The file descriptors to poll; call `step` when one is readable."""
         return [fd for each in self._running for fd in each.fds]
 
     def step(self) -> None:
-        """Handle the couriers' messages; restart this host's if it has ended."""
         for leaving in list(self._leaving):
             if leaving.read() is None or not leaving.is_saving(time.monotonic()):
                 self._leaving.remove(leaving)
@@ -184,7 +164,8 @@ class CourierKeeper:
         if found is None:
             self._has_ended(self._process)
             return
-        self._process.is_saving(time.monotonic())  # warns of what is not written in time
+        # This warns of residuals that are not written in time.
+        self._process.is_saving(time.monotonic())
         for news in found:
             if isinstance(news, between.Filled) and self._begin is not None:
                 self._begin = msgspec.structs.replace(self._begin, filled=True)
@@ -197,7 +178,7 @@ class CourierKeeper:
         log.warning("the courier of this host ended (status %s), and is started again", process.status)
 
     def dropped(self) -> None:
-        """End the courier: the workers have released the center. If it saves a residual, it ends after that."""
+        """End the courier, after a residual that it saves: the workers have released the center."""
         self._begin, self._made, self._peers, self._round = None, False, None, []
         process, self._process = self._process, None
         if process is not None and process.is_saving(time.monotonic()):
@@ -210,7 +191,6 @@ class CourierKeeper:
             os.close(memory)
 
     def close(self) -> None:
-        """End all couriers of this host."""
         self.dropped()
         leaving, self._leaving = self._leaving, []
         for process in leaving:

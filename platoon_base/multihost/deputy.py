@@ -1,4 +1,4 @@
-"""The deputy: the launcher of any host but host 0. It starts the workers there and relays between them and host 0."""
+"""The deputy: the launcher of a host other than host 0, which relays workers' messages."""
 
 from __future__ import annotations
 
@@ -38,27 +38,17 @@ log = logging.getLogger(__name__)
 
 _MIRROR_S = 0.1
 _STATUS_OF_LOST = 1
-_EXIT_GRACE_S = 1.0  # grace for workers to end by themselves when host 0 is lost, before they get signals
+# When host 0 is lost, workers may take this time to end before they get signals.
+_EXIT_GRACE_S = 1.0
 _DISMISSED = "the first host does not know this one any more"
 _FIRST_HOST_LOST = "the first host of the job is lost"
 
 
 class Deputy:
-    """Serves the workers of one host until host 0 ends the job, or is lost.
+    """Serves the workers of one host until host 0 ends the job or is lost.
 
-    Parameters
-    ----------
-    files : JobFiles
-        Of this host.
-    job_state : JobState
-    holds_lock : callable
-        ``holds_lock(rank)`` returns whether that worker holds its lock in the memory of the job's state.
-    server : ServerChannel
-        To the workers of this host.
-    link : LinkClient
-        To host 0.
-    welcome : Welcome
-        Host 0's, with the options that hold for all hosts.
+    ``holds_lock(rank)`` returns whether that worker holds its lock in the job's state. ``server``
+    is the channel to the workers of this host, and ``link`` is the one to host 0.
     """
 
     def __init__(
@@ -89,10 +79,10 @@ class Deputy:
         self._next_poll_at = 0.0
         self._silent = False
         self._signals = 0
-        self._signal: signal.Signals | None = None  # the first
+        self._signal: signal.Signals | None = None  # The first signal.
         self._lost_at: float | None = None
         self._over: between.JobOver | None = None
-        self._unanswered: set[tuple[bytes, bytes]] = set()  # connections and ids of requests
+        self._unanswered: set[tuple[bytes, bytes]] = set()  # Connections and ids of requests.
 
     def start(self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]) -> None:
         """Start the workers of this host; see `WorkerProcesses.start_forked` for ``preload``."""
@@ -112,7 +102,6 @@ class Deputy:
             self._report(Exit(rank, 1, why=f"cannot be started: {exc}", at=time.time()))
 
     def serve(self, signals: StopSignals) -> between.JobOver:
-        """Serve until the job is over; return how it ended."""
         while self._over is None or self.children.running:
             self._serve_once(signals)
         if self._lost_at is not None:
@@ -122,7 +111,6 @@ class Deputy:
         return self._over
 
     def _serve_once(self, signals: StopSignals) -> None:
-        """Wait for a while, and handle what there is."""
         fds = [signals.fd, *self.children.fds]
         requests, ready = self._server.wait(self._sleep_s(), [*fds, *self._link.sockets, *self._courier.fds])
         if requests:
@@ -147,7 +135,7 @@ class Deputy:
         return max(0.0, self._next_poll_at - awake())
 
     def _forward(self, requests: Sequence[Received]) -> None:
-        """Send requests to host 0, after the rows of workers that have just taken their lock."""
+        """Send requests to host 0, after the rows of workers that have just acquired their lock."""
         self._unanswered.update((request.peer, request.request_id) for request in requests)
         if self._lost_at is not None:
             self._refuse_unanswered()
@@ -163,7 +151,7 @@ class Deputy:
             self._signal = self._signal or number
             if (
                 self._lost_at is not None or self._signals > 1
-            ):  # the user has asked twice: host 0 may not be there to decide
+            ):  # The user has interrupted twice: host 0 may be unable to decide.
                 self.children.kill()
             self._send(between.Signalled(number, self._signals))
 
@@ -214,7 +202,7 @@ class Deputy:
             self._send(news)
 
     def _put_state(self, state: between.JobState) -> None:
-        """Write the state that host 0 has sent into shared memory, the other hosts' rows first."""
+        """Write the state from host 0 into shared memory, the rows of other hosts first."""
         self._mirror.put(0, state.rows)
         job_state = self._job_state
         for rank, lives, text in state.endings:
@@ -249,11 +237,11 @@ class Deputy:
         self._send(between.WorkerEnded(ended.rank, *how))
 
     def _poll(self) -> None:
-        """Do what is due: send changed rows, and check whether host 0 is alive."""
+        """Send changed rows if due, and check whether host 0 is alive."""
         now = awake()
         if now >= self._next_poll_at:
             self._next_poll_at = now + _MIRROR_S
-            if not self._link.peer.in_flight:  # else the next poll will find all that has changed meanwhile
+            if not self._link.peer.in_flight:  # Otherwise the next poll finds all changes.
                 rows = self._sender.changed(self._own)
                 if rows.ranks:
                     self._send(between.Requests([], rows))
@@ -293,10 +281,10 @@ class Deputy:
         self._lost_at = now
         self._over = between.JobOver(_STATUS_OF_LOST, text)
         self._job_state.stop(text)
-        self._refuse_unanswered()  # workers that learn it so can say what has ended them
+        self._refuse_unanswered()  # Workers that receive this error can report why they end.
 
     def _refuse_unanswered(self) -> None:
-        """Answer, with an error, the requests that host 0 will not answer any more."""
+        """Answer, with an error, the requests that host 0 will not answer."""
         why = _FIRST_HOST_LOST if self._over is None else self._over.text
         refusal = encode(msg.Failure(kind="WorkerLostError", message=f"{why}; start the job again"))
         for peer, request_id in self._unanswered:
@@ -304,8 +292,8 @@ class Deputy:
         self._unanswered.clear()
 
     def _end(self, over: between.JobOver) -> None:
-        """End the workers that still run; `serve` returns after that."""
-        self._link.peer.acknowledge()  # the first host waits for that before it ends
+        """End the workers that still run; then `serve` returns."""
+        self._link.peer.acknowledge()  # Host 0 waits for this acknowledgement before it ends.
         if self._over is None:
             self._over = over
             if self.children.running:
@@ -316,7 +304,7 @@ class Deputy:
         self._link.peer.send(between.encode(message))
 
     def close(self) -> None:
-        """Kill what still runs, and free all locks."""
+        """Kill what still runs, and release all locks."""
         self.children.kill()
         self._warden.close()
         self._courier.close()
@@ -326,18 +314,9 @@ class Deputy:
 
 @contextlib.contextmanager
 def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> Iterator[Deputy]:
-    """Open the job on this host; within the ``with`` block start its workers and serve them.
-
-    After the block nothing of the job is left on this host: no process, no shared memory, no folder.
-
-    Parameters
-    ----------
-    link : LinkClient
-    welcome : Welcome
-        The first host's.
-    origin : Origin
-    """
+    """Open the job on this host; within the ``with`` block start its workers and serve them."""
     world = welcome.world
+    # After the block nothing of the job is left on this host: no process, shared memory or folder.
     with contextlib.ExitStack() as stack:
         files = JobFiles.create(
             world.size, "host", welcome.checkpoint, origin, world, welcome.job, training=welcome.training

@@ -1,4 +1,4 @@
-"""The other hosts of a job, for the launcher of host 0: it relays requests, mirrors rows and detects losses."""
+"""The other hosts of a job, on host 0: it relays requests, mirrors rows and detects losses."""
 
 from __future__ import annotations
 
@@ -38,22 +38,14 @@ __all__ = ["HostTable"]
 
 log = logging.getLogger(__name__)
 
-_MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two polls of all rows; longer in proportion to more ranks
-_TICK_S = 0.1  # between two checks for silent hosts and due heartbeats
-_FINAL_ACK_TIMEOUT_S = 5.0  # timeout for hosts to acknowledge the end of the job
+# Interval of polls of all rows; longer in proportion to more ranks.
+_MIRROR_S, _MIRROR_RANKS = 0.1, 64
+_TICK_S = 0.1  # Interval of checks for silent hosts and due heartbeats.
+_FINAL_ACK_TIMEOUT_S = 5.0  # Hosts have this time to acknowledge the end of the job.
 
 
 class HostTable:
-    """The other hosts of one job.
-
-    Parameters
-    ----------
-    link : LinkServer
-    members : sequence of Member
-    world : World
-    timeout_s : float
-        A host that is silent for so long is lost.
-    """
+    """The other hosts of one job; one without heartbeats for ``timeout_s`` is lost."""
 
     def __init__(self, link: LinkServer, members: Sequence[Member], world: World, timeout_s: float) -> None:
         self.world = world
@@ -64,10 +56,11 @@ class HostTable:
         self._mirror_s = _MIRROR_S * max(1.0, world.size / _MIRROR_RANKS)
         self._next_poll_at = self._next_tick = 0.0
         self._outbox = Outbox(link, self._members)
-        self._job: HostsJob | None = None  # that runs
+        self._job: HostsJob | None = None  # The running job.
         self._story = Story()
         self._welcome: between.Welcome | None = None
-        self._kept: list[tuple[bytes, bytes]] = []  # sessions and messages that came while a job ended
+        # Sessions and messages that arrived while a job ended.
+        self._kept: list[tuple[bytes, bytes]] = []
 
     def begin(
         self,
@@ -78,7 +71,6 @@ class HostTable:
         children: WorkerProcesses,
         controller: Controller,
     ) -> None:
-        """Begin a job."""
         mirror = Mirror(job_state, files.job_state)
         changes = StateChanges(
             job_state, roster, lambda rank: mirror.holds(rank) if roster[rank].host_index else is_held(rank)
@@ -100,7 +92,6 @@ class HostTable:
             member.reset()
 
     def welcome(self, files: JobFiles, log_folder: Path, grace_s: float, framework_address: str) -> None:
-        """Order the other hosts to start their workers."""
         self._welcome = between.Welcome(
             self.world,
             files.job,
@@ -116,23 +107,20 @@ class HostTable:
             self._let_in(member)
 
     def _let_in(self, member: Member) -> None:
-        """Order a host to start its workers."""
         if self._welcome is not None:
             world = msgspec.structs.replace(self.world, host=member.host)
             self._outbox.send(member, msgspec.structs.replace(self._welcome, world=world))
 
     @property
     def sockets(self) -> list[Any]:
-        """The sockets and file descriptors to poll."""
         return [*self._link.sockets, *([] if self._job is None else self._job.couriers.fds)]
 
     @property
     def sleep_s(self) -> float:
-        """How long to sleep at most, in seconds."""
         return max(0.0, min(self._next_poll_at, self._next_tick) - awake())
 
     def serve(self) -> list[Received]:
-        """Handle the other hosts' messages, and send what is due; return the requests of their workers."""
+        """Handle messages of other hosts, and send what is due; return their workers' requests."""
         requests: list[Received] = []
         received, self._kept = [*self._kept, *self._link.receive()], []
         for session, body in received:
@@ -168,7 +156,8 @@ class HostTable:
             there = self._members.get(message.host)
             if there is not None and not there.lost and self._is_absent(there):
                 self._mark_lost(there, "was silent, and its launcher was started again")
-                self._kept.append((session, between.encode(message)))  # once the controller knows the loss
+                # Handled after the controller has recorded the loss.
+                self._kept.append((session, between.encode(message)))
                 return
             if there is not None and there.lost:
                 self._take_back(there, session, message)
@@ -181,7 +170,7 @@ class HostTable:
             peer.send(between.encode(between.Refused(f"{why}; give each host another --node-rank")))
 
     def _take_back(self, member: Member, session: bytes, arrived: between.Arrive) -> None:
-        """Readmit a host that was lost, with new workers, if the job's workers can continue with new ones."""
+        """Readmit a lost host with new workers, if the job's workers can continue with new ones."""
         before, ranks = member.arrived, list(self.world.ranks_on(member.host))
         same = (arrived.version, arrived.program, arrived.hosts, len(arrived.devices)) == (
             before.version, before.program, before.hosts, len(before.devices),
@@ -223,13 +212,12 @@ class HostTable:
                     job.controller.ending.take_of_other_host(number, message.count > 1)
         elif isinstance(message, between.Failed):
             self._mark_lost(member, f"has ended: {message.why}")
-        if job is None or not member.begun:  # of the job before
+        if job is None or not member.begun:  # The message belongs to an earlier job.
             return []
         return job.take(member, message)
 
     @property
     def couriers(self) -> CourierTable:
-        """The couriers of the present job."""
         return self._present.couriers
 
     @property
@@ -288,28 +276,26 @@ class HostTable:
                     self._outbox.send(member, between.Replies(batch))
 
     def adopt(self, late: Participant) -> None:
-        """Watch a worker that has joined late on another host."""
         member = self._members[late.host_index]
         self._present.watch(member, [late.rank])
         self._outbox.send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
 
     def saved(self, about: About, folder: Path) -> None:
-        """Send the other hosts what a checkpoint says: they write one themselves if this host is lost."""
+        """Send a checkpoint's contents: other hosts write one themselves if this host is lost."""
         self._outbox.send_all(between.SavedState(about, str(folder.absolute())))
 
     def relayed(self, local: ServerChannel) -> ServerChannel:
-        """Return the channel to the workers of all hosts, given that to those of this host."""
+        """Return the channel to the workers of all hosts; ``local`` is that of this host."""
         return RelayServer(local, self)
 
     def end(self) -> None:
-        """End the job."""
         job, self._job = self._job, None
         if job is not None:
             job.end()
 
     @property
     def lost(self) -> str:
-        """The hosts that are lost, in a line; empty if none is."""
+        """The lost hosts, in a line; empty if there are none."""
         return ", ".join(
             f"host {member.host} ({member.name}) is lost, it {member.lost}"
             for member in self._members.values()
@@ -318,7 +304,7 @@ class HostTable:
 
     @contextlib.contextmanager
     def notifying_of_failure(self) -> Iterator[None]:
-        """Notify the other hosts if an exception ends the ``with`` block, and with it the job."""
+        """Notify the other hosts if an exception ends the ``with`` block and thus the job."""
         try:
             yield
         except BaseException as exc:
@@ -326,7 +312,7 @@ class HostTable:
             raise
 
     def over(self, status: int, text: str, again: bool) -> None:
-        """Send the other hosts how the job ended, and wait shortly until they have acknowledged it."""
+        """Send the other hosts how the job ended, and wait briefly for their acknowledgements."""
         for member in self._members.values():
             self._outbox.send(member, between.JobOver(status, text, again))
         deadline = awake() + _FINAL_ACK_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""One job, on the other hosts: mirrors the rows of their workers, passes orders on, and notes how workers end."""
+"""One job on the other hosts: mirrors rows, sends orders, and records how workers end."""
 
 from __future__ import annotations
 
@@ -27,24 +27,11 @@ from platoon_base.multihost.outbox import Outbox
 
 __all__ = ["LOST_STATUS", "HostsJob"]
 
-LOST_STATUS = 1  # of a worker whose host is lost
+LOST_STATUS = 1  # Exit status of a worker on a lost host.
 _END_JOB = b"end-job"
 
 
 class HostsJob:
-    """The other hosts while one job runs, as the first host sees them.
-
-    Parameters
-    ----------
-    outbox : Outbox
-    roster : Roster
-    children : WorkerProcesses
-    controller : Controller
-    mirror : Mirror
-    changes : StateChanges
-    couriers : CourierTable
-    """
-
     def __init__(
         self,
         outbox: Outbox,
@@ -58,10 +45,9 @@ class HostsJob:
         self.couriers, self.controller, self.roster = couriers, controller, roster
         self._outbox, self._children = outbox, children
         self._mirror, self._changes = mirror, changes
-        self._state_sent: Any = None  # that all hosts have
+        self._state_sent: Any = None  # The version of the state that all hosts have.
 
     def watch(self, member: Member, ranks: Iterable[int]) -> None:
-        """Count workers of another host as running."""
         for rank in ranks:
             self._children.watch_remote(
                 rank,
@@ -78,7 +64,7 @@ class HostsJob:
         self._outbox.send(member, between.StartAgain(rank))
 
     def take(self, member: Member, message: between.Up) -> list[Received]:
-        """Take what a host has sent; returns requests of its workers."""
+        """Handle a message of a host; return requests of its workers."""
         if isinstance(message, between.Requests):
             self._mirror.put(member.host, message.rows)
             return [
@@ -98,7 +84,7 @@ class HostsJob:
         return []
 
     def _shifted(self, member: Member, data: bytes) -> bytes:
-        """Put the time within a request to end the job on this host's clock."""
+        """Convert the time in a request to end the job to this host's clock."""
         if _END_JOB not in data[:64]:
             return data
         try:
@@ -113,11 +99,10 @@ class HostsJob:
         return data
 
     def ranks_on(self, host: int) -> list[int]:
-        """Return the ranks of a host, those that joined late included."""
+        """Return the ranks of a host, including those that joined late."""
         return [rank for rank, participant in self.roster.items() if participant.host_index == host]
 
     def mark_lost(self, member: Member, why: str) -> None:
-        """Record that a host is lost, with its workers."""
         ranks = self.ranks_on(member.host)
         self._mirror.mark_lost(member.host, ranks)
         self.controller.decide(lambda coordinator: coordinator.host_lost(member.host, f"it {why}"))
@@ -127,13 +112,12 @@ class HostsJob:
             self._children.remote_ended(Exit(rank, LOST_STATUS, why=text, at=time.time()))
 
     def restore(self, member: Member, ranks: Iterable[int]) -> None:
-        """Record that a host that was lost is back, with new workers."""
         self._changes.forget(member.host)
         self._state_sent = None
         self.watch(member, ranks)
 
     def send_state(self, everything: bool) -> None:
-        """Send the other hosts what has changed; without ``everything`` only what answers may rely on."""
+        """Send the other hosts all changes, or only those that answers rely on."""
         if everything:
             self._changes.poll()
         else:
@@ -145,7 +129,7 @@ class HostsJob:
             if member.lost:
                 continue
             if self._outbox.in_flight(member) > 1 and not member.replies:
-                found = None  # who is behind will be sent all that has changed meanwhile
+                found = None  # A host that is behind gets all changes later.
                 continue
             changed = self._changes.since_sent(member.host)
             if changed is not None:
@@ -153,6 +137,5 @@ class HostsJob:
         self._state_sent = found
 
     def end(self) -> None:
-        """End the couriers, and free the locks of workers of other hosts."""
         self.couriers.end()
         self._mirror.close()

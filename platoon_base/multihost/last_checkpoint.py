@@ -1,4 +1,4 @@
-"""The checkpoint that another host writes when host 0, which writes them otherwise, is lost."""
+"""The checkpoint that another host writes if host 0, which normally does, is lost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class LastCheckpoint:
-    """Keeps the contents of host 0's latest checkpoint besides its arrays, and this host's center open.
-
-    Parameters
-    ----------
-    files : JobFiles
-        Of this host.
-    job_state : JobState
-    """
+    """Keeps host 0's latest checkpoint without its arrays, and this host's center open."""
 
     def __init__(self, files: JobFiles, job_state: JobState) -> None:
         self._files = files
@@ -38,14 +31,13 @@ class LastCheckpoint:
         self._center: Readable | None = None
 
     def note(self, latest: SavedState) -> None:
-        """Keep the contents of a checkpoint of host 0."""
         self._latest = latest
         if latest.about.parameters and self._center is None:
-            with contextlib.suppress(OSError, PlatoonError):  # there is no center here yet
+            with contextlib.suppress(OSError, PlatoonError):  # There is no center here yet.
                 self._center = backends.watch_center(self._files, latest.about.layout)
 
     def write(self) -> None:
-        """Write a checkpoint in place of host 0, once all workers of this host have ended."""
+        """Write a checkpoint in place of host 0, after all workers of this host have ended."""
         latest = self._latest
         if latest is None:
             return
@@ -55,7 +47,8 @@ class LastCheckpoint:
             log.warning("no checkpoint of this host's center is written: it has none. Resume from %s", latest.folder)
             return
         positions = {rank: self._job_state.position(rank) for rank in latest.about.positions}
-        residuals = latest.about.residuals if self._center.has_hosts_rounds else None  # known to be lost
+        # The residual is known to be lost.
+        residuals = latest.about.residuals if self._center.has_hosts_rounds else None
         about = msgspec.structs.replace(latest.about, positions=positions, residuals=residuals)
         folder = Path(latest.folder)
         try:
@@ -71,6 +64,5 @@ class LastCheckpoint:
             log.warning("this host has saved its center in %s: go on from there with --resume %s", path, folder)
 
     def close(self) -> None:
-        """Release the center."""
         if self._center is not None:
             self._center.close()

@@ -1,4 +1,4 @@
-"""One of the other hosts of a job, as the first host knows it."""
+"""One of the other hosts of a job, on host 0."""
 
 from __future__ import annotations
 
@@ -11,24 +11,7 @@ __all__ = ["Member"]
 
 @dataclass
 class Member:
-    """One of the other hosts.
-
-    Attributes
-    ----------
-    host : int
-    name : str
-    session : bytes
-        Of its launcher.
-    arrived : Arrive
-    lost : str
-        Why the host does not take part any more; empty while it does.
-    silent : bool
-        Whether its heartbeats are missing, and the user has been warned.
-    begun : bool
-        Whether it serves the present job; earlier messages belong to an earlier job.
-    has_courier : bool
-        Whether it was sent the order to start its courier.
-    """
+    """One of the other hosts. ``lost`` is the reason why it is lost, or empty."""
 
     host: int
     name: str

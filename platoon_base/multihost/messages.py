@@ -1,4 +1,4 @@
-"""The messages between the launcher of the first host and the deputies of the others, and how they are encoded."""
+"""The messages between the launcher of host 0 and the deputies of the other hosts."""
 
 from __future__ import annotations
 
@@ -49,22 +49,11 @@ __all__ = [
 
 PROTOCOL = 7
 
-# The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
+# The annotations below are read at run time, on Python 3.9 too, so they use Optional and Union.
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Rows of the job's state that have changed.
-
-    Attributes
-    ----------
-    sent_at : float
-        By the sender's monotonic clock.
-    ranks : list of int
-    rows : bytes
-        An array of `platoon_base.shm.mirrored_rows.MIRRORED` for these ranks.
-    held : bytes
-        One byte per rank, 1 if its worker holds its lock.
-    """
+    """Changed rows; ``sent_at`` is by the sender's clock, ``held`` has a byte per rank and lock."""
 
     sent_at: float = 0.0
     ranks: list[int] = []
@@ -73,38 +62,18 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, array_like=True):
-    """One request or answer of a worker: its connection to its own launcher, the request's id and the message."""
+    """One request or answer of a worker; ``peer`` is its connection to its own launcher."""
 
     peer: bytes
     request_id: bytes
     data: bytes
 
 
-# From a deputy.
+# Messages of a deputy.
 
 
 class Arrive(msgspec.Struct, frozen=True, tag="arrive"):
-    """A launcher is there.
-
-    Attributes
-    ----------
-    protocol : int
-    version : str
-        Of this package.
-    hosts, host : int
-        How many hosts there are, and which of them this is.
-    name : str
-        The host's name, for messages.
-    address, first_address : str
-        Its own address towards the first host, and that of the first host.
-    devices : list of str
-        One for each worker to start here.
-    program : str
-        A fingerprint of the script and its arguments.
-    pid : int
-    problem : str
-        Why it cannot take part; empty if it can.
-    """
+    """A launcher has arrived; ``problem`` is the reason why the host cannot take part, or empty."""
 
     protocol: int
     version: str
@@ -120,13 +89,13 @@ class Arrive(msgspec.Struct, frozen=True, tag="arrive"):
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """The host serves a job; what comes before is of an earlier one."""
+    """The host serves a job; earlier messages belong to an earlier job."""
 
     job: str
 
 
 class Requests(msgspec.Struct, frozen=True, tag="requests"):
-    """Requests of workers; ``rows`` were written before."""
+    """Requests of workers; ``rows`` were written before them."""
 
     requests: list[Forwarded]
     rows: Rows = Rows()
@@ -145,20 +114,18 @@ class WorkerEnded(msgspec.Struct, frozen=True, tag="worker-ended"):
 
 
 class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
-    """A signal has reached the launcher of a host; ``count`` is the number of signals that it has got so far."""
+    """The launcher of a host received a signal, its ``count``-th."""
 
     number: int
     count: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The launcher of a host cannot go on, for the reason given, and ends."""
-
     why: str
 
 
 class CourierListens(msgspec.Struct, frozen=True, tag="courier-listens"):
-    """Where the courier of a host listens: an address, a port and a token in hexadecimal digits."""
+    """The courier of a host listens at an address, a port and a token in hexadecimal digits."""
 
     at: tuple[str, int, str]
 
@@ -167,31 +134,17 @@ class CenterFilled(msgspec.Struct, frozen=True, tag="center-filled"):
     """The center of a host holds the initial values of all hosts."""
 
 
-# From the first host.
+# Messages of host 0.
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """All hosts are there: start the workers.
+    """All hosts have arrived: start the workers.
 
-    Attributes
-    ----------
-    world : World
-    job : str
-        The job's name on the first host.
-    log_folder : str
-        Its absolute path there.
-    host_timeout_s : float
-        A host that is silent for so long is lost.
-    grace_s : float
-        How long workers have to end once they have to.
-    checkpoint : str
-        The file that the job is resumed from; empty for a new one.
-    framework_address : str
-        Where rank 0 listens for a framework's own group.
-    lifeline : (int, str)
-        The port and the token of the first host's, see `LinkClient.hold`; the port is 0 if it has none.
-    training : dict of str to str
-        The variables that name the rule and its period, which count on all hosts; see `job.starting`.
+    ``job`` and ``log_folder`` are the job's name and absolute path on host 0. A host is lost after
+    ``host_timeout_s`` without heartbeats; workers get ``grace_s`` to end. ``checkpoint`` is the
+    file to resume from, or empty. Rank 0 listens at ``framework_address`` for a framework's own
+    group. ``lifeline`` is a port, 0 for none, and a token, see `LinkClient.hold`. ``training``
+    holds the variables with the rule and its period, see `job.starting`.
     """
 
     world: World
@@ -206,31 +159,20 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The host takes no part, for the reason given."""
+    """The host takes no part."""
 
     why: str
 
 
 class Replies(msgspec.Struct, frozen=True, tag="replies"):
-    """Answers to workers."""
-
     replies: list[Forwarded]
 
 
 class JobState(msgspec.Struct, frozen=True, tag="state"):
-    """The state of the job as the first host has it.
+    """The state of the job on host 0; see `platoon_base.shm.job_state.JobState`.
 
-    Attributes
-    ----------
-    stop : str
-        The reason to stop; empty while there is none.
-    num_live : (int, int)
-        See `platoon_base.shm.job_state.JobState`.
-    leader : int
-    several : bool
-    endings : list of (int, int, str)
-        For each rank that ended since: the rank, the number of its processes so far, and how the latest ended.
-    rows : Rows
+    ``stop`` is the reason to stop, or empty. ``endings`` has the rank, the number of its processes,
+    and how the latest ended, for each rank that ended since.
     """
 
     stop: str
@@ -242,14 +184,14 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
 
 
 class SavedState(msgspec.Struct, frozen=True, tag="saved-state"):
-    """The contents of the first host's latest checkpoint besides its arrays, and the folder of the checkpoints."""
+    """The contents of host 0's latest checkpoint without its arrays, and the checkpoint folder."""
 
     about: About
     folder: str
 
 
 class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
-    """Start the courier, for parameters that the workers share; see `platoon_base.courier.messages.Begin`."""
+    """Start the courier for shared parameters; see `platoon_base.courier.messages.Begin`."""
 
     specs: list[tuple[str, tuple[int, ...], str]]
     moments: int
@@ -259,7 +201,7 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
 
 
 class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
-    """The addresses of the hosts' couriers, the live workers of each host, and the host with the initial values."""
+    """By host: addresses of couriers and numbers of live workers; ``source`` has initial values."""
 
     at: dict[int, tuple[str, int, str]]
     workers: dict[int, int]
@@ -275,8 +217,6 @@ class CenterDropped(msgspec.Struct, frozen=True, tag="center-dropped"):
 
 
 class HostLost(msgspec.Struct, frozen=True, tag="host-lost"):
-    """A host is lost."""
-
     host: int
 
 
@@ -289,8 +229,6 @@ class SignalWorker(msgspec.Struct, frozen=True, tag="signal-worker"):
 
 
 class StartAgain(msgspec.Struct, frozen=True, tag="start-again"):
-    """Restart a worker that has ended."""
-
     rank: int
 
 
@@ -303,17 +241,7 @@ class AdoptWorker(msgspec.Struct, frozen=True, tag="adopt-worker"):
 
 
 class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
-    """The job has ended.
-
-    Attributes
-    ----------
-    status : int
-        The exit status of all launchers.
-    text : str
-        Why it ended, in a line.
-    again : bool
-        Whether all workers are restarted, after another `Welcome`.
-    """
+    """The job ended; ``again``: all workers are restarted after another `Welcome`."""
 
     status: int
     text: str
@@ -341,11 +269,11 @@ Down = Union[
     JobOver,
 ]
 
-_BATCH_BYTES = 1 << 22  # of requests or answers in one message; one alone may be as large
+_BATCH_BYTES = 1 << 22  # Bound on a message with several requests or answers.
 
 
 def batches(items: Sequence[Forwarded]) -> Iterator[list[Forwarded]]:
-    """Divide requests or answers, in their order, into lists that are each sent as one message."""
+    """Divide requests or answers, in order, into lists for one message each."""
     batch: list[Forwarded] = []
     size = 0
     for item in items:
@@ -364,7 +292,6 @@ _down_decoder: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 
 def encode(message: Up | Down) -> bytes:
-    """Encode a message."""
     return _encoder.encode(message)
 
 
@@ -377,7 +304,7 @@ def decode_up(data: bytes) -> Up:
 
 
 def decode_down(data: bytes) -> Down:
-    """Decode a message of the first host; raises `ProtocolError` for anything else."""
+    """Decode a message of host 0; raises `ProtocolError` for anything else."""
     try:
         return _down_decoder.decode(data)
     except msgspec.MsgspecError as exc:

@@ -1,4 +1,4 @@
-"""Jobs on a cluster of Ray: one launcher per node, in an actor that a placement group puts there."""
+"""Jobs on a cluster of Ray: one launcher per node, in an actor of a placement group."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ TIMEOUT_S = 600.0
 _POLL_INTERVAL_S = 0.2
 _CONNECT_S = 10.0
 _RETRY_INTERVAL_S = 1.0
-_OTHER_HOSTS_EXIT_S = 30.0  # grace for the other hosts to end after host 0 has ended
+_OTHER_HOSTS_EXIT_S = 30.0  # The other hosts may take this time to end after host 0 has ended.
 _LOST_STATUS = 1
-_CONCURRENT = 4  # calls of one actor: one waits for output while others pass signals
-_LINES = 200  # of output in one answer
+_CONCURRENT = 4  # Concurrent calls of one actor: one waits for output while others send signals.
+_LINES = 200  # Lines of output in one answer.
 _FOLDER, _KEY = "platoon-ray-", "key"
-# A launcher that ends after the actor, however that ends, and then removes the folder of the key.
+# This launcher ends after the actor, however the actor ends, and then removes the folder of the
+# key.
 _LAUNCH = """
 import atexit, shutil, signal, sys
 from platoon_base.system.orphan import OrphanPolicy, end_with
@@ -50,15 +51,7 @@ main()
 
 
 class Shares(NamedTuple):
-    """How the workers of a job are divided among nodes.
-
-    Attributes
-    ----------
-    workers : list of int
-        For each host.
-    kind : str
-        ``"GPU"`` or ``"CPU"``: each worker gets one.
-    """
+    """Number of workers for each host; ``kind`` is ``"GPU"`` or ``"CPU"``: each worker gets one."""
 
     workers: list[int]
     kind: str
@@ -67,23 +60,12 @@ class Shares(NamedTuple):
 def shares(
     nodes: Sequence[Mapping[str, float]], workers: int, device: str = "auto", hosts: int | None = None
 ) -> Shares:
-    """Divide workers among nodes: as few nodes as will do, or as evenly as possible among ``hosts``.
+    """Divide workers among as few nodes as possible, or as evenly as possible among ``hosts``.
 
-    Parameters
-    ----------
-    nodes : sequence of mapping of str to float
-        The resources of each node, such as ``{"CPU": 8.0, "GPU": 2.0}``.
-    workers : int
-        In all.
-    device : str
-        ``"cuda"`` for a GPU each, ``"cpu"`` for a core each, ``"auto"`` for GPUs where the cluster has any.
-    hosts : int, optional
-        Nodes may be fewer: the cluster may grow.
-
-    Raises
-    ------
-    ConfigurationError
-        If the cluster is too small, or there are fewer workers than hosts.
+    ``nodes`` are resources such as ``{"CPU": 8.0, "GPU": 2.0}``. ``device`` is ``"cuda"``,
+    ``"cpu"``, or ``"auto"`` for GPUs if the cluster has any. There may be fewer nodes than
+    ``hosts``: the cluster may grow. Raises `ConfigurationError` if it is too small, or there are
+    fewer workers than hosts.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigurationError(f"got -D {device}: on Ray it must be cpu, cuda or auto, and Ray chooses which devices")
@@ -120,41 +102,16 @@ def launch(
     timeout_s: float = TIMEOUT_S,
     show: Callable[[str], object] | None = None,
 ) -> int:
-    """Run a script as workers of one job on the nodes of a cluster of Ray; returns the exit status.
+    """Run a script as workers of one job on a cluster of Ray; return the exit status.
 
-    Each node runs ``platoon launch``, which has to be installed there, as has the script: on a file system that the
-    nodes share, or by ``working_dir`` of Ray's runtime environment. A process that has not called ``ray.init`` uses the
-    cluster that ``RAY_ADDRESS`` names, or the one that this machine belongs to.
-
-    Parameters
-    ----------
-    script : str
-    args : sequence of str
-        Of the script.
-    workers : int
-        In all.
-    device : str
-        ``"cuda"``, ``"cpu"`` or ``"auto"``; each worker has a GPU or a core of Ray's.
-    hosts : int, optional
-        As few as will do if it is not given.
-    options : sequence of str
-        More options of ``platoon launch``, such as ``["--checkpoint-every", "60", "--log-dir", "/shared/logs"]``.
-    timeout_s : float
-        How long to wait for the nodes.
-    show : callable, optional
-        Called with each line of output; those of the hosts but the first one begin with the name of the host. Written
-        to standard output if it is not given.
-
-    Raises
-    ------
-    ConfigurationError
-        If Ray is not installed, there is no cluster, or it has no room.
-
-    Examples
-    --------
-    >>> from platoon_base.multihost.ray import launch
-    >>> launch("train.py", ["--epochs", "3"], workers=16)  # doctest: +SKIP
-    0
+    Each node runs ``platoon launch``. The package must be installed there and the script must
+    exist: on a shared file system, or by ``working_dir`` of Ray's runtime environment. Without
+    ``ray.init`` the cluster is that of ``RAY_ADDRESS``, or the one that this machine belongs to.
+    ``workers`` is the total; each gets a GPU or a core of Ray. By default there are as few
+    ``hosts`` as possible. ``options`` are further options of ``platoon launch``. ``show`` gets each
+    line of output, by default written to standard output; lines of hosts other than host 0 begin
+    with the host's name. Raises `ConfigurationError` if Ray is not installed or has no cluster or
+    no room.
     """
     ray = _ray()
     words = [*options, script, *args]
@@ -188,7 +145,7 @@ def _write(line: str) -> None:
 
 @contextlib.contextmanager
 def _connected(ray: Any) -> Iterator[None]:
-    """Connect this process to a cluster, if it is not connected, and for as long."""
+    """Connect this process to a cluster within the ``with`` block, unless it is connected."""
     if ray.is_initialized():
         yield
         return
@@ -216,7 +173,7 @@ def _require_answer(address: str) -> None:
 
 @contextlib.contextmanager
 def _placed(ray: Any, divided: Shares, timeout_s: float) -> Iterator[Any]:
-    """Reserve a bundle for each host, on a node of its own, for the length of the ``with`` block."""
+    """Reserve a bundle for each host, each on its own node, within the ``with`` block."""
     placement = importlib.import_module("ray.util.placement_group")
     bundles = [{"CPU": float(count), **({"GPU": float(count)} if divided.kind == "GPU" else {})}
                for count in divided.workers]  # fmt: skip
@@ -235,9 +192,9 @@ def _placed(ray: Any, divided: Shares, timeout_s: float) -> Iterator[Any]:
 
 
 def _remove_stale_keys() -> None:
-    """Remove the keys of jobs whose actor was killed: its lock is free."""
+    """Remove the keys of jobs with a killed actor: its lock is free."""
     for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_KEY}"):
-        with contextlib.suppress(OSError):  # another user's, or locked
+        with contextlib.suppress(OSError):  # The file belongs to another user, or is locked.
             fd = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -247,17 +204,11 @@ def _remove_stale_keys() -> None:
 
 
 class Launcher:
-    """Runs ``platoon launch`` on the node that Ray has put this actor on.
-
-    Parameters
-    ----------
-    key : str
-        Of the job: 64 hexadecimal digits. A file that only this user can read has it as long as this object lives.
-    """
+    """Runs ``platoon launch`` on the node of this actor; only the user can read the key file."""
 
     def __init__(self, key: str) -> None:
         _remove_stale_keys()
-        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER))  # mode 0700
+        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER))  # The mode is 0700.
         self._key_file = self._folder / _KEY
         unlocked = self._folder / "unlocked"
         self._lock = os.open(unlocked, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -270,7 +221,7 @@ class Launcher:
         self._reader: threading.Thread | None = None
 
     def where(self) -> tuple[str, str, str]:
-        """Return Ray's id of this node, its name, and its address with a port that is free."""
+        """Return Ray's id of this node, its name, and its address with a free port."""
         ray = importlib.import_module("ray")
         address = ray.util.get_node_ip_address()
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
@@ -280,9 +231,9 @@ class Launcher:
         return ray.get_runtime_context().get_node_id(), os.uname().nodename, endpoint
 
     def start(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
-        """Start the launcher, in a folder if that exists here."""
+        """Start the launcher, in ``folder`` if it exists here."""
         variables = {**os.environ, **environment, KEY_FILE: str(self._key_file)}
-        for name in ("RAY_JOB_ID", "RAY_RAYLET_PID"):  # the launcher is no process of Ray's
+        for name in ("RAY_JOB_ID", "RAY_RAYLET_PID"):  # The launcher is not a process of Ray.
             variables.pop(name, None)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _LAUNCH, str(os.getpid()), str(self._folder), "launch", *words],
@@ -309,10 +260,7 @@ class Launcher:
             self._changed.notify_all()
 
     def poll(self, seen: int, timeout_s: float) -> tuple[list[str], int | None]:
-        """Return lines of output after the first ``seen`` ones, and the exit status if there is no more output.
-
-        Waits for either up to ``timeout_s`` seconds.
-        """
+        """Return output after ``seen`` lines, and the exit status if there is no more output."""
         process = self._process
         if process is None:
             return [], None
@@ -323,12 +271,10 @@ class Launcher:
             return lines, process.returncode if at_end else None
 
     def signal(self, number: int) -> None:
-        """Send the launcher a signal, if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
     def close(self) -> None:
-        """End what still runs, and remove the key."""
         process = self._process
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -337,7 +283,7 @@ class Launcher:
 
 
 class _Host:
-    """The actor of one host, and what has been seen of its launcher's output."""
+    """The actor of one host, and the state of its launcher's output."""
 
     def __init__(self, actor: Any, workers: int) -> None:
         self.index = 0
@@ -348,12 +294,10 @@ class _Host:
         self.seen = 0
         self.status: int | None = None
         self.lost = False
-        self.ask_at = 0.0  # when to ask a lost actor whether it is back
+        self.ask_at = 0.0  # When to ask a lost actor whether it is back.
 
 
 class _Job:
-    """The launchers of one job, by actors."""
-
     def __init__(
         self, ray: Any, group: Any, divided: Shares, words: Sequence[str], show: Callable[[str], object]
     ) -> None:
@@ -362,7 +306,7 @@ class _Job:
         self._words = words
         self._show = show
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        key = secrets.token_hex(32)  # for this job only
+        key = secrets.token_hex(32)  # The key is for this job only.
         actor = ray.remote(Launcher)
         self._hosts = []
         for index, count in enumerate(divided.workers):
@@ -370,16 +314,15 @@ class _Job:
                 num_cpus=count,
                 num_gpus=count if divided.kind == "GPU" else 0,
                 max_concurrency=_CONCURRENT,
-                max_restarts=-1,  # where its node, or another one, comes back
+                max_restarts=-1,  # The actor is restarted if its node, or another one, returns.
                 scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, index),
             )
             self._hosts.append(_Host(options.remote(key), count))
 
     def start(self, timeout_s: float) -> None:
-        """Start the launchers."""
         found = self._ray.get([host.actor.where.remote() for host in self._hosts], timeout=timeout_s)
         own = self._ray.get_runtime_context().get_node_id()
-        # Host 0 has the logs and the summary: this node, if the job has workers here.
+        # Host 0 has the logs and the summary: this node if the job has workers here.
         order = sorted(range(len(found)), key=lambda i: (found[i][0] != own, found[i][1], i))
         self._hosts = [self._hosts[i] for i in order]
         endpoint = found[order[0]][2]
@@ -397,7 +340,7 @@ class _Job:
         return host.actor.start.remote(host.words, os.getcwd(), environment)
 
     def serve(self, signals: StopSignals | None) -> int:
-        """Show what the launchers write until all have ended; returns the exit status of the first one."""
+        """Show the launchers' output until all have ended; return the exit status of host 0."""
         pending: dict[Any, _Host] = {}
         deadline: float | None = None
         while any(host.status is None for host in self._hosts):
@@ -427,11 +370,10 @@ class _Job:
         return host.actor.where.remote() if host.lost else host.actor.poll.remote(host.seen, 10 * _POLL_INTERVAL_S)
 
     def _take(self, host: _Host, answer: Any) -> None:
-        """Take an answer of a host's actor."""
         try:
             lines, host.status = self._ray.get(answer)
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.RayTaskError) as exc:
-            host.lost, host.status = host.index > 0, _LOST_STATUS  # without the first one there is no job
+            host.lost, host.status = host.index > 0, _LOST_STATUS  # Without host 0 there is no job.
             reason = str(exc).strip().splitlines() or [type(exc).__name__]
             log.warning("%s (host %d) is lost, says Ray: %s", host.name, host.index, reason[0])
             return
@@ -440,7 +382,7 @@ class _Job:
             self._show(f"({host.name}) {line}" if host.index else line)
 
     def _take_back(self, host: _Host, answer: Any) -> None:
-        """Start the launcher of a host again whose actor Ray has started again; the job may refuse it."""
+        """Restart the launcher of a host whose actor Ray has restarted; the job may refuse it."""
         try:
             _, host.name, _ = self._ray.get(answer)
             self._ray.get(self._start(host), timeout=_OTHER_HOSTS_EXIT_S)
@@ -451,14 +393,13 @@ class _Job:
         host.lost, host.status, host.seen = False, None, 0
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Send a signal to the launcher of the first host that is there, whose controller serves the whole job."""
+        """Send a signal to the launcher of the first live host, which serves the whole job."""
         for host in self._hosts:
             if host.status is None:
                 host.actor.signal.remote(int(number))
                 return
 
     def close(self) -> None:
-        """End what still runs, and the actors."""
         closing = [host.actor.close.remote() for host in self._hosts if not host.lost]
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.wait(closing, num_returns=max(1, len(closing)), timeout=10) if closing else None

@@ -1,4 +1,4 @@
-"""The rendezvous of a job's launchers: that of host 0 listens, those of the other hosts connect to it."""
+"""The rendezvous of a job's launchers: host 0 listens, the other hosts connect to it."""
 
 from __future__ import annotations
 
@@ -39,16 +39,11 @@ _NEWS_S, _FIRST_NEWS_S = 10.0, 5.0
 _FINAL_ACK_TIMEOUT_S = 5.0
 _KEY_BYTES = 32
 _T = TypeVar("_T", str, bytes)
-_DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nobody asks for its events
+_DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nothing polls its events.
 
 
 class RendezvousInterruptedError(Exception):
-    """A signal arrived while the hosts waited for each other.
-
-    Attributes
-    ----------
-    number : signal.Signals
-    """
+    """A signal arrived while the hosts waited for each other."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(f"{number.name} came while the hosts waited for each other")
@@ -56,18 +51,7 @@ class RendezvousInterruptedError(Exception):
 
 
 class Introduction(NamedTuple):
-    """The introduction of this host.
-
-    Attributes
-    ----------
-    place : Place
-    devices : list of str
-        One for each worker to start here.
-    program : str
-        See `fingerprint`.
-    problem : str
-        Why this host cannot take part; empty if it can.
-    """
+    """The introduction of this host; ``problem`` is why it cannot take part, or empty."""
 
     place: Place
     devices: list[str]
@@ -75,7 +59,7 @@ class Introduction(NamedTuple):
     problem: str = ""
 
     def arrival(self, address: str, first_address: str) -> between.Arrive:
-        """Return the introduction; ``address`` is that by which others reach it."""
+        """Return the message to host 0; other hosts reach this one at ``address``."""
         return between.Arrive(
             protocol=between.PROTOCOL,
             version=platoon_base.__version__,
@@ -92,7 +76,7 @@ class Introduction(NamedTuple):
 
 
 def fingerprint(program: Program, args: Sequence[str]) -> str:
-    """Return a fingerprint of a script and its arguments, of its source files and of the way it is called."""
+    """Return a fingerprint of a script, its arguments, its source files and how it is called."""
     digest = hashlib.sha256(repr([program.is_module, program.shown, list(args)]).encode())
     for path in program.files():
         with contextlib.suppress(OSError):
@@ -108,7 +92,8 @@ def _listen(endpoint: str) -> LinkServer:
             f"the host name {name!r} of --rdzv-endpoint does not resolve here: give this host's IP address"
         )
     if is_loopback(address) and not _says_loopback(name):
-        address = "0.0.0.0"  # many systems give their own name a loopback address, which no other host can reach
+        # Many systems give their own name a loopback address, which no other host can reach.
+        address = "0.0.0.0"
     server_keys, _ = keys_of_secret(read_or_make_key())
     if (limit := raise_descriptors()) < _DESCRIPTORS:
         log.warning(
@@ -134,31 +119,11 @@ def gather_hosts(
     encrypted: bool = True,
     compression: str = "none",
 ) -> Iterator[HostTable]:
-    """Listen on host 0 until all other hosts have arrived; give their table.
+    """Listen on host 0 until all other hosts have arrived; yield their table.
 
-    Parameters
-    ----------
-    endpoint : str
-        ``HOST`` or ``HOST:PORT``, an address of this host.
-    here : Introduction
-    signals : StopSignals
-    say : callable
-        Called with a line about who is missing, from time to time.
-    timeout_s : float
-        How long to wait for the others.
-    host_timeout_s : float
-        See `HostTable`.
-    encrypted : bool
-        Whether workers encrypt the arrays that they send to other hosts.
-    compression : str
-        See `World`.
-
-    Raises
-    ------
-    ConfigurationError
-        If a host does not arrive in time, or cannot take part.
-    RendezvousInterruptedError
-        If a signal comes.
+    ``endpoint`` is ``HOST`` or ``HOST:PORT``. ``say`` gets lines about missing hosts. Raises
+    `ConfigurationError` if a host does not arrive in time or cannot take part, and
+    `RendezvousInterruptedError` at a signal.
     """
     link = _listen(endpoint)
     try:
@@ -199,7 +164,6 @@ class _HostRendezvous:
         self.members: dict[int, Member] = {}
 
     def wait(self, signals: StopSignals, timeout_s: float) -> None:
-        """Wait for all hosts; see `gather_hosts`."""
         began = awake()
         next_news = began + _FIRST_NEWS_S
         while self._missing_hosts():
@@ -258,7 +222,6 @@ class _HostRendezvous:
         self._say(f"{who} is here{missing}")
 
     def _problem(self, arrived: between.Arrive) -> str:
-        """Return why a host cannot take part; empty if it can."""
         here = self._here
         if (arrived.protocol, arrived.version) != (between.PROTOCOL, platoon_base.__version__):
             return (
@@ -284,7 +247,7 @@ class _HostRendezvous:
         return peer.gone or peer.silent_s(awake()) > HEARTBEAT_TIMEOUT_S
 
     def _mark_silent_hosts(self, now: float) -> None:
-        """Count hosts whose launcher has ended or is unreachable as missing: another launcher may take their place."""
+        """Count unreachable launchers as missing: another launcher may take their place."""
         for host, member in self.members.items():
             peer = self._link.peers[member.session]
             was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > HEARTBEAT_TIMEOUT_S
@@ -317,27 +280,12 @@ def arrive(
     *,
     timeout_s: float,
 ) -> Iterator[tuple[LinkClient, Callable[[], between.Welcome]]]:
-    """Connect to host 0, from another host.
+    """Connect to host 0 from another host; yield the connection and a function.
 
-    Gives the connection, and a function that waits for host 0's welcome to the next job.
-
-    Parameters
-    ----------
-    endpoint : callable
-        Returns ``HOST`` or ``HOST:PORT``, empty while it is not known.
-    here : Introduction
-    signals : StopSignals
-    say : callable
-        Called with a line about the wait, from time to time.
-    timeout_s : float
-        How long to wait until host 0 answers, and then until all other hosts have arrived.
-
-    Raises
-    ------
-    ConfigurationError
-        If host 0 does not answer, or refuses this host.
-    RendezvousInterruptedError
-        If a signal comes.
+    The function waits for host 0's welcome to the next job. ``endpoint`` returns ``HOST``,
+    ``HOST:PORT``, or empty while it is unknown. ``timeout_s`` bounds the wait for host 0, then the
+    wait for all other hosts. Raises `ConfigurationError` if host 0 does not answer or refuses this
+    host, and `RendezvousInterruptedError` at a signal.
     """
     deadline = awake() + timeout_s
     poll = functools.partial(_poll, signals, say, deadline)
@@ -368,10 +316,11 @@ def arrive(
 
 
 def _send_reason(link: LinkClient, exc: Exception) -> None:
-    """Report to host 0 why this host ends, if it can still be reached."""
+    """Report to host 0 why this host ends, if it is reachable."""
     if not link.connected or link.dismissed:
         return
-    if isinstance(exc, RendezvousInterruptedError):  # between two jobs it ends that of all hosts
+    # Between two jobs, a signal ends the job of all hosts.
+    if isinstance(exc, RendezvousInterruptedError):
         link.peer.send(between.encode(between.Signalled(exc.number, 1)))
     else:
         link.peer.send(between.encode(between.Failed(f"{type(exc).__name__}: {exc}")))
@@ -385,7 +334,7 @@ def _send_reason(link: LinkClient, exc: Exception) -> None:
 def _poll(
     signals: StopSignals, say: Callable[[str], None], deadline: float, ask: Callable[[], _T], what: str, problem: str
 ) -> _T:
-    """Wait until ``ask`` returns a value; ``what`` names it in messages, ``problem`` says why it may be missing."""
+    """Wait until ``ask`` returns a value; ``what`` and ``problem`` are for messages."""
     next_news = awake() + _FIRST_NEWS_S
     while not (found := ask()):
         now = awake()
@@ -407,7 +356,7 @@ def _wait_for_welcome(
         link.poll(_POLL_INTERVAL_S, [signals.fd])
         _require_none(signals.take())
         link.receive()
-        while link.inbox:  # what comes after a welcome is for the deputy
+        while link.inbox:  # Messages after a welcome are for the deputy.
             message = between.decode_down(link.inbox.popleft())
             if isinstance(message, between.Welcome):
                 return message

@@ -1,4 +1,4 @@
-"""Rounds of workers on several hosts: the launcher of host 0 decides whose contributions count."""
+"""Rounds of workers on several hosts: host 0 decides which contributions count."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ __all__ = ["RoundTable"]
 
 
 class RoundTable:
-    """The latest round: the hosts that take part, and the contributions that each of them has received.
-
-    Attributes
-    ----------
-    hosts : list of int
-        Those that take part.
-    """
+    """The latest round: the hosts that take part, and the contributions that each has received."""
 
     def __init__(self) -> None:
         self._gather: Gather | None = None
@@ -25,24 +19,24 @@ class RoundTable:
         self._has: dict[int, dict[int, int]] = {}
         self._idle: list[int] = []
         self._decided = False
-        self._latest = 0  # the latest round that was decided
-        self._took_part: set[int] = set()  # in it, of the hosts that are not lost: those have its center
-        self._source: int | None = None  # the idle host that has the center which the round begins from
+        self._latest = 0  # The latest decided round.
+        # Hosts that took part in it and are not lost: they have its center.
+        self._took_part: set[int] = set()
+        self._source: int | None = None  # The idle host with the center that the round begins from.
 
     @property
     def hosts(self) -> list[int]:
-        """See above."""
         return [] if self._gather is None else self._gather.hosts
 
     def begin(self, number: int, hosts: Mapping[int, int], idle: Iterable[int]) -> Gather:
-        """Begin a round of these hosts; ``idle`` are hosts that have a center and no worker in the round."""
+        """Begin a round of these hosts; ``idle`` hosts have a center and no worker in the round."""
         self._gather = Gather(number, sorted(hosts), [hosts[host] for host in sorted(hosts)])
         self._waiting, self._has, self._idle = set(self._gather.hosts), {}, sorted(idle)
         self._decided, self._source = False, None
         return self._gather
 
     def gathered(self, host: int, news: Gathered) -> Combine | None:
-        """Record what a host has; returns the decision once there is one."""
+        """Record what a host has; return the decision if there is one."""
         if self._gather is None or news.number != self._gather.number or host not in self._waiting:
             return None
         self._waiting.discard(host)
@@ -53,16 +47,18 @@ class RoundTable:
         """Continue without a host; return the decision if it was the last missing one."""
         self._idle = [each for each in self._idle if each != host]
         self._took_part.discard(host)
-        if self._decided and self._source == host:  # nobody can get the center from there any more
+        # No host can get the center from there any more.
+        if self._decided and self._source == host:
             return self._choose()
-        had = self._has.pop(host, None)  # what it has sent to all others counts, where its center is does not
+        # Contributions that it has sent to all others count. Its center does not.
+        had = self._has.pop(host, None)
         if self._gather is None or (host not in self._waiting and had is None) or self._decided:
             return None
         self._waiting.discard(host)
         return self._decide()
 
     def _decide(self) -> Combine | None:
-        """Return the decision once all remaining hosts have said which contributions they have."""
+        """Return the decision if no remaining host is still waited for."""
         gather = self._gather
         if self._waiting or gather is None or not self._has:
             return None
@@ -71,14 +67,13 @@ class RoundTable:
         return decision
 
     def _choose(self) -> Combine:
-        """Choose the hosts whose contributions all remaining hosts have, without hosts whose center is behind.
-
-        All are behind where they had no part in the round before, and have not yet got its center. They get it now.
-        """
+        """Choose the contributions that all remaining hosts have, without old centers."""
+        # All may be behind: no remaining host took part in the round before, or has got its center
+        # since. Then they get it now.
         gather: Any = self._gather
         everywhere = set.intersection(*(set(bases) for bases in self._has.values()))
         bases = {host: base for each in self._has.values() for host, base in each.items()}
-        # Choose among the remaining hosts: the center of a host that was lost meanwhile may be unreachable.
+        # Choose among the remaining hosts: the center of a lost host may be unreachable.
         latest = max(bases[host] for host in self._has)
         have = [] if self._decided else self._took_part.intersection(self._idle)
         self._source = min(have, default=None) if self._latest > latest else None

@@ -1,4 +1,4 @@
-"""The key of a user's jobs on several hosts: the same file on each host, which only the user can read."""
+"""The key of a user's jobs on several hosts: a file on each host that only the user can read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,12 @@ _BYTES = 32
 
 
 def key_file() -> Path:
-    """Return the path: what ``PLATOON_KEY_FILE`` names, or ``~/.platoon/key``."""
+    """Return the path of the key: that in ``PLATOON_KEY_FILE``, or ``~/.platoon/key``."""
     return Path(os.environ.get(KEY_FILE) or os.path.expanduser("~/.platoon/key"))
 
 
 def read_or_make_key() -> bytes:
-    """Return the key, of 32 bytes; make it if there is no file.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be made, holds no key, or others can read it.
-    """
+    """Return the 32-byte key, made if there is no file; a bad file raises `ConfigurationError`."""
     path = key_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -37,7 +31,7 @@ def read_or_make_key() -> bytes:
         try:
             with os.fdopen(fd, "w") as file:
                 file.write(secrets.token_hex(_BYTES) + "\n")
-            os.link(unfinished, path)  # whole, and never in place of one that is there
+            os.link(unfinished, path)  # The link is complete at once and never replaces a file.
         except FileExistsError:
             pass
         finally:
@@ -52,13 +46,8 @@ def read_or_make_key() -> bytes:
 
 
 def find_key() -> bytes:
-    """Return the key, of 32 bytes; empty while there is no file, which the first host makes where the home is shared.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file holds no key, or others can read it.
-    """
+    """Return the 32-byte key, empty without a file; a bad file raises `ConfigurationError`."""
+    # On a shared home folder, host 0 may still have to make it.
     path = key_file()
     return _read(path) if path.exists() else b""
 

@@ -1,4 +1,4 @@
-"""The commands that start launchers on several hosts, by Slurm's `srun` or by Open MPI's `mpirun`."""
+"""The commands that start launchers on several hosts, by Slurm's `srun` or Open MPI's `mpirun`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from platoon_base.errors import ConfigurationError
 
 __all__ = ["PASSED", "command_on"]
 
-# The names of variables that processes on other hosts get, where the engine passes on only those that are named.
+# Processes on other hosts get the variables with these prefixes; mpirun exports only named
+# variables.
 PASSED = (
     "PLATOON_", "PLATOONRC", "THEANO_FLAGS", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "TF_", "XLA_", "JAX_",
     "TORCH_", "PYTHON", "COLUMNS",
@@ -21,21 +22,8 @@ PASSED = (
 def command_on(hosts: Sequence[str], words: Sequence[str], environment: Mapping[str, str], origin: str) -> list[str]:
     """Return the command line that runs ``words`` once on each host.
 
-    Parameters
-    ----------
-    hosts : sequence of str
-        Two or more, or one other than this.
-    words : sequence of str
-        The command of one host.
-    environment : mapping of str to str
-        By which an allocation of Slurm is recognized.
-    origin : str
-        Of the hosts' names, for messages.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is neither an allocation of Slurm nor Open MPI, or if a host is named twice.
+    ``origin`` of the hosts' names is for messages. Raises `ConfigurationError` if there is neither
+    an allocation of Slurm nor Open MPI, or if a host is named twice.
     """
     twice = sorted({host for host in hosts if list(hosts).count(host) > 1})
     if twice:
@@ -58,8 +46,9 @@ def _srun(hosts: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     count = len(hosts)
     words = ["srun", f"--nodelist={','.join(hosts)}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
     if cores := _fewest(environment.get("SLURM_JOB_CPUS_PER_NODE", "")):
-        words.append(f"--cpus-per-task={cores}")  # or all workers of a host would share one core
-    # The other hosts may go on without one.
+        # Without it, all workers of a host would share one core.
+        words.append(f"--cpus-per-task={cores}")
+    # The other hosts may continue without one.
     return [*words, "--kill-on-bad-exit=0"]
 
 

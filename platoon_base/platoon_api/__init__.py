@@ -1,10 +1,8 @@
-"""The names of the original Platoon, as thin aliases: its users move by changing their import lines.
+"""The names of the original Platoon; its users only change their import lines.
 
-Modules are laid out as there: `channel` (`Worker`, `Controller`, and `Soldier` and `Lieutenant` of the first version),
-`param_sync`, `training.global_dynamics` and `ops`. The last two need Theano.
-
-Importing this package applies the shims of `platoon_base.compat`, without which Theano cannot be imported on today's
-Python: scripts of 2016 have no line for it. A script that imports Theano first is started by ``platoon run``.
+The modules are the original's: `channel`, `param_sync`, and with Theano `training.global_dynamics`
+and `ops`. Importing this package applies `platoon_base.compat`, which Theano needs on current
+Python. A script that imports Theano first must be started by ``platoon run``.
 """
 
 from platoon_base import compat

@@ -1,7 +1,6 @@
-"""The original's data channel: mini-batches from the controller to whichever worker is free.
+"""The original's data channel: mini-batches from the controller to any free worker.
 
-A port is the name of the channel among those of this user and host. No TCP port is opened: batches lie in shared
-memory, see `platoon_base.data.BatchServer`.
+No TCP port is opened: a port is only the channel's name, unique for a user and host.
 """
 
 from __future__ import annotations
@@ -21,27 +20,18 @@ __all__ = ["open_reader", "open_server", "reader_of_running", "require_hwm"]
 
 
 def open_server(port: int, workers: int, remaining: Callable[[], set[int] | None]) -> BatchServer:
-    """Open the controller's end.
-
-    Parameters
-    ----------
-    port : int
-    workers : int
-        How many are known to come, 0 if unknown.
-    remaining : callable
-        Returns the ranks that take part in the job or are expected; None if unknown.
-    """
+    """Open the controller's end; ``remaining`` returns the present or expected ranks, or None."""
     require_port(port)
     return BatchServer(data_socket(port), readers=max(1, workers), remaining=remaining)
 
 
 def open_reader(port: int, hwm: int, rank: int, timeout_s: float) -> BatchReader:
-    """Open a worker's end, which has up to ``hwm`` batches waiting; waits for a controller that opens its end later."""
+    """Open a worker's end with up to ``hwm`` waiting batches; waits for the controller's end."""
     return BatchReader(data_socket(port), ahead=_ahead(hwm), rank=rank, timeout_s=timeout_s)
 
 
 def reader_of_running(port: int, hwm: int, rank: int, timeout_s: float) -> BatchReader | None:
-    """Open a worker's end as `open_reader`, without a wait; None if the controller has not opened its end."""
+    """Open a worker's end without waiting; None if the controller has not opened its end."""
     link = connect_link(data_socket(port))
     if link is None:
         return None
@@ -57,7 +47,7 @@ def reader_of_running(port: int, hwm: int, rank: int, timeout_s: float) -> Batch
 
 
 def require_hwm(hwm: Any) -> None:
-    """Raise `ConfigurationError` unless so many mini-batches may wait; 0 is as many as there can be."""
+    """Raise unless so many mini-batches may wait; 0 is the maximum."""
     if isinstance(hwm, bool) or not isinstance(hwm, int) or hwm < 0:
         raise ConfigurationError(f"got data_hwm={hwm!r}: it is the number of mini-batches that may wait, such as 10")
 

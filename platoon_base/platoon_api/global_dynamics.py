@@ -1,12 +1,6 @@
 """Synchronous rules on Theano shared variables, under the names of the original Platoon.
 
-``make_rule`` compiles the rule, calling the object runs it once. All workers do both, in the same order. The equations
-are those of `platoon_base.rules.synchronous`; the variables may live on the host or on a device.
-
-    rule = AverageSGD(worker)
-    rule.make_rule(gradients)    # shared variables that the training function has computed
-    ...
-    compute(batch); rule(); apply()
+The equations are those of `platoon_base.rules.synchronous`.
 """
 
 from __future__ import annotations
@@ -30,36 +24,17 @@ __all__ = ["EASGD", "SGD", "AverageSGD", "Downpour", "GlobalDynamics", "SumSGD"]
 
 
 class GlobalDynamics:
-    """A step that all workers take together.
-
-    Parameters
-    ----------
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Attributes
-    ----------
-    worker : Worker
-    function : callable or None
-        The function that a call calls; None before `register_fn`.
-    """
+    """A step that all workers take together."""
 
     def __init__(self, worker: Any = None) -> None:
         self.worker = handle_of(worker)
         self.function: Callable[[], Any] | None = None
 
     def make_rule(self, *args: Any) -> None:
-        """Compile the rule; subclasses say on what, and call `register_fn`."""
+        """Compile the rule, and call `register_fn`; subclasses define the arguments."""
         raise NotImplementedError(f"{type(self).__name__} has no rule of its own: call register_fn, or use a subclass")
 
     def register_fn(self, fun: Callable[[], Any]) -> None:
-        """Let calls of this object call ``fun``, such as a compiled function without inputs.
-
-        Raises
-        ------
-        ConfigurationError
-            If it cannot be called.
-        """
         if not callable(fun):
             raise ConfigurationError(
                 f"got {fun!r}: pass a function without arguments, such as theano.function([], ...)"
@@ -67,13 +42,6 @@ class GlobalDynamics:
         self.function = fun
 
     def __call__(self) -> Any:
-        """Take one step, and return what the function returns.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is nothing to call yet.
-        """
         if self.function is None:
             raise ConfigurationError(f"{type(self).__name__} has no rule yet: call make_rule, or register_fn, first")
         return self.function()
@@ -83,38 +51,14 @@ class GlobalDynamics:
 
 
 class SGD(GlobalDynamics):
-    """Updates are replaced by their sum, or their mean, over all workers.
-
-    ::
-
-        u := sum_i u_i            (or 1/N sum_i u_i)
-
-    Parameters
-    ----------
-    average : bool
-    worker : Worker, optional
-        The default is ``connect()``.
-    """
+    """Replace updates by u := sum_i u_i, or 1/N sum_i u_i, over all workers."""
 
     def __init__(self, average: bool = False, worker: Any = None) -> None:
         super().__init__(worker)
         self.average = average
 
     def make_rule(self, local_updates: Any) -> None:
-        """Compile the rule.
-
-        Parameters
-        ----------
-        local_updates : Theano shared variable, or list of them
-            Of float dtypes; u_i before each step, u after it.
-
-        Raises
-        ------
-        ConfigurationError
-            If something else is given.
-        LayoutMismatchError
-            If other workers give others.
-        """
+        """Compile the rule for shared variables of float dtypes, which are u_i before each step."""
         updates = _shared_variables(local_updates, "local_updates")
         if self.worker.global_size > 1:
             require_same_layout(Parameters(updates).layout, self.worker, f"SGD(average={self.average})")
@@ -123,48 +67,22 @@ class SGD(GlobalDynamics):
 
 
 class SumSGD(SGD):
-    """`SGD` by sums."""
-
     def __init__(self, worker: Any = None) -> None:
         super().__init__(average=False, worker=worker)
 
 
 class AverageSGD(SGD):
-    """`SGD` by means."""
-
     def __init__(self, worker: Any = None) -> None:
         super().__init__(average=True, worker=worker)
 
 
 class EASGD(GlobalDynamics):
-    """Synchronous elastic averaging; see `platoon_base.rules.synchronous.easgd`.
-
-    ::
-
-        d_i := alpha (x_i - c)
-        x_i := x_i - d_i
-        c := c + sum_i d_i
-    """
+    """Synchronous elastic averaging; for equations see `platoon_base.rules.synchronous.easgd`."""
 
     _alpha: Any = None
 
     def make_rule(self, local_particle: Any, central_particle: Any, alpha: Any) -> None:
-        """Compile the rule; the first worker's center is given to all.
-
-        Parameters
-        ----------
-        local_particle, central_particle : Theano shared variable, or list of them
-            x_i, and this worker's replica of c, of the same shapes and float dtypes.
-        alpha : float in (0, 1], or scalar Theano shared variable
-            A shared variable is read at each step.
-
-        Raises
-        ------
-        ConfigurationError
-            If the variables do not go together, or alpha is outside (0, 1].
-        LayoutMismatchError
-            If other workers give others.
-        """
+        """Compile the rule for x_i and this worker's replica of c, which starts as rank 0's."""
         local = _shared_variables(local_particle, "local_particle")
         center = _shared_variables(central_particle, "central_particle")
         _require_alike(local_particle=local, central_particle=center)
@@ -180,7 +98,7 @@ class EASGD(GlobalDynamics):
 
     @property
     def alpha(self) -> float:
-        """The strength of a spring; a new value holds from the next step on. Give all workers the same."""
+        """The strength of a spring, used from the next step; all workers need the same."""
         if self._alpha is None:
             raise ConfigurationError("alpha is not known yet: call make_rule first")
         return float(self._alpha.get_value())
@@ -205,41 +123,14 @@ class EASGD(GlobalDynamics):
 
 
 class Downpour(GlobalDynamics):
-    """Synchronous Downpour; see `platoon_base.rules.synchronous.downpour`.
-
-    ::
-
-        g := sum_i u_i            (or 1/N sum_i u_i)
-        c := c + g
-        x_i := c
-        u_i := 0
-
-    Parameters
-    ----------
-    average : bool
-    worker : Worker, optional
-        The default is ``connect()``.
-    """
+    """Synchronous Downpour; for equations see `platoon_base.rules.synchronous.downpour`."""
 
     def __init__(self, average: bool = False, worker: Any = None) -> None:
         super().__init__(worker)
         self.average = average
 
     def make_rule(self, local_particle: Any, local_acc_updates: Any, global_particle: Any) -> None:
-        """Compile the rule; the first worker's center is given to all.
-
-        Parameters
-        ----------
-        local_particle, local_acc_updates, global_particle : Theano shared variable, or list of them
-            x_i, u_i, and this worker's replica of c, of the same shapes and float dtypes.
-
-        Raises
-        ------
-        ConfigurationError
-            If the variables do not go together.
-        LayoutMismatchError
-            If other workers give others.
-        """
+        """Compile the rule for x_i, u_i and the replica of c, which starts as rank 0's."""
         local = _shared_variables(local_particle, "local_particle")
         accumulated = _shared_variables(local_acc_updates, "local_acc_updates")
         center = _shared_variables(global_particle, "global_particle")
@@ -251,7 +142,6 @@ class Downpour(GlobalDynamics):
 
 
 def _shared_variables(given: Any, name: str) -> list[Any]:
-    """Return a list of shared variables for one or a list of them."""
     variables = list(given) if isinstance(given, (list, tuple)) else [given]
     for variable in variables:
         if not isinstance(variable, theano.compile.SharedVariable):
@@ -264,7 +154,7 @@ def _shared_variables(given: Any, name: str) -> list[Any]:
 
 
 def _require_alike(**lists: list[Any]) -> None:
-    """Raise `ConfigurationError` unless the variables go together, and each is given once."""
+    """Raise unless the variables have the same shapes and dtypes, and no variable appears twice."""
     require_alike(**{name: [v.get_value(borrow=True) for v in variables] for name, variables in lists.items()})
     everything = [variable for variables in lists.values() for variable in variables]
     Parameters(everything)

@@ -1,4 +1,4 @@
-"""The handle behind a worker, whichever of its two classes a script passes, and the context of its device."""
+"""The handle of a worker of either class, and the context of its device."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ __all__ = ["context_of_device", "handle_of"]
 
 
 def handle_of(worker: Any = None) -> Worker:
-    """Return the handle of a worker of `platoon_api`, a handle itself, or by default that of ``connect()``."""
+    """Return the handle of a worker of `platoon_api`, a handle itself, or that of ``connect()``."""
     found: Worker = connect() if worker is None else getattr(worker, "handle", worker)
     return found
 
 
 def context_of_device() -> Any:
-    """Return the pygpu context of the device on which Theano computes, None if it is the CPU."""
     from theano.gpuarray.type import get_context, list_contexts
 
     return get_context(None) if None in list_contexts() else None

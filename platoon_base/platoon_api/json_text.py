@@ -1,4 +1,4 @@
-"""Requests and answers as JSON text, as the original sends them: what is no JSON is refused where it was made."""
+"""Requests and answers as JSON text, as the original sends them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,7 @@ __all__ = ["from_json", "to_json"]
 
 
 def to_json(value: Any, what: str) -> str:
-    """Encode a value.
-
-    Parameters
-    ----------
-    value : plain data: None, bool, int, float, str, list, dict
-    what : str
-        The name of the value in errors.
-
-    Raises
-    ------
-    ConfigurationError
-        If JSON has no form for it, such as for an array.
-    """
+    """Encode plain data; raise if JSON has no form for it, such as for an array."""
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as exc:
@@ -34,13 +22,7 @@ def to_json(value: Any, what: str) -> str:
 
 
 def from_json(text: Any) -> Any:
-    """Decode a value that `to_json` has encoded.
-
-    Raises
-    ------
-    ConfigurationError
-        If it was not: the other side does not use `platoon_base.platoon_api`.
-    """
+    """Decode a value of `to_json`; raise if the other side does not use `platoon_api`."""
     try:
         return json.loads(text)
     except (TypeError, ValueError) as exc:

@@ -1,8 +1,4 @@
-"""Mini-batches as the original sends them: any sequence of arrays, which arrives as a list of them.
-
-A plain list goes as it is. The rows of one array go as that array, and a list longer than a batch may be goes as one
-piece of memory; both become lists of views where they arrive.
-"""
+"""Mini-batches of the original: any sequence of arrays, which arrives as a list of views."""
 
 from __future__ import annotations
 
@@ -20,18 +16,7 @@ _ROWS, _MEMORY, _LAYOUT = "rows", "memory", "layout"
 
 
 def pack(arrays: Any) -> Any:
-    """Return what a `BatchServer` sends for a mini-batch.
-
-    Parameters
-    ----------
-    arrays : list or tuple of ndarray, or ndarray
-        An ndarray stands for the list of its rows.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is anything else.
-    """
+    """Return a mini-batch as a `BatchServer` sends it; an ndarray is the list of its rows."""
     if isinstance(arrays, np.ndarray) and arrays.ndim:
         return {_ROWS: arrays}
     if not (isinstance(arrays, (list, tuple)) and arrays and all(hasattr(array, "dtype") for array in arrays)):
@@ -50,7 +35,6 @@ def pack(arrays: Any) -> Any:
 
 
 def unpack(batch: Any) -> list[Any]:
-    """Return the arrays of a mini-batch that `pack` has packed."""
     if not isinstance(batch, dict):
         return list(batch)
     if _ROWS in batch:

@@ -1,4 +1,4 @@
-"""Arguments as versions of the original between 2015 and 2016 have them."""
+"""Arguments of the original's versions from 2015 to 2016."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ __all__ = ["ports_of", "without_job_name"]
 
 
 def ports_of(control_port: int, data_port: int | None, cport: int | None, port: int | None) -> tuple[int, int | None]:
-    """Return control port and data port: ``cport`` and ``port`` are what 2016 calls them.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``data_port`` and ``port`` name different ones.
-    """
+    """Return control port and data port, which 2016 calls ``cport`` and ``port``."""
     if port is not None and data_port not in (None, port):
         raise ConfigurationError(
             f"got data_port={data_port} and port={port}: both name the data port; give one of them"
@@ -27,7 +21,7 @@ def ports_of(control_port: int, data_port: int | None, cport: int | None, port: 
 
 
 def without_job_name(init_shared_params: Callable[..., None]) -> Callable[..., None]:
-    """Drop the job name that `init_shared_params` begins with in early 2016; the job has a name of its own here."""
+    """Drop the job name, the first argument of `init_shared_params` in early 2016."""
 
     @functools.wraps(init_shared_params)
     def call(worker: Any, *args: Any, **named: Any) -> None:

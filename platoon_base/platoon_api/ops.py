@@ -13,51 +13,24 @@ __all__ = ["AllReduceMax", "AllReduceMin", "AllReduceProd", "AllReduceSum"]
 
 
 def AllReduceSum(src: Any, dest: Any = None, inplace: bool = False, worker: Any = None) -> Any:  # noqa: N802
-    """Sum a variable over all workers.
-
-    Parameters
-    ----------
-    src : Theano variable
-        Of the same shape and dtype on every worker; on the host or on a device.
-    dest : Theano variable, optional
-        Of the type that the result must have, which is checked. The original wrote into its memory; here Theano
-        chooses the memory. To change a shared variable: ``updates=[(dest, AllReduceSum(src, dest))]``.
-    inplace : bool
-        Destroy the value of ``src``; seldom needed, see `platoon_base.theano_ops.all_reduce`. It takes
-        ``theano.function(..., accept_inplace=True)``.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    Theano variable
-        With one worker, ``src``.
-
-    Raises
-    ------
-    TypeError, which is a ConfigurationError
-        If ``dest`` is of another type, or the dtype is none that workers combine.
-    """
+    """Sum a variable over all workers. ``dest`` only sets the result's type, which is checked."""
     return _all_reduce(src, "sum", dest, inplace, worker)
 
 
 def AllReduceProd(src: Any, dest: Any = None, inplace: bool = False, worker: Any = None) -> Any:  # noqa: N802
-    """Multiply a variable over all workers; see `AllReduceSum`."""
     return _all_reduce(src, "prod", dest, inplace, worker)
 
 
 def AllReduceMax(src: Any, dest: Any = None, inplace: bool = False, worker: Any = None) -> Any:  # noqa: N802
-    """Take the maximum of a variable over all workers; see `AllReduceSum`."""
     return _all_reduce(src, "max", dest, inplace, worker)
 
 
 def AllReduceMin(src: Any, dest: Any = None, inplace: bool = False, worker: Any = None) -> Any:  # noqa: N802
-    """Take the minimum of a variable over all workers; see `AllReduceSum`."""
     return _all_reduce(src, "min", dest, inplace, worker)
 
 
 class VariableTypeError(ConfigurationError, TypeError):
-    """The type of a variable; a `TypeError`, as the original raises it."""
+    """A variable of the wrong type; a `TypeError`, as in the original."""
 
 
 def _all_reduce(src: Any, op: str, dest: Any, inplace: bool, worker: Any) -> Any:

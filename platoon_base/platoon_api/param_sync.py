@@ -1,4 +1,4 @@
-"""The original's rules between a worker's parameters and the center, and the base class of user-defined ones."""
+"""The original's rules between a worker's parameters and the center, and their base class."""
 
 from __future__ import annotations
 
@@ -23,38 +23,28 @@ _METHODS = {
 
 
 class ParamSyncRule(rules.Rule):
-    """Base of rules that users write: override `update_params`, or `theano_update`.
+    """Base of user-defined rules: override `update_params`, or `theano_update`.
 
-    Such a rule sees all parameters at once, so it runs under one lock for the whole center. A rule whose equations are
-    element-wise is faster as a `platoon_base.rules.Rule`.
+    Such a rule gets all parameters at once, so it runs under one lock for the whole center. An
+    element-wise rule is faster as a `platoon_base.rules.Rule`.
     """
 
     def theano_update(self, local_params: list[Any]) -> Callable[..., Any]:
-        """Return a compiled function: the center's values in, their new values out, with updates of ``local_params``.
+        """Return a compiled function of the center's values that returns their new values.
 
-        Parameters
-        ----------
-        local_params : list of Theano shared variable
+        The function's updates may change ``local_params``, the list of Theano shared variables.
         """
         raise NotImplementedError(f"{type(self).__name__} has no theano_update: override it, or update_params")
 
     def update_params(self, local_values: list[Array], master_values: list[Array]) -> None:
         """Change the values of this worker and those of the center, in place.
 
-        Parameters
-        ----------
-        local_values, master_values : list of ndarray
-            One for each parameter, in the order in which they were shared.
+        Both are lists with one ndarray for each parameter, in the order of `init_shared_params`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no update_params: override it, or theano_update")
 
     def make_update_function(self, local_params: list[Any]) -> Callable[[list[Array]], object]:
-        """Return a function of the center's values that applies the rule once, and changes them in place.
-
-        Parameters
-        ----------
-        local_params : list of Theano shared variable
-        """
+        """Return a function that applies the rule once to the center's values, in place."""
         if _is_overridden(self, "theano_update"):
             return _by_theano(self.theano_update(local_params), type(self).__name__)
         if self.kernel is not None and not _is_overridden(self, "update_params"):
@@ -71,12 +61,12 @@ class ParamSyncRule(rules.Rule):
         return update
 
     def took_center_over(self) -> None:
-        """Record that the parameters have the center's values now, which the states of a worker follow."""
+        """Reset the worker's states, after the center was copied to the parameters."""
         for function in vars(self).get("_functions", []):
             function.restart()
 
     def require_signatures(self) -> None:
-        """Raise `ConfigurationError` unless each method can be called as the class says."""
+        """Raise `ConfigurationError` unless each method takes the arguments of the base class."""
         for name, arguments in _METHODS.items():
             method = getattr(self, name)
             try:
@@ -88,17 +78,14 @@ class ParamSyncRule(rules.Rule):
                 ) from exc
 
     def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
-        """Refuse: a user-defined rule does not run element by element."""
+        """Raise: a user-defined rule does not run element by element."""
         raise NotImplementedError(f"{type(self).__name__} runs on all parameters at once: see make_update_function")
 
 
 class EASGD(ParamSyncRule):
     """Elastic averaging; see `platoon_base.rules.EASGD` for the equations.
 
-    Parameters
-    ----------
-    alpha : float in (0, 1]
-        `set_alpha` changes it; the new value holds from the next synchronization on.
+    `set_alpha` changes ``alpha``, in (0, 1], for the next synchronization.
     """
 
     kernel = "easgd"
@@ -152,14 +139,13 @@ class ASGD(ParamSyncRule):
 
 
 def require_params(params: Any) -> list[Any]:
-    """Return the parameters as a list; `ConfigurationError` for what is none, such as one shared variable."""
     if hasattr(params, "get_value") or isinstance(params, (np.ndarray, str)) or not isinstance(params, Iterable):
         raise ConfigurationError(f"got {params!r} as params: give a list of shared variables, such as [w, b]")
     return list(params)
 
 
 def is_user_defined(rule: Any) -> bool:
-    """Return whether a rule has its own `ParamSyncRule.update_params` or the like, which runs in place of a kernel."""
+    """Return whether a rule overrides a method of `ParamSyncRule`, which replaces the kernel."""
     if not isinstance(rule, ParamSyncRule):
         return False
     return rule.kernel is None or any(_is_overridden(rule, name) for name in _METHODS)
@@ -170,7 +156,6 @@ def _is_overridden(rule: ParamSyncRule, name: str) -> bool:
 
 
 def _value(param: Any) -> Array:
-    """Return a copy of the value of a shared variable, or of an array."""
     return np.array(param if isinstance(param, np.ndarray) else param.get_value())
 
 
@@ -182,14 +167,11 @@ def _set_value(param: Any, value: Array) -> None:
 
 
 class _BySync:
-    """An update by the `sync` of a rule of this package, with the states of the worker."""
-
     def __init__(self, rule: ParamSyncRule, local_params: list[Any]) -> None:
         self._rule, self._params = rule, local_params
         self.restart()
 
     def restart(self) -> None:
-        """Let the worker's states be what the parameters are, as after they took the center over."""
         self._states = [tuple(_value(p) for _ in self._rule.local_state) for p in self._params]
 
     def __call__(self, master_values: list[Array]) -> None:
@@ -201,7 +183,6 @@ class _BySync:
 
 
 def _by_theano(function: Any, name: str) -> Callable[[list[Array]], object]:
-    """Return an update that takes new values of the center from a compiled function."""
     if not callable(function):
         raise ConfigurationError(
             f"{name}.theano_update returned {function!r}: return a compiled function, theano.function(masters, "

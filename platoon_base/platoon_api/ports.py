@@ -1,4 +1,4 @@
-"""The options of both processes' command lines that name ports, and the addresses behind them."""
+"""Command-line options for ports of controller and worker, and the addresses of ports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _LOOPBACK = "127.0.0.1"
 
 
 def add_port_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parser.add_argument(
         "--control-port", type=int, default=CONTROL_PORT, help="TCP port of the controller.  [%(default)s]"
     )
@@ -30,23 +29,15 @@ def add_port_options(parser: argparse.ArgumentParser) -> None:
 
 
 def port_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options as arguments of the constructors."""
     return {"control_port": args.control_port, "data_port": args.data_port, "data_hwm": args.data_hwm}
 
 
 def address_at(port: Any) -> str:
-    """Return the address to listen at: on the loopback, unless ``PLATOON_LISTEN`` names an address of this host.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no port.
-    """
+    """Return the address to listen at: on the loopback, or on ``PLATOON_LISTEN``."""
     require_port(port)
     return f"tcp://{os.environ.get(LISTEN) or _LOOPBACK}:{port}"
 
 
 def require_port(port: Any) -> None:
-    """Raise `ConfigurationError` unless it is the number of a port."""
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
         raise ConfigurationError(f"got port {port!r}: it is a number from 1 to 65535, such as {CONTROL_PORT}")

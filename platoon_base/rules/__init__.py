@@ -1,10 +1,8 @@
-"""Synchronization rules: how workers and center, or the workers among themselves, combine their parameters.
+"""Synchronization rules: how workers and center combine parameters.
 
-Equations alone: arrays in, arrays changed in place, no lock, message or framework. The centers run the rules that
-derive from `Rule`, one module each; `synchronous` are functions over an all-reduce.
-
-A new module of this package is all that a new rule needs to be offered here, and in ``PLATOON_RULE``. The imports by
-name are for tools that read the source, such as type checkers.
+Rules that derive from `Rule` run at a center; `synchronous` has functions over an all-reduce. A
+rule in a new module of this package is exported here and accepted in ``PLATOON_RULE``. The explicit
+imports are for type checkers.
 """
 
 import importlib

@@ -13,7 +13,7 @@ __all__ = ["ASGD"]
 
 @dataclass(frozen=True)
 class ASGD(Rule):
-    """Asynchronous SGD, as in Downpour: the worker adds its progress to the center and takes the center over.
+    """Asynchronous SGD, as in Downpour: a worker adds its progress to the center and copies it.
 
     ::
 
@@ -21,16 +21,18 @@ class ASGD(Rule):
         x := c
         x_old := c
 
-    ``x_old`` is the center as this worker saw it last. With one worker nothing changes but rounding.
+    ``x_old`` is the center at this worker's last synchronization. With one worker, only rounding
+    changes the parameters.
 
     References
     ----------
-    Dean et al.: Large scale distributed deep networks, NIPS 2012, section 4.1 (here: whole updates, not gradients).
+    Dean et al.: Large scale distributed deep networks, NIPS 2012, section 4.1, with whole updates
+    in place of gradients.
     """
 
     kernel: ClassVar[str | None] = "asgd"
     local_state: ClassVar[tuple[LocalState | str, ...]] = (LocalState("x_old"),)
-    # Without locks x_old is what was read: this worker sees the next time what others have added since.
+    # Without locks, x_old is the value read; later additions are seen at the next synchronization.
     form: ClassVar[Form | None] = Form(
         """
         d := x - x_old

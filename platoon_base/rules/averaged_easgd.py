@@ -1,4 +1,4 @@
-"""Elastic averaging for an unchanged script: steps scaled with the number of workers, and an average of the center."""
+"""Elastic averaging with steps scaled by the number of workers and an average of the center."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from platoon_base.rules.forms import Form
 
 __all__ = ["AveragedEASGD"]
 
-_ALL_UNTIL = 512  # synchronizations, of which the average takes every one
-_SMALLEST_PART = 1 / 32  # of a scale, for as many as 256 workers
+_ALL_UNTIL = 512  # Up to this count, the average uses every synchronization.
+_SMALLEST_PART = 1 / 32  # Steps are not halved below this part; enough for 256 workers.
 
 
 @dataclass(frozen=True)
@@ -24,51 +24,52 @@ class AveragedEASGD(Rule):
 
     ::
 
-        x := x + (s - 1) (x - x_old)            the worker's steps since it was here, scaled
+        x := x + (s - 1) (x - x_old)            the worker's steps since the last time, scaled
         e := x - c
         x := x - pull e
         c := c + alpha e
         a := a + w (c - a)                      with w = min(1, (k + 1) / (N (n + k)))
         x_old := x
 
-    Here n is the number of the worker's synchronizations, and ``s = 1 + (scale sqrt(M) - 1) min(1, n / warmup)``. N
-    workers have this center, M are in the job: more than N on several hosts, each of which has a center. The
-    moments of the optimizer are shared too, as by `EASGD` with the same alpha. Where the center is validated, saved or
-    left in the model, it is its average a.
+    n is the number of the worker's synchronizations, and
+    ``s = 1 + (scale sqrt(M) - 1) min(1, n / warmup)``. N live workers share this center, and M live
+    workers are in the job: M is larger than N on several hosts, each of which has a center. Both
+    are at least 2. The optimizer's moments are shared as by `EASGD` with the same alpha. The
+    average a is validated, saved, and left in the model in place of the center.
 
-    Steps are scaled in the synchronization, so the script keeps one worker's learning rate, and its schedule. With the
-    period of 1 that is the same as a rate of ``scale sqrt(M)`` times as much, for SGD, momentum and Adam. At longer
-    periods gradients are taken nearer to each other than the steps are, which is worse. N and M follow the workers
-    that live, of which rules reckon with two at least. Where an epoch's loss of training is more than twice its best,
-    Keras's `fit` makes steps half as long from there on. Between hosts only the parameters are exchanged, not the
-    moments; what is validated is the mean of the hosts' averages.
+    The script keeps the learning rate and schedule of one worker. With a period of 1, the scaled
+    steps equal a rate ``scale sqrt(M)`` times as large, for SGD, momentum and Adam. Longer periods
+    are worse, because gradients are then taken closer together than the steps are. If the training
+    loss of an epoch is more than twice its best, Keras's `fit` halves the scale. Hosts exchange
+    only parameters, not moments; the mean of the hosts' averages is validated.
 
     Parameters
     ----------
     alpha : float in (0, 1], optional
-        How far the center goes to the worker; ``0.9 / N`` by default.
+        How far the center moves to the worker; ``0.9 / N`` by default.
     pull : float in (0, 1]
-        How far the worker goes to the center.
+        How far the worker moves to the center.
     scale : float, greater than 0, or None
-        Steps become ``scale sqrt(M)`` times as long; with None they stay as they are.
+        Steps become ``scale sqrt(M)`` times as long; None leaves them unchanged.
     k : float, at least 0
-        The average goes back over the last ``1 / (k + 1)`` of the synchronizations. Late in a training it takes the
-        center at every second one, every third and so on, with as much more weight: smaller ones would be lost in
-        float32.
+        The average covers about the last ``1 / (k + 1)`` of the synchronizations. Late in training
+        it uses every second center, every third and so on, with a correspondingly larger weight:
+        smaller weights would be lost in float32.
     warmup : int, at least 0
         Synchronizations of a worker until its steps have their full length.
 
     Raises
     ------
     ConfigurationError
-        If a value is outside its range; parameters in half precision are refused when they are shared.
+        If a value is outside its range. Parameters in half precision are refused when they are
+        shared.
 
     References
     ----------
-    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, equations 5 and 6, with two
-    strengths. Shamir, Zhang: Stochastic gradient descent for non-smooth optimization, 2012, arXiv 1212.1824, for the
-    average. Iacob et al.: DES-LOC, 2025, arXiv 2505.22549, for the moments. Goyal et al., arXiv 1706.02677, for the
-    warm-up. That steps are scaled in the synchronization is this project's.
+    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, equations 5 and
+    6, with two strengths. The average: Shamir, Zhang: Stochastic gradient descent for non-smooth
+    optimization, 2012, arXiv 1212.1824. The moments: Iacob et al.: DES-LOC, 2025, arXiv 2505.22549.
+    The warm-up: Goyal et al., arXiv 1706.02677. Scaling steps in the synchronization is new here.
     """
 
     alpha: float | None = None
@@ -77,7 +78,7 @@ class AveragedEASGD(Rule):
     k: float = 16.0
     warmup: int = 50
 
-    moments = True  # no argument: it has no annotation
+    moments = True  # Without an annotation it is no argument of the dataclass.
     period: ClassVar[int] = 1
     kernel: ClassVar[str | None] = "averaged_easgd"
     local_state: ClassVar[tuple[LocalState | str, ...]] = (LocalState("x_old"),)
@@ -94,12 +95,12 @@ class AveragedEASGD(Rule):
         scalars=("more", "pull", "alpha", "weight"),
     )
 
-    # The workers that synchronize, and the number of this worker's synchronization; `resolved` and `at_count` say.
+    # Set by `resolved`, `in_job`, `at_count` and `shortened`.
     workers: int = field(default=0, repr=False)
-    of_job: int = field(default=0, repr=False)  # those on all hosts
+    of_job: int = field(default=0, repr=False)  # Workers on all hosts.
     count: int = field(default=1, repr=False)
-    before: int = field(default=0, repr=False)  # synchronizations of this process in earlier trainings
-    part: float = field(default=1.0, repr=False)  # of the scale, see `shortened`
+    before: int = field(default=0, repr=False)  # Synchronizations in earlier trainings.
+    part: float = field(default=1.0, repr=False)  # Remaining part of the scale.
 
     def __post_init__(self) -> None:
         EASGD(self.alpha)
@@ -116,15 +117,12 @@ class AveragedEASGD(Rule):
         require_number("warmup", self.warmup, whole, "the whole numbers from 0 on", "50")
 
     def resolved(self, size: int) -> AveragedEASGD:
-        """Fill in alpha and the scale of the steps for ``size`` workers."""
         return replace(self, alpha=0.9 / size if self.alpha is None else self.alpha, workers=size)
 
     def in_job(self, size: int) -> AveragedEASGD:
-        """Scale steps for ``size`` workers on all hosts; alpha and the average are for those of each center."""
         return replace(self, of_job=size)
 
     def at_count(self, count: int, before: int = 0) -> AveragedEASGD:
-        """Fill in the part of the warm-up, and the weight of the average, for a worker's synchronization."""
         return replace(self, count=count, before=before)
 
     def shortened(self) -> AveragedEASGD:
@@ -132,24 +130,21 @@ class AveragedEASGD(Rule):
         return self if self.part < _SMALLEST_PART else replace(self, part=self.part / 2)
 
     def of_moments(self) -> EASGD:
-        """Return ``EASGD(alpha)``."""
         return EASGD(self.alpha)
 
     @property
     def _all(self) -> int:
-        """The workers of all hosts."""
         return max(self.workers, self.of_job)
 
     @property
     def _factor(self) -> float:
-        """How many times as long steps become, after the warm-up."""
+        """Scale of the steps after the warm-up."""
         if self.scale is None:
             return 1.0
         factor = float(self.scale) * self._all**0.5
         return float(max(self.part * factor, min(1.0, factor)))
 
     def notice(self) -> str:
-        """Say by how much steps are scaled."""
         if self.scale is None or not self.workers:
             return ""
         return (
@@ -158,7 +153,6 @@ class AveragedEASGD(Rule):
         )
 
     def kernel_args(self) -> tuple[float, ...]:
-        """Return s - 1, pull, alpha and w."""
         if self.alpha is None or not self.workers:
             raise ConfigurationError("alpha is not known yet: it depends on N; call resolved(N) first")
         more = (self._factor - 1) * (min(1.0, (self.count + self.before) / self.warmup) if self.warmup else 1.0)
@@ -166,7 +160,7 @@ class AveragedEASGD(Rule):
 
     @property
     def _weight(self) -> float:
-        """The weight of the center in its average, at this synchronization."""
+        """Weight of the center in its average at this synchronization."""
         every = 1 + self.count // _ALL_UNTIL
         if self.count % every:
             return 0.0

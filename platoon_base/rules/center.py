@@ -1,10 +1,9 @@
-"""Synchronization rules: how a worker's parameters and the shared center change each other.
+"""Base class of the synchronization rules, and helpers to inspect a rule.
 
-A rule is element-wise and pure: arrays in, arrays changed, no lock, socket or framework inside. It may therefore
-run block by block and stripe by stripe, and an update torn by a crash is still a valid one, element by element.
-
-A rule is one declaration, a class that derives from `Rule`: its states with their roles, and its equations for one
-element, from which NumPy runs it and the loops in C and CUDA are made. All forms give the same bits.
+A rule is element-wise and pure: it changes arrays in place and uses no locks, sockets or
+frameworks. It can run block by block, and each element stays valid if a crash interrupts an update.
+NumPy runs the equations of a rule; the loops in C and CUDA are generated from the same equations
+and give the same bits.
 """
 
 from __future__ import annotations
@@ -36,65 +35,49 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class LocalState(NamedTuple):
-    """A buffer that each worker keeps for its rule, shaped like the parameters.
-
-    Attributes
-    ----------
-    name : str
-        As in the rule's equations.
-    follows : str
-        The center state whose values it starts with; by default it remembers the center, and starts with its values.
-    """
+    """Buffer of each worker, shaped like the parameters; ``name`` is its name in the equations."""
 
     name: str
+    # Center state whose values it starts with; by default it remembers the center.
     follows: str = ""
 
 
 class CenterState(NamedTuple):
-    """A buffer that lies beside the center, started with zeros.
-
-    Attributes
-    ----------
-    name : str
-        As in the rule's equations.
-    kept : bool
-        Whether it stays where a worker overwrites the center. By default it is momentum, and becomes 0 wherever the
-        center is given another value; see `end_momentum`.
-    average : bool
-        Whether it is an average of the center, started with its values, and set to what a worker overwrites the center
-        with. It is what is validated, saved, and left in the model. A rule has one at most.
-    """
+    """Buffer beside the center, zero at first unless it is an average of the center."""
 
     name: str
+    # Whether it is kept where a worker overwrites the center; momentum is set to 0 there.
     kept: bool = False
+    # Whether it is the average of the center. It starts with the center, is overwritten with it,
+    # and is validated, saved and left in the model. A rule has at most one.
     average: bool = False
 
 
 class Rule:
-    """A synchronization rule: derive from it, and declare what differs.
+    """Base class of synchronization rules: derive from it and declare what differs.
 
-    A class that derives from it has a ``form``, or a `sync` of its own, which NumPy runs several times slower. A rule
-    of the user's own may also have these members, but for a form, without deriving from it.
+    A subclass has a ``form``, or overrides `sync`, which NumPy then runs several times slower. A
+    rule of your own that has these members, except ``form``, need not derive from this class.
 
     Attributes
     ----------
     form : Form or None
-        The rule for one element.
+        The equations for one element.
     kernel : str or None
-        Name of the loops that are made from ``form``; None if there is only `sync`.
-    local_state : tuple of LocalState
-        What each worker keeps for the rule; a name alone is that of one which remembers the center.
-    center_state : tuple of CenterState
-        What lies beside the center; a name alone is that of momentum.
+        Name of the loops generated from ``form``; None if there is only `sync`.
+    local_state : tuple of LocalState or str
+        Buffers of each worker; a plain name declares one that remembers the center.
+    center_state : tuple of CenterState or str
+        Buffers beside the center; a plain name declares momentum.
     period : int
-        Batches from one synchronization to the next where the user does not say.
+        Default number of batches between synchronizations.
     waits : bool
-        Whether workers wait for one another at each synchronization; see `platoon_base.rules.outer`.
+        Whether all workers wait for each other at each synchronization.
     gossips : bool
-        Whether workers send their parameters to one another, and there is no center; see `GoSGD`.
+        Whether workers send parameters to each other, without a center; see `GoSGD`.
     moments : bool
-        Whether the adapters share the moments of the optimizers by it too. Of the rules of this package those can that
-        only average: others would carry a second moment below 0.
+        Whether adapters also share the optimizer's moments. Of the rules of this package, only
+        those that average support it: others could make a second moment negative.
 
     Examples
     --------
@@ -113,7 +96,7 @@ class Rule:
     gossips: ClassVar[bool] = False
     moments: bool = False
 
-    # Which member names the loops of the form, which method runs it, and its values.
+    # Member that names the loops, method that runs the form, and names of its values.
     _form_is: ClassVar[tuple[str, str, tuple[str, str]]] = "kernel", "sync", ("x", "c")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -124,7 +107,8 @@ class Rule:
             cls.form = cls.form.bound(getattr(cls, kernel), values, *names_of(cls))
             if cls.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]:
                 COMPILED[cls.form.name] = cls.form
-        elif method in vars(cls) and kernel not in vars(cls):  # the loops of the class above do something else
+        # The loops of the base class do not run this override.
+        elif method in vars(cls) and kernel not in vars(cls):
             setattr(cls, kernel, None)
         declaring = next(base for base in cls.__mro__ if "_form_is" in vars(base))
         if cls.form is None and declaring is not cls and getattr(cls, method) is getattr(declaring, method):
@@ -134,34 +118,34 @@ class Rule:
             )
 
     def resolved(self, size: int) -> Rule:
-        """Return the rule with its defaults filled in for ``size`` workers with one center; most rules have none."""
+        """Return the rule with defaults filled in for ``size`` workers with one center."""
         return self
 
     def in_job(self, size: int) -> Rule:
-        """Return the rule for a job of ``size`` workers on all hosts, each of which has a center; few rules differ."""
+        """Return the rule for a job of ``size`` workers in total, on hosts with a center each."""
         return self
 
     def at_period(self, period: int) -> Rule:
-        """Return the rule with those defaults filled in that go by its period in mini-batches; most rules have none."""
+        """Return the rule with defaults that depend on the period, in mini-batches, filled in."""
         return self
 
     def at_count(self, count: int, before: int = 0) -> Rule:
-        """Return the rule for the synchronization of this number, from 1 on, of a worker; most rules do not count.
+        """Return the rule for a worker's synchronization number ``count``, from 1 on.
 
-        ``before`` were made by this process in earlier trainings.
+        ``before`` counts the synchronizations of this process in earlier trainings.
         """
         return self
 
     def shortened(self) -> Rule:
-        """Return the rule for a training whose loss has risen: one that lengthens steps does so by half as much."""
+        """Return the rule after a rise of the loss; a rule that scales steps halves the scale."""
         return self
 
     def notice(self) -> str:
-        """Return what users should be told when a training begins; empty for most rules."""
+        """Return a message for the user at the start of training; empty for most rules."""
         return ""
 
     def of_moments(self) -> Rule:
-        """Return the rule for the moments that are shared beside the parameters: this one, or one without states."""
+        """Return the rule for shared moments: this rule, or one without states."""
         return self
 
     def kernel_args(self) -> tuple[float, ...]:
@@ -181,24 +165,7 @@ class Rule:
 
 
 class Adopt:
-    """Stands in for a rule while a job has one worker, so that this worker trains as the plain script does.
-
-    ::
-
-        m := 0 where c != x       (momentum: a center state that no local state follows)
-        c := x
-        a := x                    (if the rule has an average of the center)
-        x_old := x                (if the rule remembers the center)
-
-    The center is for checkpoints and for workers that join late. When one has joined, the rule takes over. Local states
-    that follow a center state stay what they are, as that one does. Momentum that a resumed job has brought along would
-    carry the center off once a second worker joins: it has nothing to do with where the center is by then.
-
-    Parameters
-    ----------
-    rule : Rule
-        The rule that it stands in for. Its local state is kept up to date.
-    """
+    """Stand-in for a rule while a job has one worker; it does not change the worker."""
 
     kernel: str
     local_state: tuple[LocalState, ...]
@@ -215,25 +182,22 @@ class Adopt:
 
     @property
     def sets(self) -> tuple[int, int]:
-        """The states that become x, and the momenta, as sets of bits: bit j is state j, the local ones first."""
+        """Bit masks of the states set to x and of the momenta, local states first."""
         copies = sum(1 << j for j, remembers in enumerate(self._remembering) if remembers)
         copies += 0 if self._average is None else 1 << len(self.local_state) + self._average
         return copies, sum(1 << len(self.local_state) + i for i in self._momenta)
 
     def resolved(self, size: int) -> Adopt:
-        """Return the rule itself: it has no parameter."""
         return self
 
     def of_moments(self) -> Adopt:
-        """Return what stands in for the rule of the moments."""
         return self._of_moments
 
     def kernel_args(self) -> tuple[float, ...]:
-        """Return ``()``."""
         return ()
 
     def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
-        """Apply the equations above in place."""
+        # Momentum of a resumed job would move the center once a second worker joins.
         end_momentum([center_state[i] for i in self._momenta], center, local)
         center[...] = local
         if self._average is not None:
@@ -244,7 +208,7 @@ class Adopt:
 
 
 def member(rule: Any, name: str, base: type[Rule] = Rule) -> Any:
-    """Return a member of a rule; what a rule of the user's own leaves out is as ``base`` declares it."""
+    """Return a member of a rule, or the default of ``base`` if the rule does not define it."""
     if hasattr(rule, name):
         return getattr(rule, name)
     declared = getattr(base, name)
@@ -258,81 +222,79 @@ def require_flag(name: str, value: Any) -> None:
 
 
 def number_of(value: object) -> float:
-    """Return a rule's argument as a float; NaN, which is in no range, if it is no number."""
+    """Return a rule's argument as a float, or NaN, which is in no range, if it is not a number."""
     return float(value) if isinstance(value, (int, float, np.number)) else np.nan
 
 
 def require_number(name: str, value: object, within: bool, span: str, advice: str) -> None:
-    """Raise `ConfigurationError` unless a rule's argument is within its range, which ``span`` names."""
+    """Raise `ConfigurationError` unless ``within`` is true; ``span`` names the valid range."""
     if not within:
         raise ConfigurationError(f"got {name}={value!r}: it must be in {span}; leave it out, or try {advice}")
 
 
 def shares_moments(rule: Any) -> bool:
-    """Return whether adapters share the moments of the optimizers by this rule too; False for None."""
+    """Return whether adapters also share the optimizer's moments by this rule; False for None."""
     return rule is not None and bool(member(rule, "moments"))
 
 
 def gossips(rule: Any) -> bool:
-    """Return whether workers send their parameters to one another by this rule, without a center."""
+    """Return whether workers exchange parameters without a center by this rule."""
     return bool(member(rule, "gossips"))
 
 
 def local_states(rule: Any) -> tuple[LocalState, ...]:
-    """Return the declarations of a rule's local states; a name alone remembers the center."""
+    """Return a rule's local states; a plain name is a state that remembers the center."""
     return tuple(LocalState(state) if isinstance(state, str) else state for state in rule.local_state)
 
 
 def center_states(rule: Any) -> tuple[CenterState, ...]:
-    """Return the declarations of a rule's center states; a name alone is momentum."""
+    """Return a rule's center states; a plain name is momentum."""
     return tuple(CenterState(state) if isinstance(state, str) else state for state in rule.center_state)
 
 
 def names_of(rule: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a rule's local states, and those of its center states."""
     return tuple(state.name for state in local_states(rule)), tuple(state.name for state in center_states(rule))
 
 
 def local_sources(rule: Any) -> list[int | None]:
-    """Return for each local state the index of the center state that it starts with; None for the center's values."""
+    """Return, for each local state, the index of the center state it follows, or None."""
     _, names = names_of(rule)
     return [names.index(state.follows) if state.follows else None for state in local_states(rule)]
 
 
 def momenta(rule: Any) -> list[int]:
-    """Return the indices of the center states that end where a worker overwrites the center."""
+    """Return the indices of the center states reset when a worker overwrites the center."""
     return [i for i, state in enumerate(center_states(rule)) if not (state.kept or state.average)]
 
 
 def average_of(rule: Any) -> int | None:
-    """Return the index of the center state that is the average of the center; None if the rule has none."""
+    """Return the index of the center state that averages the center, or None."""
     return next((i for i, state in enumerate(center_states(rule)) if state.average), None)
 
 
 def precise_enough(dtypes: Iterable[Any]) -> bool:
-    """Return whether arrays of these dtypes can have an average: its steps would be lost in half precision."""
+    """Return whether arrays of these dtypes can hold an average; half precision loses its steps."""
     return all(np.dtype(dtype).itemsize >= 4 for dtype in dtypes)
 
 
 def rule_of_moments(rule: Any) -> Any:
-    """Return the rule by which moments are shared beside the parameters."""
     return member(rule, "of_moments")()
 
 
 def form_of(rule: Any) -> Form | None:
-    """Return the form from which the loops of a rule are made; None if it has only its ``sync``."""
+    """Return the form that a rule's loops are generated from, or None if it has only ``sync``."""
     kernel = member(rule, "kernel")
     if kernel is None:
         return None
     form = rule.form if isinstance(rule, Rule) else None
     if form is None or form.name != kernel:
-        form = COMPILED.get(kernel)  # a rule of the user's own may name loops of this package
+        form = COMPILED.get(kernel)  # A rule of the user may name loops of this package.
     alike = form is not None and len(rule.local_state) == len(form.local) and len(rule.center_state) == len(form.center)
     return form if alike else None
 
 
 def end_momentum(momentum: Sequence[Array], center: Array, new: Array) -> None:
-    """Set momentum to 0 wherever ``center`` is about to be given a ``new`` value that no synchronization led to."""
+    """Zero the momentum of the elements of ``center`` that ``new`` is about to change."""
     if momentum:
         changed = center != new
         for state in momentum:
@@ -340,15 +302,7 @@ def end_momentum(momentum: Sequence[Array], center: Array, new: Array) -> None:
 
 
 def require_rule(rule: Any, argument: str = "rule") -> None:
-    """Raise `ConfigurationError` unless ``rule`` is a rule.
-
-    Parameters
-    ----------
-    rule : Rule
-        The user's argument; None is no rule.
-    argument : str
-        Name of the argument, for the error.
-    """
+    """Raise `ConfigurationError` unless ``rule`` is a rule; None is not one."""
     if isinstance(rule, type) or type(rule) is Rule or not callable(getattr(rule, "resolved", None)):
         raise ConfigurationError(f"got {argument}={rule!r}: pass a rule, such as EASGD() or ASGD()")
     if not isinstance(rule, Rule):
@@ -363,7 +317,7 @@ def require_rule(rule: Any, argument: str = "rule") -> None:
 
 
 def require_states(rule: Any) -> None:
-    """Raise `ConfigurationError` unless the states of a rule go together."""
+    """Raise `ConfigurationError` unless a rule's states are consistent."""
     own, shared = local_states(rule), {state.name: state.kept for state in center_states(rule)}
     if sum(state.average for state in center_states(rule)) > 1:
         raise ConfigurationError(
@@ -384,16 +338,12 @@ def require_states(rule: Any) -> None:
 
 
 def settings_of(rule: Rule) -> str:
-    """Return a rule with its arguments as text, such as ``EASGD(alpha=0.45)``; empty if the rule does not tell them."""
+    """Return a rule as text, such as ``EASGD(alpha=0.45)``; empty if it is not a dataclass."""
     return repr(rule)[:_MAX_SETTINGS] if is_dataclass(rule) else ""
 
 
 def arguments_of(rule: Any) -> dict[str, str]:
-    """Return the arguments of a rule that must be the same on all workers, by name, as text.
-
-    These are the fields of a dataclass that its text shows, or the public attributes of another object. A field with
-    ``metadata={"per_worker": True}`` may differ. Rules that wait also have the period that an adapter has given them.
-    """
+    """Return, as text, the arguments of a rule that must be equal on all workers."""
     if is_dataclass(rule):
         found = {f.name: getattr(rule, f.name) for f in fields(rule) if f.repr and not f.metadata.get("per_worker")}
     else:
@@ -405,5 +355,6 @@ def arguments_of(rule: Any) -> dict[str, str]:
 
 def _argument_text(value: Any) -> str:
     if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
-        value = int(value) if float(value).is_integer() else float(value)  # 1 and 1.0 are the same argument
+        # 1 and 1.0 are the same argument.
+        value = int(value) if float(value).is_integer() else float(value)
     return _ADDRESS.sub("", repr(value))[:_MAX_ARGUMENT]

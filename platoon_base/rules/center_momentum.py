@@ -1,4 +1,4 @@
-"""Elastic averaging with momentum at the center, which all workers go along with: the default rule."""
+"""Elastic averaging with momentum at the center that also moves all workers."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from platoon_base.rules.forms import Form
 
 __all__ = ["CenterMomentum"]
 
-# Measured on 2, 4 and 8 workers, see docs/learning.md: the more workers, the farther their center may go on.
+# Measured with 2, 4 and 8 workers, see docs/learning.md: more workers allow a larger gain.
 _GAIN_OF_ONE = 1.35
-# The pull of the latest 100 mini-batches or so: if momentum forgets sooner, the workers' optimizers resonate with it.
+# Averages the pull of about the last 100 mini-batches; shorter momentum resonates with the
+# optimizers.
 _MU, _MU_PERIOD = 0.9, 10
 
 
 @dataclass(frozen=True)
 class CenterMomentum(Rule):
-    """Elastic averaging in a frame of reference that the center's momentum moves, and all workers with it.
+    """Elastic averaging in a frame of reference that the center's momentum moves.
 
     ::
 
-        x := x + (s - s_x)                      what the momentum has moved since this worker was here
+        x := x + (s - s_x)                      the momentum's moves since the last time
         d := alpha (x - c)
-        m := b m + (1 - b) d                    with b = mu^(1/N): the mean pull of late
+        m := b m + (1 - b) d                    with b = mu^(1/N): the recent mean pull
         j := gain m
         x := x - d + j
         c := c + d + j
         s := s + j
         s_x := s
 
-    ``s`` is the sum of all moves ``j``, and ``s_x`` its value at this worker's latest synchronization. In the moving
-    frame, ``x - s_x`` and ``c - s`` follow `EASGD`. So nobody waits, no worker is torn from where it trains, and yet
-    the center goes on in the direction in which the workers agree: a steady pull moves it ``1 + gain`` times as far as
-    EASGD does. With gain 0 it is EASGD.
-
-    N is the number of workers that live at the moment: workers may come, go and die.
+    ``s`` is the sum of all moves ``j``, and ``s_x`` its value at this worker's latest
+    synchronization. In the moving frame, ``x - s_x`` and ``c - s`` follow `EASGD`. Workers do not
+    wait for each other and no worker's parameters jump. A steady pull moves the center ``1 + gain``
+    times as far as EASGD does; with gain 0 the rule is EASGD. N is the number of live workers;
+    workers may join, leave and die.
 
     Parameters
     ----------
     alpha : float in (0, 1], optional
-        Strength of the spring; 0.9 / N by default, as for `EASGD`.
+        Strength of the spring; ``0.9 / N`` by default, as for `EASGD`.
     momentum : float in [0, 1), optional
-        mu: how much of the mean pull is left after each worker has synchronized once. By default 0.9, and
-        ``0.9 ** (period / 10)`` in adapters that synchronize more often than every 10 mini-batches.
+        mu: the part of the mean pull that remains after each worker has synchronized once. 0.9 by
+        default, and ``0.9 ** (period / 10)`` in adapters with a period below 10 mini-batches.
     gain : float, at least 0, optional
-        How far the mean pull moves the center once more; ``1.35 sqrt(N)`` by default.
+        How much farther the mean pull moves the center; ``1.35 sqrt(N)`` by default.
 
     Raises
     ------
@@ -59,14 +59,14 @@ class CenterMomentum(Rule):
 
     Notes
     -----
-    Momentum that moves the center alone, as in Delayed Nesterov (Liu et al. 2024, arXiv 2401.09135, algorithm 3), does
-    harm when workers come one after the other: each is thrown back to a center that the others' momentum has moved
-    past it. docs/learning.md has the measurements.
+    Momentum that moves only the center, as in Delayed Nesterov (Liu et al. 2024, arXiv 2401.09135,
+    algorithm 3), harms workers that synchronize one after the other: each is pulled back to a
+    center that the others' momentum has moved past it. docs/learning.md has the measurements.
 
     References
     ----------
-    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, equations 5 and 6, for the springs.
-    The moving frame is this project's.
+    The springs: Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015,
+    equations 5 and 6. The moving frame is new here.
     """
 
     alpha: float | None = None
@@ -90,9 +90,9 @@ class CenterMomentum(Rule):
         scalars=("alpha", "b", "gain"),
     )
 
-    # That synchronize while the mean pull decays by mu; `resolved` says.
+    # Number of workers; the mean pull decays by mu in as many synchronizations.
     workers: int = field(default=1, repr=False)
-    batches: int = field(default=_MU_PERIOD, repr=False)  # Mini-batches between synchronizations; see `at_period`.
+    batches: int = field(default=_MU_PERIOD, repr=False)  # At most _MU_PERIOD.
 
     def __post_init__(self) -> None:
         EASGD(self.alpha)
@@ -102,11 +102,9 @@ class CenterMomentum(Rule):
             require_number("gain", self.gain, 0 <= number_of(self.gain) < np.inf, "[0, infinity)", "2")
 
     def at_period(self, period: int) -> CenterMomentum:
-        """Fill in the momentum for workers that synchronize every ``period`` mini-batches."""
         return self if self.momentum is not None else replace(self, batches=min(period, _MU_PERIOD))
 
     def resolved(self, size: int) -> CenterMomentum:
-        """Fill in the defaults for ``size`` workers."""
         return replace(
             self,
             alpha=0.9 / size if self.alpha is None else self.alpha,
@@ -116,7 +114,6 @@ class CenterMomentum(Rule):
         )
 
     def kernel_args(self) -> tuple[float, ...]:
-        """Return alpha, b and the gain."""
         if self.alpha is None or self.momentum is None or self.gain is None:
             raise ConfigurationError("alpha and gain are not known yet: they depend on N; call resolved(N) first")
         return float(self.alpha), float(self.momentum) ** (1 / self.workers), float(self.gain)

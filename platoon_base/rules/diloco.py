@@ -30,23 +30,25 @@ class DiLoCo(OuterRule):
         c := c + outer_lr (d + r mu m)
         x_i := c
 
-    r is the ``part``. In the paper's terms -d is the outer gradient, and the step is that of SGD with Nesterov momentum
-    as PyTorch computes it. The state of the inner optimizer, AdamW in the paper, stays each worker's own.
+    r is the length of the round relative to the period: 1, or less if an epoch ended. -d is the
+    paper's outer gradient, and the step is that of SGD with Nesterov momentum in PyTorch. The state
+    of the inner optimizer, AdamW in the paper, is not shared.
 
-    A synchronization every 10 to 30 batches learned fastest with small models, and the paper's 500 are for large ones.
-    Below about 10 batches an outer momentum of 0.8 is too much: use `LocalSGD`, or less momentum. So are the paper's
-    0.7 and 0.9 with 2 workers.
+    A synchronization every 10 to 30 batches learned fastest with small models; the paper's 500 is
+    for large models. Below about 10 batches, or with the paper's 0.7 and 0.9 for 2 workers, the
+    outer momentum is too large: reduce it, or use `LocalSGD`.
 
     Parameters
     ----------
     outer_lr : float, greater than 0
     momentum : float in [0, 1)
-        mu. With 0 and an ``outer_lr`` of 1 it is `LocalSGD`.
+        mu. With 0 and an ``outer_lr`` of 1 this is `LocalSGD`.
     overlap : float in [0, 1)
-        The part of the period in which the workers train on while a round is exchanged; see
-        `platoon_base.rules.outer`.
+        The part of the period in which workers train while a round is exchanged. Their progress
+        meanwhile is added to the new center. Uses memory for two more copies of the parameters.
     fragments : int, at least 1
-        In how many parts the parameters are exchanged, one in each round, in turn; likewise.
+        Number of parts of the parameters; each round exchanges one, in turn. A round follows each
+        ``1 / fragments`` of the period, and ``overlap`` is at most that part.
 
     Raises
     ------
@@ -55,8 +57,9 @@ class DiLoCo(OuterRule):
 
     References
     ----------
-    Douillard et al.: DiLoCo: Distributed low-communication training of language models, 2023, arXiv 2311.08105,
-    algorithm 1.
+    Douillard et al.: DiLoCo: Distributed low-communication training of language models, 2023,
+    arXiv 2311.08105, algorithm 1. Overlap and fragments: Douillard et al.: Streaming DiLoCo, 2025,
+    arXiv 2501.18512; keeping all progress: LOSCAR-SGD, arXiv 2605.20866.
     """
 
     outer_lr: float = 0.7
@@ -82,11 +85,9 @@ class DiLoCo(OuterRule):
         require_overlap(self.overlap, self.fragments)
 
     def __repr__(self) -> str:
-        """Return it as a script writes it."""
         more = f", overlap={self.overlap}" if self.overlap else ""
         more += f", fragments={self.fragments}" if self.fragments > 1 else ""
         return f"DiLoCo(outer_lr={self.outer_lr!r}, momentum={self.momentum!r}{more})"
 
     def step_args(self, part: float) -> tuple[float, ...]:
-        """Return ``outer_lr``, what is left of m, and the part of m in the step."""
         return momentum_args(self.outer_lr, self.momentum, part)

@@ -16,7 +16,7 @@ __all__ = ["EAMSGD", "EASGD"]
 
 @dataclass(frozen=True, repr=False)
 class EASGD(Rule):
-    """Elastic averaging: a spring pulls worker and center towards each other.
+    """Elastic averaging: a spring pulls worker and center toward each other.
 
     ::
 
@@ -24,20 +24,20 @@ class EASGD(Rule):
         x := x - d
         c := c + d
 
-    Both sides use the values before the synchronization, so ``x + c`` stays what it was.
+    The sum ``x + c`` does not change.
 
-    N workers at one worker's learning rate learn little sooner than one. With a rate N times as large and a period of
-    1, or twice as large and a period of 4, they do: docs/learning.md has the measurements. With ``moments=True``
-    a period of 2 and 1.5 sqrt(N) times the rate were measured.
+    With one worker's learning rate, N workers learn little faster than one. Use N times the rate
+    with a period of 1, or twice the rate with a period of 4. With ``moments=True``, a period of 2
+    and 1.5 sqrt(N) times the rate were measured. docs/learning.md has the measurements.
 
     Parameters
     ----------
     alpha : float in (0, 1], optional
-        Strength of the spring. The default is ``0.9 / N`` for a job of N workers: the paper's beta = N alpha = 0.9.
+        Strength of the spring; ``0.9 / N`` for N workers by default (the paper's beta is 0.9).
     moments : bool
-        Whether the adapters share the moments of the optimizer (Adam's, velocities) by the same springs: all state of
-        it that has the shape of a parameter. Each worker then steps along gradients of all. Three times as much is
-        exchanged with Adam. In a loop of your own, pass the moments to `Worker.init_shared_params` yourself.
+        Whether adapters also share, by the same springs, all optimizer state with the shape of a
+        parameter: Adam's moments, velocities. With Adam this exchanges three times as much data. In
+        a loop of your own, pass the moments to `Worker.init_shared_params`.
 
     Raises
     ------
@@ -46,9 +46,9 @@ class EASGD(Rule):
 
     References
     ----------
-    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, equations 5 and 6. That moments are
-    averaged is due to Iacob et al.: DES-LOC: Desynced low communication adaptive optimizers, 2025, arXiv 2505.22549,
-    where workers wait for one another.
+    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, equations 5 and
+    6. Averaged moments: Iacob et al.: DES-LOC: Desynced low communication adaptive optimizers,
+    2025, arXiv 2505.22549, where workers wait for each other.
     """
 
     alpha: float | None = None
@@ -75,15 +75,13 @@ class EASGD(Rule):
             )
 
     def __repr__(self) -> str:
-        """Return it as a script writes it; checkpoints of before there were moments say so, too."""
+        # Checkpoints from before ``moments`` existed have the text without it.
         return f"{type(self).__name__}(alpha={self.alpha!r}{', moments=True' if self.moments else ''})"
 
     def resolved(self, size: int) -> EASGD:
-        """Fill in ``alpha = 0.9 / size`` if no alpha was given."""
         return self if self.alpha is not None else replace(self, alpha=0.9 / size)
 
     def kernel_args(self) -> tuple[float, ...]:
-        """Return ``(alpha,)``."""
         if self.alpha is None:
             raise ConfigurationError(
                 "alpha is not known yet: it is 0.9 / N by default; call resolved(N) first, or give alpha"
@@ -93,7 +91,7 @@ class EASGD(Rule):
 
 @dataclass(frozen=True, repr=False)
 class EAMSGD(EASGD):
-    """Elastic averaging with momentum: `EASGD`, for workers whose own optimizer is SGD with Nesterov momentum.
+    """Elastic averaging for workers whose optimizer is SGD with Nesterov momentum.
 
     ::
 
@@ -104,24 +102,25 @@ class EAMSGD(EASGD):
         x := x - d
         c := c + d
 
-    The elastic force acts on x alone: the velocity v stays the worker's own and never holds a part of it. So the
-    equations between worker and center are those of `EASGD`, and the workers do not wait for one another. Use
-    ``lasagne.updates.nesterov_momentum``, or SGD with ``momentum`` and ``nesterov=True`` in Keras, and a delta of up to
-    0.99 with a learning rate smaller by as much.
+    The velocity v is the worker's own and contains no elastic force; the synchronization is that of
+    `EASGD`. Use ``lasagne.updates.nesterov_momentum``, or SGD with ``momentum`` and
+    ``nesterov=True`` in Keras, with a delta of up to 0.99 and a proportionally smaller learning
+    rate.
 
-    These optimizers keep the point at which they take the next gradient, ``y = x + delta v``, in the parameters. The
-    spring then pulls y to the center, the paper's pulls x.
+    These optimizers store the point of the next gradient, ``y = x + delta v``, in the parameters.
+    The spring therefore pulls y to the center; the paper's pulls x.
 
     Parameters
     ----------
     alpha : float in (0, 1], optional
         See `EASGD`.
     moments : False
-        Velocities are each worker's own.
+        Velocities are never shared.
 
     References
     ----------
-    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, arXiv 1412.6651, algorithm 2.
+    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, arXiv 1412.6651,
+    algorithm 2.
     """
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The equations of a rule for one element: NumPy runs them, and the loops in C and CUDA are made from them."""
+"""Element-wise equations of a rule: NumPy runs them, and the C and CUDA loops are generated."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ __all__ = ["COMPILED", "MAX_SCALARS", "Form"]
 
 Array = np.ndarray[Any, Any]
 
-MAX_SCALARS = 8  # arguments of the loops in C
-COMPILED: dict[str, Form] = {}  # the forms of this package's rules, by name: these have loops in C
+MAX_SCALARS = 8  # The loops in C take at most this many.
+COMPILED: dict[str, Form] = {}  # Forms of this package's rules, by name; they have loops in C.
 
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-_KERNELS = {"adopt", "adopt_remembering", "contribute", "overwrite", "pull", "take_over"}  # there for every rule
-# What the loops in C and CUDA name otherwise.
+# Loops that exist for every rule.
+_KERNELS = {"adopt", "adopt_remembering", "contribute", "overwrite", "pull", "take_over"}
+# Other names in the loops in C and CUDA.
 _RESERVED = frozenset(
     re.findall(
         r"\w+",
@@ -40,28 +41,18 @@ _RESERVED = frozenset(
 
 @dataclass(frozen=True)
 class Form:
-    """A rule for one element.
+    """Equations of a rule for one element, as lines ``name := expression``.
 
-    The worker's value is named ``x``, the center's ``c``, and the states as the rule declares them. In the outer step
-    of a rule that waits, ``d`` is the workers' mean progress, and there is no ``x``.
-
-    Parameters
-    ----------
-    equations : str
-        Lines ``name := expression``, one after the other: a name is what the line above has made of it. Other names
-        than those above are values in between. Expressions have names, numbers, ``+ - * /`` and parentheses; every
-        operation is rounded on its own, so NumPy, C and CUDA give the same bits.
-    scalars : tuple of str
-        Names of the rule's ``kernel_args()``, or ``step_args()``.
-    adds : str
-        The name of what ``c`` grows by, for synchronizing without locks by an atomic addition on devices; "" if that is
-        not all of the rule. It synchronizes under locks then, whatever is asked for.
-    name, values, local, center
-        Filled in by `bound`.
+    ``x`` is the worker's value, ``c`` the center's; in an outer step ``d`` is the mean progress and
+    there is no ``x``. States have the names that the rule declares, other names are temporary.
+    Expressions have names, numbers, ``+ - * /`` and parentheses. Every operation is rounded
+    separately, which makes NumPy, C and CUDA give the same bits.
     """
 
     equations: str
-    scalars: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()  # Names of the rule's kernel_args() or step_args().
+    # Name of the increment of ``c``, for atomic additions without locks on devices; "" if adding it
+    # is not the whole rule, which is then always run under locks.
     adds: str = ""
     name: str = ""
     values: tuple[str, ...] = ()
@@ -69,22 +60,7 @@ class Form:
     center: tuple[str, ...] = ()
 
     def bound(self, name: str | None, values: tuple[str, ...], local: Iterable[str], center: Iterable[str]) -> Form:
-        """Return the form with the names that its rule declares.
-
-        Parameters
-        ----------
-        name : str
-            Of the loops.
-        values : tuple of str
-            ``("x", "c")``, or ``("d", "c")`` for an outer step.
-        local, center : iterable of str
-            Names of the rule's states.
-
-        Raises
-        ------
-        ConfigurationError
-            If the equations are none, or do not go together with the names.
-        """
+        """Return the form with its rule's names; raise `ConfigurationError` if it is invalid."""
         found = replace(self, name=name or "", values=values, local=tuple(local), center=tuple(center))
         fault = found._fault()
         if fault:
@@ -103,55 +79,33 @@ class Form:
 
     @property
     def guarded(self) -> tuple[str, ...]:
-        """Names of what must stay finite: an element is left out on all sides if one of these would not."""
+        """Names that must stay finite; otherwise the element is skipped on all sides."""
         return ("c", *self.center)
 
     @functools.cached_property
     def lines(self) -> tuple[tuple[str, ast.expr], ...]:
-        """The names that are set one after the other, with their expressions."""
+        """Names that are set, in order, with their expressions."""
         split = [line.partition(":=") for line in self.equations.strip().splitlines()]
         return tuple((name.strip(), ast.parse(text.strip(), mode="eval").body) for name, _, text in split)
 
     def run(self, arrays: Iterable[Array], scalars: Iterable[float]) -> None:
-        """Apply the equations in place, with NumPy.
-
-        Parameters
-        ----------
-        arrays : iterable of ndarray
-            Of one dtype and shape, in the order of `arguments`.
-        scalars : iterable of float
-        """
+        """Apply the equations in place with NumPy, to arrays in the order of `arguments`."""
         given = tuple(arrays)
         number = given[1].dtype.type
         self._in_numpy(number, *given, *map(number, scalars))
 
     @functools.cached_property
     def _in_numpy(self) -> Callable[..., None]:
-        """The equations as a function of the type of their numbers, the arrays and the scalars."""
+        """The equations as a function of the number type, the arrays and the scalars."""
         body = [line for name, node in self.lines for line in _statements(name, node, name in self.arguments)]
         head = f"def run({', '.join(['T', *self.arguments, *self.scalars])}):"
         found: dict[str, Any] = {}
-        exec("\n    ".join([head, *body]), {}, found)  # names and arithmetic alone, see `_fault`
+        exec("\n    ".join([head, *body]), {}, found)  # `_fault` admits only names and arithmetic.
         function: Callable[..., None] = found["run"]
         return function
 
     def in_c(self, product: str = "", number: str = "(T){}") -> tuple[list[tuple[str, str]], dict[str, str]]:
-        """Return the equations in C: each sets a name of its own, so every old value is there until the end.
-
-        Parameters
-        ----------
-        product : str
-            The function that multiplies, where ``*`` would be contracted with an addition.
-        number : str
-            How a constant of the type ``T`` is written.
-
-        Returns
-        -------
-        lines : list of (str, str)
-            Names of new variables, with their expressions.
-        new : dict of str to str
-            Which of these is the new value of each array that changes.
-        """
+        """Return the equations in C as new variables, and the variable for each array."""
         now: dict[str, str] = {}
         times: collections.Counter[str] = collections.Counter()
         lines = []
@@ -199,7 +153,7 @@ class Form:
 
 
 def _names_in(node: ast.expr) -> set[str]:
-    """Return the names in an expression; raises ValueError for what is no arithmetic."""
+    """Return the names in an expression; raise ValueError if it is not arithmetic."""
     if isinstance(node, ast.Name):
         return {node.id}
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
@@ -210,14 +164,14 @@ def _names_in(node: ast.expr) -> set[str]:
 
 
 def _is_name(name: str) -> bool:
-    """Return whether a name can be one in Python, C and CUDA, and is no name that `Form.in_c` makes up."""
+    """Return whether a name is valid in Python, C and CUDA and not generated by `Form.in_c`."""
     return bool(re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII)) and not (
         re.search(r"_\d+$|_at$|_vector$|^new_", name) or name in _RESERVED or keyword.iskeyword(name)
     )
 
 
 def _as_text(node: Any, now: Mapping[str, str], product: str = "", number: str = "{}", nested: bool = False) -> str:
-    """Return an expression in C or Python; an operation within another one is in parentheses."""
+    """Return an expression in C or Python, with parentheses around a nested operation."""
     if isinstance(node, ast.Name):
         return now.get(node.id, node.id)
     if isinstance(node, ast.Constant):
@@ -231,7 +185,7 @@ def _as_text(node: Any, now: Mapping[str, str], product: str = "", number: str =
 
 
 def _statements(name: str, node: Any, is_array: bool) -> list[str]:
-    """Return a line of a form in Python; an array is changed in place, and as far as possible without copies."""
+    """Return a line of a form in Python; arrays change in place, with few copies."""
     text = _as_text(node, {}, number="T({})")
     if not is_array:
         return [f"{name} = {text}.copy()" if isinstance(node, ast.Name) else f"{name} = {text}"]
@@ -239,7 +193,7 @@ def _statements(name: str, node: Any, is_array: bool) -> list[str]:
 
 
 def _in_place(name: str, node: Any) -> list[str]:
-    """Return an operation whose first operand is the array that gets its value, such as ``m *= b``; or nothing."""
+    """Return an operation on its own result as in-place statements, such as ``m *= b``, or []."""
     if not isinstance(node, ast.BinOp):
         return []
     left, right = node.left, node.right

@@ -1,4 +1,4 @@
-"""GoSGD: workers send their parameters to one another at random, and there is no center."""
+"""GoSGD: workers send parameters to each other at random, and there is no center."""
 
 from __future__ import annotations
 
@@ -14,47 +14,48 @@ __all__ = ["GoSGD"]
 
 @dataclass(frozen=True)
 class GoSGD(Rule):
-    """Gossip: now and then a worker sends its parameters, with half of its weight, to another one.
+    """Gossip: at random, a worker sends its parameters and half of its weight to another worker.
 
-    Worker i has the weight ``w_i``, at first 1/N. At each synchronization it merges what it has received, and then,
-    with the given probability, sends to a worker j that it draws among the others::
+    Worker i has the weight ``w_i``, initially 1/N. At each synchronization it merges the parameters
+    it has received. With the given probability it then sends to a random other worker j::
 
         x_i := (w_i x_i + sum w x) / (w_i + sum w)        over the received (w, x)
         w_i := w_i + sum w
         w_i := w_i / 2,   send (w_i, x_i) to j
 
-    The weights of all workers and of what is on the way add up to 1, and without gradients the mean of all parameters,
-    by these weights, stays the same. No worker waits for another one longer than for a copy.
+    The weights of all workers and of all messages in flight add up to 1. Without gradients, the
+    weighted mean of all parameters does not change. A worker waits for another no longer than for a
+    copy.
 
-    That mean, the consensus, is validated, saved, and left in the model. The weight of a worker that dies is
-    lost: the mean is that of the others. A worker that leaves in order gives its weight to another one, and one that
-    joins takes half of a worker's weight, with a copy of its parameters. Each of the N workers that a job starts with
-    begins at the first values with its 1/N, however late it comes: let them wait for one another before they train if
-    some start much later. The moments of optimizers stay local.
+    This mean, the consensus, is validated, saved, and left in the model. The weight of a worker
+    that dies is lost. A worker that leaves in order passes its weight to another. A worker that
+    joins receives half of a worker's weight and a copy of its parameters. Each of the first N
+    workers starts with the initial values and weight 1/N, however late it starts: use a barrier
+    before training if some start much later. The optimizer's moments are not shared.
 
-    Received parameters are merged where they arrive, in the memory that each worker has for all of them. There ``c`` is
-    the mean of the worker's parameters ``x_old``, when it was here last, and of what has come since; ``part`` is the
-    weight of the former in it::
+    Received parameters are merged on arrival in the receiver's shared memory. There ``c`` is the
+    mean of the worker's last parameters ``x_old``, whose weight in it is ``part``, and of all
+    received since::
 
         c := c + part (x - x_old)
         x := c
         x_old := c
 
-    Parameters on devices pass through the memory of the host.
+    Parameters on devices are copied through host memory.
 
-    In a job on several hosts a worker draws among the workers of all of them. A process of its own, the courier, sends
-    what is for one of another host, while the worker trains on. The link to each host carries one message at a time:
-    while one is under way, workers that draw that host keep their weight, and send nothing. The consensus of all
-    hosts is that of the latest `Worker.average_hosts`, which the adapters call before they evaluate; once a worker has
-    trained on, it reads that of its own host. Weights only count by their ratios: those of a host that is lost are
-    lost, and one that returns has the weight again with which it began.
+    In a job on several hosts, a worker draws among the workers of all hosts. A separate process,
+    the courier, sends messages to other hosts while the worker trains. Each link carries one
+    message at a time: meanwhile, workers that draw that host keep their weight and send nothing.
+    The consensus of all hosts is that of the latest `Worker.average_hosts`, which adapters call
+    before an evaluation; after more training, a worker reads the consensus of its own host. The
+    weights of a lost host are lost, and a host that returns has its initial weight again.
 
     Parameters
     ----------
     probability : float in (0, 1]
-        Of sending at a synchronization, by default at every mini-batch.
+        Probability of sending at a synchronization, which by default is every mini-batch.
     seed : int, at least 0
-        Of the random choices, together with the rank; it may differ between workers.
+        Seed of the random choices, combined with the rank; it may differ between workers.
 
     Raises
     ------
@@ -63,7 +64,8 @@ class GoSGD(Rule):
 
     References
     ----------
-    Blot, Picard, Cord, Thome: Gossip training for deep learning, 2016, arXiv 1611.09726, algorithm 1.
+    Blot, Picard, Cord, Thome: Gossip training for deep learning, 2016, arXiv 1611.09726,
+    algorithm 1.
     """
 
     probability: float = 0.01
@@ -89,9 +91,8 @@ class GoSGD(Rule):
             raise ConfigurationError(f"got seed={self.seed!r}: it must be a whole number from 0 on; leave it out")
 
     def with_part(self, part: float) -> GoSGD:
-        """Return the rule for what this worker's earlier parameters weigh in the merged ones."""
+        """Return the rule with ``part``, the weight of the worker's earlier parameters."""
         return replace(self, part=part)
 
     def kernel_args(self) -> tuple[float, ...]:
-        """Return part."""
         return (float(self.part),)

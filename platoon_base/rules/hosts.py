@@ -1,8 +1,4 @@
-"""Rules of the second level: how the centers of a job's hosts come together. Pure, like the rules of workers.
-
-Every rule gives a correction to the center of one host, from a copy of that center and the mean of all hosts' copies.
-The host adds it to what its center is by then, and to its workers as well, so what they have learned meanwhile stays.
-"""
+"""Rules between hosts: how the centers of a job's hosts are combined."""
 
 from __future__ import annotations
 
@@ -17,47 +13,25 @@ __all__ = ["AverageHosts", "DiLoCoHosts", "HostsRule", "hosts_rule"]
 
 
 class HostsRule(Protocol):
-    """A rule of the second level.
+    """Rule that computes a correction of one host's center from the mean of all hosts' copies."""
 
-    Attributes
-    ----------
-    states : tuple of str
-        Names of the buffers that each host keeps for the rule, shaped like the parameters; the first one starts with
-        the center's values, the others with zeros. They are alike on all hosts.
-    """
-
+    # Buffers of each host, equal on all hosts: the first starts with the center, the others with 0.
+    # A correction is computed from a copy of the host's center and the mean of all copies, weighted
+    # by numbers of workers. The host adds it to its current center and workers: later progress is
+    # kept.
     states: ClassVar[tuple[str, ...]]
 
     def correction(self, own: Array, mean: Array, state: State) -> Array:
-        """Return what the host's center and workers are to move by; changes the states in place.
-
-        Parameters
-        ----------
-        own : ndarray, shape (n,), a float dtype
-            A copy of this host's center.
-        mean : ndarray, like ``own``
-            The mean of all hosts' copies, each weighted by its number of workers.
-        state : tuple of ndarray, each like ``own``
-        """
+        """Return the correction of center and workers, and change the states in place."""
         ...
 
 
 @dataclass(frozen=True)
 class AverageHosts:
-    """Move each host toward the mean of all hosts.
+    """Move each host toward the mean of all hosts: ``c_h := c_h + strength (mean - s_h)``."""
 
-    ::
-
-        c_h := c_h + strength (mean - s_h)
-
-    ``s_h`` is the copy of the center ``c_h``. With strength 1 this is federated averaging of the hosts' centers
-    (McMahan et al. 2017, arXiv 1602.05629); with less, elastic averaging between them.
-
-    Parameters
-    ----------
-    strength : float in (0, 1]
-    """
-
+    # s_h is the copy of the center c_h. Strength 1 is federated averaging of the centers (McMahan
+    # et al. 2017, arXiv 1602.05629), less than 1 is elastic averaging.
     strength: float = 1.0
 
     states: ClassVar[tuple[str, ...]] = ()
@@ -67,7 +41,6 @@ class AverageHosts:
             raise ConfigurationError(f"got strength {self.strength!r}: it must be more than 0 and at most 1")
 
     def correction(self, own: Array, mean: Array, state: State = ()) -> Array:
-        """Return what the host's center and workers are to move by; changes the states in place."""
         moved: Array = mean - own
         if self.strength != 1:
             moved *= own.dtype.type(self.strength)
@@ -76,26 +49,9 @@ class AverageHosts:
 
 @dataclass(frozen=True)
 class DiLoCoHosts:
-    """Take an outer step with Nesterov momentum from where all hosts began, and move each host there.
+    """Take an outer step with Nesterov momentum from the common start, and move each host there."""
 
-    ::
-
-        g := t - mean                     t: where all began, the outer parameters
-        v := momentum v + g
-        t := t - lr (g + momentum v)
-        c_h := c_h + (t - s_h)
-
-    Parameters
-    ----------
-    lr : float
-        Outer learning rate.
-    momentum : float in [0, 1)
-
-    References
-    ----------
-    Douillard et al. 2023, DiLoCo, arXiv 2311.08105, algorithm 1; here without waiting for workers.
-    """
-
+    # Douillard et al. 2023, arXiv 2311.08105, algorithm 1, without waiting for workers.
     lr: float = 0.7
     momentum: float = 0.9
 
@@ -108,7 +64,6 @@ class DiLoCoHosts:
             )
 
     def correction(self, own: Array, mean: Array, state: State) -> Array:
-        """Return what the host's center and workers are to move by; changes the states in place."""
         outer, velocity = state
         scalar = own.dtype.type
         gradient = outer - mean
@@ -124,13 +79,7 @@ _RULES = {"average": AverageHosts, "diloco": DiLoCoHosts}
 
 
 def hosts_rule(text: str) -> HostsRule:
-    """Return the rule that a text names, such as ``average``, ``average(0.5)`` or ``diloco(0.7, 0.9)``.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
+    """Return the rule that a text names, such as ``average(0.5)`` or ``diloco(0.7, 0.9)``."""
     found = _CALL.fullmatch(text.strip().lower())
     try:
         if found is None:

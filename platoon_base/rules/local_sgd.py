@@ -1,4 +1,4 @@
-"""Local SGD: all workers go on from the mean of their parameters."""
+"""Local SGD: all workers continue from the mean of their parameters."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ __all__ = ["LocalSGD"]
 
 @dataclass(frozen=True, repr=False)
 class LocalSGD(OuterRule):
-    """Local SGD: now and then all workers go on from the mean of their parameters.
+    """Local SGD: at each synchronization, all workers continue from the mean of their parameters.
 
     ::
 
         c := 1/N sum_i x_i
         x_i := c
 
-    Computed as ``c + 1/N sum_i (x_i - c)``. At a period of 1, with plain SGD inside and equal mini-batches, it is SGD
-    on mini-batches N times as large. The same as ``DiLoCo(1, 0)``.
+    Computed as ``c + 1/N sum_i (x_i - c)``. With a period of 1, plain SGD and equal mini-batches,
+    this is SGD with N times the batch size. It equals ``DiLoCo(1, 0)``.
 
     Parameters
     ----------
     moments : bool
-        Whether the adapters average the moments of the optimizer in the same rounds: see `EASGD`. This is DES-LOC with
-        one period for all.
+        Whether adapters also average the optimizer's moments in the same rounds; see `EASGD`. This
+        is DES-LOC with one period for all.
     overlap : float in [0, 1)
-        The part of the period in which the workers train on while a round is exchanged; see
-        `platoon_base.rules.outer`. Not with ``moments``: second moments might fall below 0.
+        As for `DiLoCo`. Not with ``moments``: second moments could become negative.
     fragments : int, at least 1
-        In how many parts the parameters are exchanged, one in each round, in turn; see `platoon_base.rules.outer`. Not
-        with ``moments``.
+        As for `DiLoCo`. Not with ``moments``.
 
     Raises
     ------
     ConfigurationError
-        If an argument is outside its range, or they do not go together.
+        If an argument is outside its range, or the arguments conflict.
 
     References
     ----------
-    Iacob et al.: DES-LOC: Desynced low communication adaptive optimizers, 2025, arXiv 2505.22549, for the moments.
-    Stich: Local SGD converges fast and communicates little, ICLR 2019, arXiv 1805.09767, algorithm 1.
-    McMahan et al.: Communication-efficient learning of deep networks from decentralized data, AISTATS 2017, arXiv
-    1602.05629, algorithm 1, with all clients and equal weights.
+    Stich: Local SGD converges fast and communicates little, ICLR 2019, arXiv 1805.09767,
+    algorithm 1. McMahan et al.: Communication-efficient learning of deep networks from
+    decentralized data, AISTATS 2017, arXiv 1602.05629, algorithm 1, with all clients and equal
+    weights. The moments: Iacob et al.: DES-LOC: Desynced low communication adaptive optimizers,
+    2025, arXiv 2505.22549.
     """
 
     moments: bool = False
@@ -68,7 +67,6 @@ class LocalSGD(OuterRule):
             )
 
     def __repr__(self) -> str:
-        """Return it as a script writes it."""
         values = (
             ("moments", self.moments),
             ("overlap", self.overlap),

@@ -1,36 +1,9 @@
-"""Outer-step rules: workers train apart from a common start, wait for one another, and go on from a common start.
+"""Rules that make an outer step: all workers wait for each other and continue from one center.
 
-One synchronization of all workers is a round. With ``c`` the center, from which all began, and ``x_i`` the parameters
-of worker i, one of the N workers that take part::
-
-    d := 1/N sum_i (x_i - c)          the mean progress
-    c := c + step(d)                  the rule's outer step
-    x_i := c
-
-A rule is its outer step, which is element-wise and pure. N are the workers whose progress came: one that died, left,
-or joined too late for this round is not among them.
-
-``part`` is the length of a round as a part of the period, in [0, 1]: 1 unless an epoch ended before the period did.
-Momentum acts for as long as the round was: ``mu ** part`` stays of it, and ``part`` of its step is made. Full momentum
-at rounds of a few batches drives the center away. With ``part = 1`` the equations are the papers'.
-
-With ``overlap`` a worker goes on as soon as all have contributed, and the exchange between hosts takes place while it
-trains. After that part of the period it takes over the center, and adds what it has learned since::
-
-    x_i := c + (x_i - s_i)            s_i: what it contributed
-
-That is the overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512), but all of what was learned meanwhile
-stays, as in LOSCAR-SGD (arXiv 2605.20866). In a loop of your own `Advanced.complete_round` does it, or else the next
-synchronization; the later, the more the workers drift apart. Before an evaluation a round is completed at once. A
-worker keeps two more copies of its parameters.
-
-With ``fragments`` a round takes one contiguous part of the parameters, in turn, as in Streaming DiLoCo; all others stay
-as they are. A round follows each so many-th part of the period, see `round_every`, so that each parameter has one round
-in a period, and ``part`` is what was trained since. ``overlap`` is at most that part of the period. A synchronization
-before an evaluation, ``sync_params(whole=True)``, is a round of each fragment.
-
-Such a rule takes a center in the memory of the host, also where parameters are on devices: the center on devices has
-no rounds. Contributions are added in the order of arrival, so with three or more workers the last bits depend on it.
+One synchronization of all workers is a round. With the center c and the parameters x_i of the N
+workers that contribute, a round computes ``d := 1/N sum_i (x_i - c)``, then the outer step
+``c := c + step(d)``, then ``x_i := c``. Contributions are added in order of arrival: with three or
+more workers the last bits depend on the order. Only centers in host memory have rounds.
 """
 
 from __future__ import annotations
@@ -60,22 +33,15 @@ __all__ = [
 
 
 class OuterRule(Rule):
-    """A rule of which all workers make one step together, at the end of each round.
+    """Rule with one step of all workers in each round; `sync` is a round of one worker."""
 
-    Its ``form`` is that of the step, and its `sync` a round of one worker. It keeps no local state.
-
-    Attributes
-    ----------
-    step_kernel : str or None
-        Name of the loops that are made from ``form``; None if there is only `step`.
-    overlap : float in [0, 1)
-        The part of the period in which the workers train on while a round is exchanged.
-    fragments : int, at least 1
-        In how many parts the parameters are exchanged, one in each round, in turn.
-    every : int
-        The period in mini-batches, which must be the same on all workers; 0 while it is not known.
-    """
-
+    # With ``overlap``, workers resume as soon as all have contributed. After that part of the
+    # period they set ``x_i := c + (x_i - s_i)``, where s_i is their contribution. This is the
+    # overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512), except that all
+    # progress is kept, as in LOSCAR-SGD (arXiv 2605.20866). `Advanced.complete_round`, or the next
+    # synchronization, completes a round. With ``fragments``, each round exchanges one contiguous
+    # part of the parameters, in turn. ``every`` is the period in mini-batches, equal on all
+    # workers; 0 while it is unknown.
     waits: ClassVar[bool] = True
     overlap = 0.0
     fragments = 1
@@ -85,59 +51,41 @@ class OuterRule(Rule):
     _form_is: ClassVar[tuple[str, str, tuple[str, str]]] = "step_kernel", "step", ("d", "c")
 
     def at_period(self, period: int) -> OuterRule:
-        """Return the rule with its period, which is compared between the workers."""
         rule = copy.copy(self)
         object.__setattr__(rule, "every", period)
         return rule
 
     def step_args(self, part: float) -> tuple[float, ...]:
-        """Return the scalars of the form."""
         return ()
 
+    # ``part`` is the length of a round relative to the period, in [0, 1]; less than 1 after the end
+    # of an epoch. Full momentum in rounds of a few batches drives the center away.
     def step(self, d: Array, center: Array, center_state: State = (), part: float = 1.0) -> None:
-        """Apply the outer step once, in place.
-
-        Parameters
-        ----------
-        d : ndarray, shape (n,)
-            The mean progress of the workers, which may be overwritten.
-        center : ndarray, shape (n,), of the same float dtype
-        center_state : tuple of ndarray, each of shape (n,)
-        part : float in [0, 1]
-            Length of the round as a part of the period, the mean of the workers'.
-        """
+        """Apply the outer step in place; ``d`` is the mean progress and may be overwritten."""
         form: Any = self.form
         form.run((d, center, *center_state), self.step_args(part))
 
     def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
-        """Apply a round of one worker in place: ``d = x - c``, the outer step, ``x := c``."""
         self.step(local - center, center, center_state, 1.0)
         local[...] = center
 
 
 def waits(rule: Any) -> bool:
-    """Return whether the workers wait for one another at each synchronization by this rule."""
     return bool(member(rule, "waits"))
 
 
 def overlap_of(rule: Any) -> float:
-    """Return the part of the time from one round to the next in which the workers train on while one is exchanged."""
+    """Return the part of the time between rounds in which workers train during an exchange."""
     return float(member(rule, "overlap", OuterRule)) * fragments_of(rule)
 
 
 def fragments_of(rule: Any) -> int:
-    """Return in how many parts the parameters are exchanged by this rule, one in each round."""
+    """Return the number of parts in which this rule exchanges the parameters, one in each round."""
     return int(member(rule, "fragments", OuterRule))
 
 
 def round_every(rule: Any, period: int) -> int:
-    """Return the batches from one round to the next: the period, in which each parameter has its turn, by fragments.
-
-    Raises
-    ------
-    ConfigurationError
-        If the period has fewer batches than there are fragments.
-    """
+    """Return the number of batches between rounds; each parameter has one round in a period."""
     fragments = fragments_of(rule)
     if period < fragments:
         raise ConfigurationError(
@@ -148,7 +96,7 @@ def round_every(rule: Any, period: int) -> int:
 
 
 def step_form_of(rule: Any) -> Form | None:
-    """Return the form from which the loops of a rule's outer step were made; None if NumPy makes it."""
+    """Return the form that the loops of a rule's outer step were generated from, or None."""
     kernel = member(rule, "step_kernel", OuterRule)
     form = None if kernel is None else COMPILED.get(kernel)
     if form is None or len(form.center) != len(rule.center_state):

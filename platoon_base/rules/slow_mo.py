@@ -12,7 +12,7 @@ from platoon_base.rules.outer import OuterRule, momentum_args, require_momentum,
 
 __all__ = ["SlowMo"]
 
-# What FairScale's documentation of SlowMo recommends from so many nodes on.
+# (number of workers, momentum): recommended by FairScale's documentation from this number on.
 _SLOW_MOMENTA = ((16, 0.6), (8, 0.5), (4, 0.2), (1, 0.0))
 
 
@@ -27,15 +27,17 @@ class SlowMo(OuterRule):
         m := mu^r m + d
         x_i := c
 
-    r is the ``part``; with r = 1 the center moves by ``outer_lr`` times the new m. The paper's u is -m over the inner
-    learning rate, by which it multiplies again: with a constant rate that cancels, and after a change of the rate the
-    momentum here keeps its length. The state of the inner optimizer stays each worker's own.
+    r is the length of the round relative to the period: 1, or less if an epoch ended. With r = 1
+    the center moves by ``outer_lr`` times the new m. The paper's u is -m divided by the inner
+    learning rate, and its step multiplies u by that rate: with a constant rate this cancels, and
+    after a change of the rate the momentum here keeps its length. The state of the inner optimizer
+    is not shared.
 
     Parameters
     ----------
     momentum : float in [0, 1), optional
-        mu, the paper's beta. The default goes by the number of workers: 0 below 4, 0.2 from 4 on, 0.5 from 8 on,
-        0.6 from 16 on. With 0 and an ``outer_lr`` of 1 it is `LocalSGD`.
+        mu, the paper's beta. The default depends on the number of workers: 0 below 4, 0.2 from 4,
+        0.5 from 8, 0.6 from 16. With 0 and an ``outer_lr`` of 1 this is `LocalSGD`.
     outer_lr : float, greater than 0
         The paper's alpha.
 
@@ -46,8 +48,9 @@ class SlowMo(OuterRule):
 
     References
     ----------
-    Wang, Tantia, Ballas, Rabbat: SlowMo: Improving communication-efficient distributed SGD with slow momentum,
-    ICLR 2020, arXiv 1910.00643, algorithm 1. The default momenta are those that FairScale's documentation recommends.
+    Wang, Tantia, Ballas, Rabbat: SlowMo: Improving communication-efficient distributed SGD with
+    slow momentum, ICLR 2020, arXiv 1910.00643, algorithm 1. Default momenta: FairScale's
+    documentation.
     """
 
     momentum: float | None = None
@@ -69,13 +72,11 @@ class SlowMo(OuterRule):
             require_momentum(self.momentum)
 
     def resolved(self, size: int) -> SlowMo:
-        """Fill in the momentum for ``size`` workers if none was given."""
         if self.momentum is not None:
             return self
         return replace(self, momentum=next(mu for least, mu in _SLOW_MOMENTA if size >= least))
 
     def step_args(self, part: float) -> tuple[float, ...]:
-        """Return ``outer_lr``, what is left of m, and the part of m in the step."""
         if self.momentum is None:
             raise ConfigurationError(
                 "the momentum is not known yet: it goes by the number of workers; call resolved(N)"

@@ -1,4 +1,1 @@
-"""The shared memory of a job: segments, and the state that its processes share without messages.
-
-The job makes the segments; workers and the controller read and write the state.
-"""
+"""Shared memory of a job: segments, and the state its processes share without messages."""

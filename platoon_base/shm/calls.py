@@ -1,4 +1,4 @@
-"""The latest collective call of a worker on devices, as one 64-bit integer that the other workers can read."""
+"""Latest collective call of a worker on devices, as one 64-bit integer that others can read."""
 
 from __future__ import annotations
 
@@ -10,20 +10,11 @@ _SIGNATURE_BITS = 24
 
 
 class Call(NamedTuple):
-    """The latest collective call of a rank.
+    """Latest collective call of a rank, with a signature of its kind, array size and dtype."""
 
-    Attributes
-    ----------
-    number : int
-        Counted from 1; 0 before the first.
-    signature : int
-        Equal on two ranks if they make the same call with arrays of the same size and dtype.
-    begun, deadline : float
-        Seconds of the monotonic clock; infinite on other ranks, where they are not known.
-    """
-
-    number: int
+    number: int  # Counted from 1; 0 before the first.
     signature: int
+    # Seconds of the monotonic clock; infinite on other ranks, where they are unknown.
     begun: float = float("inf")
     deadline: float = float("inf")
 
@@ -34,10 +25,10 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, word: int) -> Call:
-        """Read a `word`."""
         return cls(word >> _SIGNATURE_BITS, word & (1 << _SIGNATURE_BITS) - 1)
 
 
 def sign(kind: int, typecode: int, size: int) -> int:
-    """Return a signature for a kind of call on an array: the same in every process, since it hashes whole numbers."""
+    """Return a signature for a call on an array, the same in every process."""
+    # The hash of integers is not randomized.
     return hash((kind, typecode, size)) & (1 << _SIGNATURE_BITS) - 1

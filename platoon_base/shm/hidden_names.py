@@ -1,7 +1,6 @@
-"""Names of shared memory that other users cannot know before the memory is there.
+"""Unpredictable names of shared memory, found through links in the job's private folder.
 
-All users see the names in /dev/shm. If a job's next names could be predicted, another user could take them first. So
-each name ends with random digits. The job finds it by a link in its folder, which only its user can enter.
+All users see the names in /dev/shm: another user could create a predictable name first.
 """
 
 from __future__ import annotations
@@ -16,15 +15,7 @@ _RANDOM_BYTES = 8
 
 
 class HiddenName:
-    """The name of a segment, by the link that holds it.
-
-    Parameters
-    ----------
-    link : Path
-        In a folder that only this user can enter.
-    prefix : str
-        What the segment's name begins with, with its leading slash.
-    """
+    """Name of a segment, stored in a link in a folder that only this user can enter."""
 
     def __init__(self, link: Path, prefix: str) -> None:
         self._link = link
@@ -41,16 +32,13 @@ class HiddenName:
             return ""
 
     def fresh(self) -> str:
-        """Return a name that cannot be predicted."""
         return f"{self._prefix}-{os.urandom(_RANDOM_BYTES).hex()}"
 
     def point_to(self, name: str) -> None:
-        """Store the name of a segment."""
         unfinished = self._link.with_name(f"{self._link.name}.{os.urandom(_RANDOM_BYTES).hex()}")
         os.symlink(name, unfinished)
         os.replace(unfinished, self._link)
 
     def forget(self) -> None:
-        """Remove the stored name."""
-        with contextlib.suppress(OSError):  # there is none
+        with contextlib.suppress(OSError):  # There is no link.
             self._link.unlink()

@@ -1,7 +1,4 @@
-"""The state of a running job in shared memory: the stop flag, votes to stop, and each worker's progress.
-
-A worker reads the stop flag and writes its progress at the cost of a memory access, without messages.
-"""
+"""State of a running job in shared memory: the stop flag, votes to stop, and progress."""
 
 from __future__ import annotations
 
@@ -21,11 +18,12 @@ __all__ = ["CONTROLLER_LOCK", "ROW", "TURN_LOCK", "USER_LOCK", "WORKER_LOCKS", "
 MAGIC = b"PLATOON\0"
 VERSION = 14
 
-# Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
-CONTROLLER_LOCK = 0  # held while the controller lives
-USER_LOCK = 1  # Worker.lock() and unlock()
-TURN_LOCK = 2  # held by the worker whose turn it is, and by the controller while it reads the center; see `shm.turns`
-WORKER_LOCKS = 1024  # + rank: held while that worker takes part
+# Bytes of the segment with a lock; locking does not change the bytes.
+CONTROLLER_LOCK = 0  # Held while the controller lives.
+USER_LOCK = 1  # Worker.lock() and unlock().
+# Held by the worker with the turn, and by the controller while it reads the center; see `turns`.
+TURN_LOCK = 2
+WORKER_LOCKS = 1024  # + rank: held while that worker takes part.
 
 _HEADER = np.dtype(
     [
@@ -61,7 +59,7 @@ ROW = np.dtype(
             "synced",
             "i8",
             (2, 3),
-        ),  # positions: the latest and the one before, so that there is a whole one at any moment
+        ),  # Positions: the latest and the one before; one is always complete.
         ("synced_slot", "i8"),
         ("epoch_steps", "i8"),
         ("last_epoch", "i8"),
@@ -72,96 +70,61 @@ ROW = np.dtype(
         ("limit", "S48"),
         ("waiting_in", "S128"),
         ("phase_seconds", "f8", (len(PHASES),)),
-        # Other hosts see what lies before these.
+        # Other hosts do not see the fields from here on.
         ("ending", "S512"),
         ("phase_counts", "u4", (len(PARTS), BINS)),
-        ("turn_clock", "i8"),  # see `turns`: one word, so that it is read whole
-        ("round", "i8"),  # number of the latest round whose step this worker has made
+        ("turn_clock", "i8"),  # See `turns`: a single word, read atomically.
+        ("round", "i8"),  # Latest round whose step this worker has made.
     ],
     align=True,
 )
-_SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")  # those that grow as a worker goes on
+# These grow as a worker makes progress.
+_SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")
 _VOTE_BYTES = 8
 
 
 def position_of(row: Any) -> tuple[int, int, int]:
-    """Return the epoch of a row's worker, its steps within it, and all its steps."""
+    """Return a row's epoch, its steps within the epoch, and all its steps."""
     return int(row["epoch"]), int(row["steps"] - row["steps_before_epoch"]), int(row["steps"])
 
 
 def _put(row: Any, position: Sequence[int]) -> None:
-    """Write a position beside the latest one, and then make it the latest."""
+    """Write a position to the unused slot, and then make it the latest."""
     slot = 1 - row["synced_slot"]
     row["synced"][slot] = position
     row["synced_slot"] = slot
 
 
 class Progress(NamedTuple):
-    """The progress that one worker has written.
-
-    Attributes
-    ----------
-    epoch, steps : int
-    syncs : int
-        Number of synchronizations with the center.
-    loss : float
-        NaN until the worker has reported one.
-    sync_seconds : float
-        Time spent in synchronization since ``started``.
-    started, updated : float
-        Seconds of the machine's monotonic clock: first and latest step.
-    steps_before_start : int
-        How many of the steps an earlier process of this rank has made.
-    copies : int
-        Number of copies from and to the center, without the one by which the parameters were shared.
-    steps_before_epoch : int
-        How many of the steps were made before this epoch.
-    epoch_steps, last_epoch, last_step : int
-        Steps of an epoch, and the numbers of the epoch and of the step that training ends with; 0 if not known.
-    bound : int
-        Whether the worker has met the others to train with them: 1, or 2 if it compiles nothing then.
-    waits : int
-        Begins and ends of collective calls: odd within one.
-    waited_at : float
-        The latest moment, by the monotonic clock, at which it waited for other workers in a collective call on arrays.
-    limit : str
-        Another limit of the training and how far it is, such as ``"patience 3/15"``.
-    """
+    """Progress written by one worker."""
 
     epoch: int
     steps: int
     syncs: int
-    loss: float
-    sync_seconds: float
-    started: float
-    updated: float
-    steps_before_start: int = 0
-    copies: int = 0
+    loss: float  # NaN until the worker has reported one.
+    sync_seconds: float  # Since ``started``.
+    started: float  # Monotonic clock of the first step, in seconds.
+    updated: float  # Monotonic clock of the latest step, in seconds.
+    steps_before_start: int = 0  # Steps of an earlier process of this rank.
+    copies: int = 0  # Copies from and to the center, without the one that shared the parameters.
     steps_before_epoch: int = 0
+    # Steps of an epoch, and the last epoch and step of the training; 0 if unknown.
     epoch_steps: int = 0
     last_epoch: int = 0
     last_step: int = 0
-    bound: int = 0
-    waits: int = 0
-    waited_at: float = 0.0
-    limit: str = ""  # the last field: `progress` reads it as text
+    bound: int = 0  # 1 after the barrier before training; 2 if the worker then compiles nothing.
+    waits: int = 0  # Number of begins and ends of collective calls: odd within one.
+    waited_at: float = 0.0  # Monotonic clock of the latest wait in a collective call on arrays.
+    limit: str = ""  # Such as "patience 3/15". Last field: `progress` reads it as text.
 
     @property
     def exchanges(self) -> int:
-        """How often values went to or came from the center, by synchronizations and by copies."""
+        """Number of synchronizations and copies."""
         return self.syncs + self.copies
 
 
 class JobState:
-    """The state of a job on any buffer: shared memory in a job of many, plain memory in a single-worker job.
-
-    Attributes
-    ----------
-    table : ndarray, shape (rows,), of dtype `ROW`
-        The rows of all ranks.
-    stop_votes : ndarray, shape (rows,), int64
-        The number of the round in which each rank has cast its latest vote; see `platoon_base.shm.stop_votes`.
-    """
+    """State of a job, in shared memory or, in a single-worker job, in plain memory."""
 
     def __init__(self, buffer: Any, rows: int, create: bool) -> None:
         self._header: Any = array_on(buffer, (), _HEADER)
@@ -177,12 +140,12 @@ class JobState:
     def _use_memory(self, buffer: Any) -> None:
         self._header = array_on(buffer, (), _HEADER)
         self.table: Any = array_on(buffer, (int(self._header["rows"]),), ROW, self._first_row())
-        # Not in the rows: one after the other, they are compared in a few cache lines, however many workers there are.
+        # Contiguous, not in the rows: few cache lines hold the votes of all workers.
         self.stop_votes: Any = array_on(buffer, self.table.shape, "i8", self._first_row() + self.table.nbytes)
         self._stop = self._header["stop"][...]
 
     def detach(self) -> None:
-        """Switch to a private copy, so that the memory can be unmapped; threads may still read the state."""
+        """Switch to a private copy: the memory can be unmapped while threads read the state."""
         copy = bytearray(self.size_bytes(len(self.table)))
         last = JobState(copy, len(self.table), create=True)
         last._header[...], last.table[...], last.stop_votes[...] = self._header, self.table, self.stop_votes
@@ -194,12 +157,10 @@ class JobState:
 
     @classmethod
     def size_bytes(cls, rows: int) -> int:
-        """Bytes that the state of so many workers takes."""
         return cls._first_row() + rows * (ROW.itemsize + _VOTE_BYTES)
 
     @property
     def stopping(self) -> bool:
-        """Whether the job is to stop."""
         return bool(self._stop)
 
     @property
@@ -208,23 +169,21 @@ class JobState:
         return bytes(self._header["reason"].item()).decode(errors="replace")
 
     def stop(self, reason: str) -> None:
-        """Raise the stop flag. The first reason stays."""
+        """Set the stop flag; the first reason is kept."""
         if not self.stopping:
             self._header["reason"] = to_bytes(reason, self._header.dtype["reason"].itemsize)
             self._header["stop"] = 1
 
     @property
     def shared_by_several(self) -> bool:
-        """Whether several workers have shared parameters."""
         return bool(self._header["several"])
 
     def note_several(self) -> None:
-        """Record that several workers share parameters, from now on."""
         self._header["several"] = 1
 
     @property
     def num_live(self) -> tuple[int, int]:
-        """The workers that take part or are expected, without those that left or died: on this host, on all hosts."""
+        """Number of participating or expected workers: on this host, on all hosts."""
         header = self._header
         return max(1, int(header["num_live"])), max(1, int(header["num_live_everywhere"]))
 
@@ -233,12 +192,12 @@ class JobState:
         self._header["num_live"], self._header["num_live_everywhere"] = counts
 
     def signs(self) -> Any:
-        """Return numbers that grow when a worker makes progress: an array of shape (signs, rows)."""
+        """Return counters that grow when a worker makes progress, of shape (signs, rows)."""
         return np.stack([self.table[name] for name in _SIGNS])
 
     @property
     def leader(self) -> int:
-        """The rank of the leader: 0, or the lowest that is not lost."""
+        """Rank of the leader: 0, or the lowest that is not lost."""
         return int(self._header["leader"])
 
     @leader.setter
@@ -247,17 +206,15 @@ class JobState:
 
     @property
     def rows(self) -> int:
-        """How many ranks have a row."""
         return len(self.table)
 
     def row(self, rank: int) -> Any:
-        """Return the row of a rank, to write to by field name."""
         return self.table[rank]
 
     def start_row(self, rank: int, position: Position = START) -> None:
-        """Reset the row of a worker that joins, to go on at a position; `position` gives it from the start."""
+        """Reset the row of a worker that joins at a position."""
         row = self.table[rank]
-        _put(row, position)
+        _put(row, position)  # First: `position` can be called at any moment.
         new = np.zeros((), dtype=ROW)
         new["loss"] = np.nan
         new["epoch"], new["steps"], new["steps_before_start"] = position.epoch, position.steps, position.steps
@@ -270,18 +227,18 @@ class JobState:
 
     @staticmethod
     def mark_synced(row: Any, position: tuple[int, int, int] | None = None) -> None:
-        """Record that the center has the steps of a row's worker up to a position, or all so far."""
+        """Record that the center has a worker's steps up to a position, by default all so far."""
         _put(row, position_of(row) if position is None else position)
 
     def mark_all_synced(self, row: Any) -> None:
-        """Record that the center equals the model of a row's worker now, from which all others go on."""
+        """Record that the center equals this worker's model, from which all others continue."""
         self.mark_synced(row)
         position = row["synced"][row["synced_slot"]].tolist()
         for other in self.table:
             _put(other, position)
 
     def position(self, rank: int) -> Position:
-        """Return how far a worker was at its latest synchronization."""
+        """Return a worker's position at its latest synchronization."""
         row = self.table[rank]
         while True:
             slot = int(row["synced_slot"])
@@ -290,29 +247,26 @@ class JobState:
                 return position
 
     def collectives(self, rank: int) -> Any:
-        """Return a view of the field with a worker's latest collective on devices, see `Call.word`: shape (1,)."""
+        """Return a view, of shape (1,), of a worker's latest collective, see `Call.word`."""
         return self.table["collectives"][rank : rank + 1]
 
     def left(self, rank: int) -> Any:
-        """Return a view of the flag that a worker sets when it leaves in order: an array of shape (1,)."""
+        """Return a view, of shape (1,), of the flag that a worker sets when it leaves in order."""
         return self.table["left"][rank : rank + 1]
 
     def write_text(self, rank: int, field: str, text: str) -> None:
-        """Write a text field of a row, cut to its length."""
+        """Write a text field of a row, truncated to its length."""
         row = self.table[rank]
         row[field] = to_bytes(text, row.dtype[field].itemsize)
 
     def read_text(self, rank: int, field: str) -> str:
-        """Read a text field of a row."""
         return bytes(self.table[rank][field].item()).decode(errors="replace")
 
     def progress(self, rank: int) -> Progress:
-        """Read the row of a rank."""
         row = self.table[rank]
         numbers = [row[name].item() for name in Progress._fields[:-1]]
         return Progress._make([*numbers, self.read_text(rank, "limit")])
 
     def phases(self, rank: int) -> PhaseTimes:
-        """Read a worker's time by phase."""
         row = self.table[rank]
         return PhaseTimes(tuple(row["phase_seconds"].tolist()), row["phase_counts"].copy())

@@ -1,7 +1,7 @@
-"""The time of each worker by phase: a clock in the worker, and its counters in the job's state.
+"""Time of each worker by phase: a clock in the worker, and its counters in the job's state.
 
-The clock is always in one phase. Calls of this package that wait or move data enter theirs and go back to the phase
-before, so whatever is in no other phase is computation.
+The clock is always in one phase. Calls that wait or move data enter a phase and return to the phase
+before; all other time is computation.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ __all__ = [
 ]
 
 COMPUTE, SYNC, COLLECTIVE, WAITING, LOADING, VALIDATION = range(6)
-STEP = 6  # for `PhaseClock.record`
+STEP = 6  # For `PhaseClock.record`.
 PHASES = ("compute", "sync", "collective", "waiting", "loading", "validation")
-PARTS = ("compute", "sync", "waiting", "loading")  # of a step: those with a histogram; sync with collective calls
+# Parts of a step with a histogram; sync includes collective calls.
+PARTS = ("compute", "sync", "waiting", "loading")
 BINS = 48
 _BINS_PER_OCTAVE = 2
-_LEAST_EXPONENT = -16  # the first bin ends at 2**-16 s, 15 us; the last one is open
+_LEAST_EXPONENT = -16  # The first bin ends at 2**-16 s, 15 us; the last one is open.
 _HALF_OCTAVE = math.sqrt(0.5)
-_MOST = np.iinfo(np.uint32).max  # of what a bin can count
+_MOST = np.iinfo(np.uint32).max  # Maximum count of a bin.
 _COUNTED_EACH_S, _COUNTED_AT_ONCE = 1.0, 4096
-_STRANGER = -1  # from `enter` in a thread that does not train
+_STRANGER = -1  # Returned by `enter` in a thread that does not train.
 
 
 def bins_of(seconds: Any) -> Any:
-    """Return the bins of durations, an array of ints: two in each octave, from 15 us to 180 s."""
+    """Return the bins of durations, an array of ints: two in each octave, from 15 us to 128 s."""
     seconds = np.asarray(seconds)
     fractions, exponents = np.frexp(seconds)
     bins = _BINS_PER_OCTAVE * (exponents - 1 - _LEAST_EXPONENT) + (fractions >= _HALF_OCTAVE) + 1
@@ -59,66 +60,46 @@ def bins_of(seconds: Any) -> Any:
 
 
 def edges() -> Any:
-    """Return where bins end, in seconds, but for the last one, which is open: an array of shape (BINS - 1,)."""
+    """Return the ends of the bins in seconds, without the open one, of shape (BINS - 1,)."""
     return 2.0 ** (_LEAST_EXPONENT + np.arange(BINS - 1) / _BINS_PER_OCTAVE)
 
 
 class PhaseTimes(NamedTuple):
-    """The time of a worker since its first step, by phase.
+    """Time of a worker since its first step, by phase."""
 
-    Attributes
-    ----------
-    seconds : tuple of float
-        One for each of `PHASES`.
-    counts : ndarray, shape (parts, BINS)
-        For each of `PARTS`, how many steps took so long in it; see `bins_of`.
-    """
-
-    seconds: tuple[float, ...]
-    counts: Any
+    seconds: tuple[float, ...]  # One for each of PHASES.
+    counts: Any  # Steps in each bin, of shape (PARTS, BINS); see `bins_of`.
 
 
 class PhaseClock:
-    """Adds up this worker's time by phase, in the job's shared memory; from its first step on.
-
-    Only the thread that counts the steps is timed, and what compiled programs call while it waits for them. A change of
-    phase takes about 0.3 us, a step 3 us. The counts follow each second, many steps at once: in a training loop neither
-    Python's objects nor its code are in the processor's cache, and each line of it takes several times as long.
-
-    Parameters
-    ----------
-    seconds : ndarray, shape (phases,), float64
-    counts : ndarray, shape (parts, BINS), uint32
-    clock : callable
-        Returns seconds.
-
-    Attributes
-    ----------
-    record : callable or None
-        ``record(phase, began, ended)`` is called at the end of each phase, and with `STEP` at the end of each step.
-    ahead : int
-        Number of steps of `step_ahead` that `step` has not been told yet.
-    """
+    """Adds up this worker's time by phase in the job's shared memory, from its first step on."""
 
     def __init__(self, seconds: Any, counts: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+        # Only the thread of the steps is timed, and calls of compiled programs while it waits for
+        # them. A change of phase takes 0.3 us, a step 3 us. Steps are binned each second, many
+        # together: in a training loop, neither this code nor its objects are in the processor's
+        # cache.
         self._clock = clock
-        self._seconds: Any = memoryview(seconds)  # an item of an ndarray takes three times as long
+        self._seconds: Any = memoryview(seconds)  # An item of an ndarray takes three times as long.
         self._counts: Any = counts
         self._phase, self._since = COMPUTE, 0.0
-        self._thread = 0  # of the steps; 0 before the first one
-        self._uncounted: list[tuple[int, list[float]]] = []  # steps, and the seconds at their end
-        self._counted: list[float] = [0.0] * len(PHASES)  # the seconds at the end of the others
+        self._thread = 0  # Thread of the steps; 0 before the first one.
+        self._uncounted: list[tuple[int, list[float]]] = []  # Steps, and the seconds at their end.
+        self._counted: list[float] = [0.0] * len(PHASES)  # Seconds at the end of the counted steps.
         self._count_at = 0.0
         self._at_latest_step = 0.0
-        self._called = self._taken = 0.0  # seconds of calls from programs, and how many of them are accounted for
+        # Seconds of calls from programs, and the part of them already accounted for.
+        self._called = self._taken = 0.0
+        # record(phase, began, ended) is called at the end of each phase, and with STEP of each
+        # step.
         self.record: Callable[[int, float, float], None] | None = None
-        self.ahead = 0
+        self.ahead = 0  # Steps of `step_ahead` that `step` has not counted yet.
         if not _clocks:
             os.register_at_fork(after_in_child=_detach_all)
         _clocks.add(self)
 
     def enter(self, phase: int) -> int:
-        """Begin a phase; return the argument of `leave` at its end."""
+        """Begin a phase; return the argument for `leave`."""
         if threading.get_ident() != self._thread:
             return _STRANGER
         before = self._phase
@@ -126,16 +107,12 @@ class PhaseClock:
         return before
 
     def leave(self, before: int) -> None:
-        """Go back to the phase that was before `enter`."""
         if before != _STRANGER:
             self._switch(before)
 
     @contextlib.contextmanager
     def call_of_program(self) -> Iterator[None]:
-        """Count a collective call that a compiled program makes in a thread of its own as such, not as computation.
-
-        In the thread of the steps nothing is done: there the call enters its own phase.
-        """
+        """Time a collective call that a compiled program makes in another thread."""
         if threading.get_ident() == self._thread:
             yield
             return
@@ -159,7 +136,7 @@ class PhaseClock:
         self._phase, self._since = phase, now
 
     def step(self, steps: int) -> None:
-        """Record that so many steps have been made since the last call, those of `step_ahead` among them."""
+        """Record steps made since the last call, including those of `step_ahead`."""
         steps = int(steps)
         if self.ahead and steps > 0 and threading.get_ident() == self._thread:
             known = min(steps, self.ahead)
@@ -170,7 +147,7 @@ class PhaseClock:
         self._step(steps)
 
     def step_ahead(self, steps: int) -> None:
-        """Record steps that a call of `step` will count among its own: callers that count rarely are timed by step."""
+        """Record steps that a later call of `step` includes; times callers that count rarely."""
         self._step(steps)
         if threading.get_ident() == self._thread:
             self.ahead += steps
@@ -180,23 +157,24 @@ class PhaseClock:
         if thread != self._thread:
             if self._thread:
                 return
-            self._thread, self._since = thread, self._clock()  # the first step includes compilation
+            # The first step includes compilation.
+            self._thread, self._since = thread, self._clock()
             self._taken = self._called
             self._at_latest_step = self._since
             return
         self._switch(self._phase)
-        self._taken = self._called  # the rest ran beside other phases
+        self._taken = self._called  # The rest overlapped with other phases.
         if self.record is not None:
             self.record(STEP, self._at_latest_step, self._since)
             self._at_latest_step = self._since
-        if steps < 1:  # some were counted twice, and are taken back
+        if steps < 1:  # A correction of steps counted twice.
             return
         self._uncounted.append((steps, self._seconds.tolist()))
         if self._since >= self._count_at or len(self._uncounted) >= _COUNTED_AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        """Count the steps since the last call in their bins; if a signal's handler raises, they are left out."""
+        """Bin the steps since the last call; they are dropped if a signal handler raises."""
         uncounted, self._uncounted = self._uncounted, []
         if not uncounted:
             return
@@ -208,20 +186,19 @@ class PhaseClock:
         parts = (took[COMPUTE], took[SYNC] + took[COLLECTIVE], took[WAITING], took[LOADING])
         for counts, seconds in zip(self._counts, parts):
             more = counts + np.bincount(bins_of(seconds), steps, BINS)
-            counts[:] = np.minimum(more, _MOST)  # in a script that counts rows or tokens as steps
+            counts[:] = np.minimum(more, _MOST)  # Scripts may count rows or tokens as steps.
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The seconds so far, by the name of the phase."""
+        """Seconds so far, by the name of the phase."""
         self.leave(self.enter(self._phase))
         return dict(zip(PHASES, self._seconds))
 
     def phase(self, phase: int) -> Phase:
-        """Return a context manager within which this phase lasts."""
         return Phase(self, phase)
 
     def loading(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Iterate over batches; the time until each one comes is that of loading."""
+        """Iterate over batches; the time until each one arrives counts as loading."""
         iterator = iter(batches)
         while True:
             before = self.enter(LOADING)
@@ -234,7 +211,7 @@ class PhaseClock:
             yield batch
 
     def close(self) -> None:
-        """Count what has not been counted, and detach from the job's shared memory."""
+        """Flush, and detach from the job's shared memory."""
         try:
             self.flush()
         finally:
@@ -242,12 +219,12 @@ class PhaseClock:
 
     def detach(self) -> None:
         """Detach from the job's shared memory, which stays as it is."""
-        self._thread = -1  # no thread's
+        self._thread = -1  # No thread has this number.
         self.record = None
         self._seconds, self._counts = [0.0] * len(PHASES), np.zeros((len(PARTS), BINS), np.uint32)
 
 
-# A forked child, such as a loader, is not the worker, whose memory it shares.
+# A forked child, such as a loader, must not change the worker's shared times.
 _clocks: weakref.WeakSet[PhaseClock] = weakref.WeakSet()
 
 
@@ -257,7 +234,7 @@ def _detach_all() -> None:
 
 
 class Phase:
-    """A context manager for one phase; as a class it takes a third of the time of a generator."""
+    """Context manager for one phase; a class takes a third of the time of a generator."""
 
     __slots__ = ("_before", "_clock", "_phase")
 
@@ -275,7 +252,7 @@ class Phase:
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """Return the duration that this share of the steps does not exceed, within a bin by its geometric middle."""
+    """Return the duration that a share of the steps does not exceed: a bin's geometric middle."""
     total = sum(counts)
     if not total:
         return math.nan

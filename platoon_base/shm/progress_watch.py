@@ -1,4 +1,4 @@
-"""When each worker last made progress: a step, an epoch, a synchronization, the start or end of a call."""
+"""When each worker last made progress: a step, an epoch, a synchronization, or a call."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from platoon_base.system.awake import awake
 
 __all__ = ["ProgressWatch", "stalled_text"]
 
-_POLL_INTERVAL_S = 0.5  # a poll takes 20 us
+_POLL_INTERVAL_S = 0.5  # A poll takes 20 us.
 
 
 class ProgressWatch:
-    """Detects progress: compares the counters that the workers write from one poll to the next.
-
-    Parameters
-    ----------
-    job_state : JobState
-    """
+    """Detects progress: compares the workers' counters from one poll to the next."""
 
     def __init__(self, job_state: JobState) -> None:
         self._job_state = job_state
@@ -46,6 +41,6 @@ class ProgressWatch:
 
 
 def stalled_text(moved: float) -> str:
-    """Describe for how long a worker has made no progress, given the time of `ProgressWatch.last`."""
+    """Describe how long a worker has made no progress, from the time of `ProgressWatch.last`."""
     seconds = awake() - moved
     return f"no progress for {seconds:.0f} s" if seconds < float("inf") else "no progress so far"

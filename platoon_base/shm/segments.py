@@ -1,7 +1,8 @@
-"""Named posix shared memory: mapped, locked by byte, and found again after a crash.
+"""Named posix shared memory with locks by byte.
 
-Locks are the kernel's open-file-description locks on bytes of the segment. The kernel frees them when their holder
-dies, however it dies. A child that Python forks keeps none of them: it asks by another description of the same file.
+Locks are open-file-description locks on bytes of the segment. The kernel releases them however
+their holder dies. A child forked by Python keeps none: it uses another description of the same
+file.
 """
 
 from __future__ import annotations
@@ -30,38 +31,29 @@ __all__ = ["SHM_FOLDER", "Name", "Segment", "abandoned", "in_use"]
 
 Name = Union[str, HiddenName]
 
-_ATTEMPTS = 8  # with random names, in case one is taken, or with a name that is being replaced
+# Attempts with random names, or with a name that is being replaced.
+_ATTEMPTS = 8
 SHM_FOLDER = Path("/dev/shm")
-_SMALL_BYTES = 1 << 26  # that are reserved without a look at the machine's memory
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
+_SMALL_BYTES = 1 << 26  # Smaller segments are reserved without a check of free memory.
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # Named since Python 3.10.
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _flock(kind: int, byte: int, count: int = 1) -> bytes:
-    """Build the ``struct flock`` of 64-bit Linux for ``count`` bytes; 0 stands for all from ``byte`` on."""
+    """Build a ``struct flock`` of 64-bit Linux; a ``count`` of 0 means all bytes from ``byte``."""
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, count, 0)
 
 
 class Segment:
-    """One shared-memory segment of mode 0600, mapped into this process.
-
-    Use `create` or `attach`. Every handle also holds a shared ``flock``, by which `abandoned` distinguishes segments
-    in use from leftovers.
-
-    Attributes
-    ----------
-    name : str
-        The posix name, with its leading slash.
-    buffer : mmap
-        The memory; lay arrays on it with `platoon_base.views.array_on`, which keeps it mapped under them.
-    """
+    """A shared-memory segment of mode 0600, mapped into this process by `create` or `attach`."""
 
     def __init__(self, name: str, fd: int, size_bytes: int, populate: bool = True, writable: bool = True) -> None:
         self.name = name
-        # An object, not a number: that may be another file's by the time it is used, if a thread closes this meanwhile.
+        # An object: a plain number may refer to another file after a thread has closed this one.
         self._file = io.FileIO(fd, closefd=False)
         self._pid = os.getpid()
-        # The mapping keeps a duplicate of what it was made of, also in forked children: so it is made of a twin.
+        # The mapping keeps a duplicate of its descriptor, also in forked children: use a second
+        # one.
         self._twin = _open_again(name, fd)
         try:
             self._buffer: mmap.mmap | None = mmap.mmap(
@@ -77,21 +69,13 @@ class Segment:
 
     @classmethod
     def create(cls, name: Name, size_bytes: int) -> Segment:
-        """Make a new segment of zeros, replacing a leftover of that name.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If there is not enough shared memory: the pages are reserved here, so that no later access can fail.
-        ConfigurationError
-            If the name is taken by another user, or the job's folder is gone.
-        """
+        """Create a segment of zeros, replacing an old one; reserve its pages or raise."""
         before = name if isinstance(name, str) else name.current()
         if isinstance(name, str):
             cls.unlink(name)
         fd, made = _create(name)
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)  # first of all, or it looks abandoned
+            fcntl.flock(fd, fcntl.LOCK_SH)  # First: without this lock it looks abandoned.
             _reserve(fd, 0, size_bytes)
             segment = cls(made, fd, size_bytes)
         except BaseException:
@@ -116,21 +100,7 @@ class Segment:
 
     @classmethod
     def attach(cls, name: Name, populate: bool = True, writable: bool = True) -> Segment:
-        """Map a segment that another process of this user made.
-
-        Parameters
-        ----------
-        name : str or HiddenName
-        populate : bool
-            Whether to enter all its pages at once, so that no later access is slow.
-        writable : bool
-            Whether this process may write there. Arrays on a segment that it may not are read-only for good.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no such segment, or it belongs to another user.
-        """
+        """Map a segment of another process of this user; ``populate`` maps all pages now."""
         fd, found = _open(name)
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
@@ -140,13 +110,7 @@ class Segment:
         return cls(found, fd, status.st_size, populate, writable)
 
     def grow(self, size_bytes: int) -> None:
-        """Extend the memory with zeros. Later handles map all of it; this handle keeps its mapping.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If there is not enough shared memory; nothing has changed then.
-        """
+        """Extend the memory with zeros; later handles map all of it, this one keeps its mapping."""
         fd = self._file.fileno()
         before = os.fstat(fd).st_size
         if size_bytes > before:
@@ -154,30 +118,18 @@ class Segment:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """See above.
-
-        Raises
-        ------
-        ConfigurationError
-            After `close`.
-        """
+        """Memory; `platoon_base.views.array_on` keeps it mapped under an array."""
         if self._buffer is None:
             raise self._closed_error()
         return self._buffer
 
     def fileno(self) -> int:
-        """Return a file descriptor for queries about locks, valid while this is open; it holds no lock itself."""
-        self._file.fileno()  # raises after `close`
+        """Return a descriptor for queries about locks, valid until `close`; it holds no lock."""
+        self._file.fileno()  # Raises after `close`.
         return self._twin
 
     def try_lock(self, byte: int) -> bool:
-        """Take the lock of one byte, without waiting; False if another handle holds it.
-
-        Raises
-        ------
-        ConfigurationError
-            After `close`, which another thread or a signal handler may have called.
-        """
+        """Try to acquire the lock of a byte without waiting; False if another handle holds it."""
         try:
             taken = self._lock_call(fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
         except BlockingIOError:
@@ -187,23 +139,23 @@ class Segment:
         return True
 
     def unlock(self, byte: int, count: int = 1) -> None:
-        """Free the locks of one byte, or of ``count``; those that this handle does not hold stay as they are."""
-        self._lock_call(fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))  # close() has freed them all
+        """Release the locks of ``count`` bytes that this handle holds."""
+        self._lock_call(fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))
 
     def locked(self, byte: int) -> bool:
-        """Return whether another handle holds the lock of this byte; False after `close`, when nobody can know."""
+        """Return whether another handle holds the lock of a byte; False after `close`."""
         answer = self._lock_call(fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
         return answer is not None and bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
 
     def _lock_call(self, command: int, lock: bytes) -> bytes | None:
-        """Ask the kernel about a lock; None after `close`, which another thread may call at any moment."""
+        """Call fcntl with a lock; None after `close`, possibly by another thread."""
         try:
             answer: bytes = fcntl.fcntl(self._file, command, lock)
             return answer
-        except ValueError:  # I/O operation on closed file
+        except ValueError:  # I/O operation on closed file.
             return None
         except OSError as exc:
-            if exc.errno == errno.EBADF and self.closed:  # closed after fcntl had the number
+            if exc.errno == errno.EBADF and self.closed:  # Closed after fcntl had read the number.
                 return None
             raise
 
@@ -212,21 +164,21 @@ class Segment:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._file.closed
 
     def close(self) -> None:
-        """Free the locks of this handle, and unmap the memory once the last array on it is dropped."""
+        """Release the locks of this handle, and unmap the memory once no array uses it."""
         if self.closed:
             return
         fd = self._file.fileno()
         self._file.close()
         if os.getpid() != self._pid:
-            return  # a forked child shares the locks with its parent, which still needs them
+            return  # A forked child shares the locks with its parent.
         buffer, self._buffer = self.buffer, None
-        with contextlib.suppress(BufferError):  # arrays still lie on it: it is unmapped together with the last
+        with contextlib.suppress(BufferError):  # Arrays still use it: the last one unmaps it.
             buffer.close()
-        # Free the locks explicitly: a child forked without Python's hooks has a duplicate of fd, and with it the locks.
+        # Release explicitly: a child forked without Python's hooks has a duplicate of fd and its
+        # locks.
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
         fcntl.flock(fd, fcntl.LOCK_UN)
         disown(fd)
@@ -235,10 +187,11 @@ class Segment:
 
     @staticmethod
     def unlink(name: Name) -> None:
-        """Remove the name if it exists; the memory is freed when the last process has closed it."""
+        """Remove the name if it exists; the memory is freed when the last process closes it."""
         found = name if isinstance(name, str) else name.current()
         if found:
-            with contextlib.suppress(posix_ipc.Error, OSError):  # gone, another user's, or on a read-only file system
+            # Removed, another user's, or on a read-only file system.
+            with contextlib.suppress(posix_ipc.Error, OSError):
                 posix_ipc.unlink_shared_memory(found)
         if not isinstance(name, str):
             name.forget()
@@ -251,7 +204,7 @@ class Segment:
 
 
 def _create(name: Name) -> tuple[int, str]:
-    """Make an empty segment under a new name; return its file descriptor and its name."""
+    """Create an empty segment under a new name; return its file descriptor and its name."""
     tried = name if isinstance(name, str) else name.fresh()
     for _ in range(1 if isinstance(name, str) else _ATTEMPTS):
         try:
@@ -274,14 +227,14 @@ def _open(name: Name) -> tuple[int, str]:
         try:
             return posix_ipc.SharedMemory(found).fd, found
         except (OSError, posix_ipc.Error) as exc:
-            if str(name) == found:  # else it has been replaced meanwhile
+            if str(name) == found:  # Otherwise it was replaced meanwhile.
                 raise ConfigurationError(_not_found(found, exc)) from exc
         found = str(name)
     raise ConfigurationError(_not_found(found, RuntimeError("it is being replaced again and again")))
 
 
 def _open_again(name: str, fd: int) -> int:
-    """Open a segment once more: another file description, which has none of the locks of the first."""
+    """Open a second file description of a segment, which has none of the first one's locks."""
     try:
         twin: int = posix_ipc.SharedMemory(name).fd
     except (OSError, posix_ipc.Error) as exc:
@@ -293,8 +246,8 @@ def _open_again(name: str, fd: int) -> int:
 
 
 def _reserve(fd: int, start: int, size_bytes: int) -> None:
-    """Reserve the pages of a range of bytes, so that no later access can fail."""
-    # The kernel would take pages until there are none, and then kill processes.
+    """Reserve the pages of a range of bytes: later accesses cannot fail."""
+    # The kernel would allocate all remaining pages, and then kill processes.
     if size_bytes > _SMALL_BYTES and size_bytes > _free_bytes():
         raise _out_of_memory_text(size_bytes)
     try:
@@ -306,7 +259,7 @@ def _reserve(fd: int, start: int, size_bytes: int) -> None:
 
 
 def _free_bytes() -> int:
-    """Return the bytes of shared memory that can be allocated: free both in /dev/shm and in the machine's memory."""
+    """Return the bytes that can be allocated: free both in /dev/shm and in the machine's memory."""
     room = os.statvfs(SHM_FOLDER)
     return min(room.f_bavail * room.f_frsize, available_memory())
 
@@ -338,12 +291,12 @@ def _not_found(name: str, why: Exception) -> str:
 
 
 def abandoned(name: Name) -> bool:
-    """Return whether there is a segment of this user that no process has open."""
+    """Return whether this user has such a segment and no process has it open (`flock`)."""
     return _has_users(name) is False
 
 
 def in_use(name: Name) -> bool:
-    """Return whether there is a segment of this user that a process has open."""
+    """Return whether this user has such a segment and a process has it open."""
     return _has_users(name) is True
 
 

@@ -1,12 +1,10 @@
 """Turns: one worker at a time uses the center, in an order that is the same in each run.
 
-A turn lasts for a whole exchange, whatever the stripes of the center. It needs two things: the kernel's lock of one
-byte of the job's state, which also keeps the controller's checkpoints out, and the earliest clock.
-
-Each worker has a clock, ``(meetings, rounds since, turns since)``. A worker has its turn when no other worker that
-takes part has an earlier ``(clock, rank)``. A meeting is a collective call: a worker that waits in one is ahead of
-those that have not made it yet, so it keeps none of them waiting. A round does not wait for workers in a meeting, which
-have fewer rounds to make: so it counts less.
+A turn lasts for a whole exchange. It needs a file lock on one byte of the job's state, which also
+excludes the controller's checkpoints, and the earliest clock. Each worker's clock is (collective
+calls, rounds since, turns since). A worker has its turn when no other participant has an earlier
+(clock, rank). A worker that waits in a collective call is ahead of those that have not made it: it
+blocks none of them. A round counts less than a collective call.
 """
 
 from __future__ import annotations
@@ -24,25 +22,18 @@ from platoon_base.system.awake import awake
 __all__ = ["NoTurns", "Turns"]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _YIELDS = 20e-6, 500e-6, 20
-_STUCK_S = 10.0  # one that has been let go may get no processor for seconds
-# A clock is one number: meetings in its upper half, below them rounds, where there are some, and turns.
+_STUCK_S = 10.0  # A released worker may get no processor for seconds.
+# A clock is one number: collective calls in its upper half, then rounds and turns.
 _MEETING, _ROUND = 1 << 32, 1 << 12
 _NO_TURN = contextlib.nullcontext()
 
 
 class NoTurns:
-    """No turns: workers use the center whenever they come to it.
-
-    Attributes
-    ----------
-    taken : bool
-        Whether workers take turns.
-    """
+    """No turns: workers use the center at any time."""
 
     taken = False
 
     def take(self, what: str, timeout_s: float, finish: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-        """Do nothing."""
         return _NO_TURN
 
     def begin(self, what: str, timeout_s: float) -> None:
@@ -56,20 +47,7 @@ class NoTurns:
 
 
 class Turns:
-    """The turns of one worker.
-
-    Parameters
-    ----------
-    job_state : JobState
-    rank, size : int
-    try_lock, unlock : callable
-        The lock that the worker holds during its turn; the controller takes it to read the center.
-
-    Attributes
-    ----------
-    taken : bool
-        Whether workers take turns.
-    """
+    """The turns of one worker; the controller acquires the same lock to read the center."""
 
     taken = True
 
@@ -85,11 +63,12 @@ class Turns:
         self._lower = np.arange(size) < rank
         self._try_lock, self._unlock = try_lock, unlock
         self._depth = 0
-        self._stuck: tuple[int, int, float] | None = None  # rank, call, and when it was first seen there
+        # Rank, call, and time of the first poll in it.
+        self._stuck: tuple[int, int, float] | None = None
 
     @contextlib.contextmanager
     def take(self, what: str, timeout_s: float, finish: Callable[[], None]) -> Iterator[None]:
-        """Have a turn for the ``with`` block and for ``finish``, which waits for what the block has queued."""
+        """Have a turn for the ``with`` block and for ``finish``, which waits for queued work."""
         self.begin(what, timeout_s)
         try:
             yield
@@ -98,27 +77,13 @@ class Turns:
             self.end()
 
     def begin(self, what: str, timeout_s: float) -> None:
-        """Wait for this worker's turn; within a turn only count the call.
-
-        Parameters
-        ----------
-        what : str
-            What the worker does in its turn, such as ``"sync"``.
-        timeout_s : float
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If the turn did not come in time.
-        WorkerLostError
-            If a worker that has to go first has died.
-        """
+        """Wait for this worker's turn; within a turn, only count the call."""
         if not self._depth:
             self._await(what, timeout_s)
         self._depth += 1
 
     def end(self) -> None:
-        """Undo one call of `begin`; undoing the last one ends the turn."""
+        """Undo one call of `begin`; the last one ends the turn."""
         if self._depth != 1:
             self._depth = max(self._depth - 1, 0)
             return
@@ -129,7 +94,7 @@ class Turns:
             self._unlock()
 
     def meet(self, every: bool = True) -> None:
-        """Count a collective call that this worker is about to wait in: of ``every`` worker, or a round."""
+        """Count a collective call before its wait: of ``every`` worker, or a round."""
         row, unit = self._job_state.table[self._rank], _MEETING if every else _ROUND
         row["turn_clock"] = (int(row["turn_clock"]) // unit + 1) * unit
 
@@ -139,7 +104,7 @@ class Turns:
         while (first := self._first() if ordered else None) is not None or not self._try_lock():
             now, waits = awake(), f"rank {self._rank} waited for its turn ({what})"
             if first is not None and self._is_stuck(first, now):
-                if self._job_state.stopping:  # an interrupted worker saves, or ends; the order is over
+                if self._job_state.stopping:  # An interrupted worker saves or ends in any order.
                     ordered = False
                     continue
                 call = self._job_state.read_text(first, "waiting_in")
@@ -156,10 +121,7 @@ class Turns:
             pause = pause if tries < _YIELDS else min(2 * pause, _LONGEST_PAUSE_S)
 
     def _first(self) -> int | None:
-        """Return the lowest rank with an earlier clock, None if it is this worker's turn; a worker that left has none.
-
-        If that one is lost and the job ends, it is nobody: an interrupted worker saves.
-        """
+        """Return the lowest rank with an earlier clock, or None if it is this worker's turn."""
         size, table = len(self._lower), self._job_state.table
         clocks = table["turn_clock"][:size]
         mine = clocks[self._rank]
@@ -168,6 +130,7 @@ class Turns:
             return None
         first = int(np.flatnonzero(behind)[0])
         cause = "" if table[first]["left"] else self._job_state.read_text(first, "ending")
+        # While the job stops, an interrupted worker saves without waiting for lost ones.
         if cause and self._job_state.stopping:
             return None
         if cause:
@@ -178,7 +141,6 @@ class Turns:
         return first
 
     def _text(self, rank: int) -> str:
-        """Return how far that rank and this one are."""
         rows = [self._job_state.table[each] for each in (rank, self._rank)]
         made, own = ((int(row["syncs"]), int(row["turn_clock"]) // _MEETING) for row in rows)
         return (
@@ -188,7 +150,7 @@ class Turns:
         )
 
     def _is_stuck(self, rank: int, now: float) -> bool:
-        """Return whether a worker has been in the same collective call for `_STUCK_S`; its count is odd inside."""
+        """Return whether a worker was in one collective call for `_STUCK_S`; its count is odd."""
         count = int(self._job_state.table[rank]["waits"])
         if count % 2 == 0:
             self._stuck = None

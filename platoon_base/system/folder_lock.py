@@ -1,4 +1,4 @@
-"""A lock on a folder: other processes see that it is in use. The kernel frees it when its holder ends in any way."""
+"""A lock on a folder; the kernel releases it when its holder ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["LOCK_FILE", "FolderLock", "is_locked", "locks_stay_on_this_host"]
 log = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # such as Lustre without flock, or NFS without its daemon
+# Such as Lustre without flock, or NFS without its daemon.
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _UNLOCKED = (
     "%s is on a file system without locks (%s): nobody would notice if another job used it at the same time; "
     "give each job a folder of its own"
@@ -26,24 +27,11 @@ _UNLOCKED = (
 
 
 class FolderLock:
-    """The exclusive lock on a folder.
+    """The exclusive lock on a folder; raises BlockingIOError if it is held, unless ``wait`` is set.
 
-    It is a lock on a file that only this user can open: other users could lock a file that they may read. NFS passes it
-    on to its server, so that other hosts see it too. A folder that only this user can open is locked itself as well,
-    which systemd-tmpfiles respects. Where the file system has no locks, a warning says so.
-
-    Parameters
-    ----------
-    folder : Path
-    wait : bool
-        Whether to wait while another process holds the lock.
-
-    Raises
-    ------
-    BlockingIOError
-        If another process holds the lock, and ``wait`` is false.
-    OSError
-        If the folder cannot be locked.
+    It locks a file that only this user can open: other users can lock files that they can read. NFS
+    passes it to its server, so other hosts see it. systemd-tmpfiles respects a lock on the folder
+    itself, so a private folder is locked too. Without locks in the file system it only warns.
     """
 
     def __init__(self, folder: Path, wait: bool = False) -> None:
@@ -54,10 +42,11 @@ class FolderLock:
         try:
             if _is_private(self.fd):
                 fcntl.flock(self.fd, how)
-            # NFS gives an exclusive lock to writers only, and none of its own on folders.
+            # NFS grants an exclusive lock only to writers, and not on folders.
             self._file = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | SAFE_FLAGS, 0o600, dir_fd=self.fd)
             own(self._file)
-            with contextlib.suppress(OSError):  # a copy of the folder may have given others a right to read it
+            # The file in a copied folder may be readable by others.
+            with contextlib.suppress(OSError):
                 os.fchmod(self._file, 0o600)
             fcntl.flock(self._file, how)
         except BaseException as exc:
@@ -68,7 +57,7 @@ class FolderLock:
             raise
 
     def close(self) -> None:
-        """Free the lock; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         for fd in (self._file, self.fd):
             if fd >= 0:
                 disown(fd)
@@ -77,23 +66,22 @@ class FolderLock:
 
 
 def _is_private(fd: int) -> bool:
-    """Return whether other users cannot open an opened folder or file for reading."""
     return not os.fstat(fd).st_mode & (stat.S_IRGRP | stat.S_IROTH)
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process holds the lock of a folder; False if it is no folder of this user."""
+    """Return whether a process holds the lock of a folder; False if it is not this user's."""
     for path, kind in ((folder, stat.S_IFDIR), (folder / LOCK_FILE, stat.S_IFREG)):
         try:
             fd = open_own(path, kind)
         except OSError:
             return False
         try:
-            if _is_private(fd):  # otherwise the lock may be another user's
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may ask at the same time
+            if _is_private(fd):  # Otherwise the lock may be another user's.
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # allows concurrent checks
         except BlockingIOError:
             return True
-        except OSError:  # nothing can be locked there
+        except OSError:  # no locks there
             return False
         finally:
             os.close(fd)
@@ -101,21 +89,14 @@ def is_locked(folder: Path) -> bool:
 
 
 def locks_stay_on_this_host(path: Path, mounts: str | None = None) -> str:
-    """Return why another host does not see locks in a folder; empty if it does, or no other host has the file system.
-
-    Parameters
-    ----------
-    path : Path
-    mounts : str, optional
-        The text of ``/proc/self/mountinfo``.
-    """
+    """Return why another host does not see locks in a folder, or ''."""
     status = path.stat()
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     try:
         lines = (mounts or Path("/proc/self/mountinfo").read_text(errors="replace")).splitlines()
     except OSError:
         return ""
-    for line in reversed(lines):  # the latest mount hides the others
+    for line in reversed(lines):  # The latest mount hides the others.
         left, _, right = line.partition(" - ")
         if left.split()[2:3] == [device] and len(right.split()) >= 3:
             kind, _, options = right.split()[:3]
@@ -124,7 +105,7 @@ def locks_stay_on_this_host(path: Path, mounts: str | None = None) -> str:
 
 
 def _kept_from_others(kind: str, options: list[str]) -> str:
-    """Return why a file system that other hosts share, mounted with these options, does not pass locks on."""
+    """Return why a shared file system with these mount options keeps locks local, or ''."""
     if kind in ("nfs", "nfs4"):
         local = [word for word in options if word in ("nolock", "local_lock=all", "local_lock=flock")]
         return f"{kind} with {local[-1]}" if local else ""
@@ -132,5 +113,5 @@ def _kept_from_others(kind: str, options: list[str]) -> str:
         return "lustre with localflock" if "localflock" in options else ""
     if kind in ("cifs", "smb3"):
         return f"{kind} with nobrl" if "nobrl" in options else ""
-    # Whether these pass locks on depends on the server, and cannot be asked.
+    # These pass on locks or not, depending on the server.
     return kind if kind in ("9p", "virtiofs", "afs", "beegfs") or kind.startswith("fuse.") else ""

@@ -15,13 +15,7 @@ Body = Callable[[types.ModuleType], None]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """A finder for ``sys.meta_path`` that calls a function after a module's body has run, and changes nothing else.
-
-    Parameters
-    ----------
-    actions : mapping of str to callable
-        The full name of a module, and the function to call once with that module.
-    """
+    """A finder that calls ``actions[name](module)`` once, after the body of that module has run."""
 
     def __init__(self, actions: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
         self._actions = dict(actions)
@@ -29,13 +23,12 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the modules that have an action, by the finders after this one."""
         if fullname not in self._actions:
             return None
 
         def run(module: types.ModuleType, body: Body) -> None:
             body(module)
-            # Only now: a spec may be asked for without an import.
+            # A spec may be requested without an import, so the action is removed only here.
             action = self._actions.pop(fullname, None)
             if action is not None:
                 action(module)
@@ -50,7 +43,7 @@ def spec_around(
     target: types.ModuleType | None,
     run: Callable[[types.ModuleType, Body], None],
 ) -> importlib.machinery.ModuleSpec | None:
-    """Find a module by the finders after this one, and let ``run(module, body)`` execute its body."""
+    """Find a module with the finders after this one; ``run(module, body)`` executes its body."""
     behind = sys.meta_path.index(finder) + 1 if finder in sys.meta_path else len(sys.meta_path)
     finders = [other for other in sys.meta_path[behind:] if hasattr(other, "find_spec")]
     asked = (other.find_spec(fullname, path, target) for other in finders)

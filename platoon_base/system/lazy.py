@@ -11,21 +11,7 @@ __all__ = ["lazy_names"]
 
 
 def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = ()) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that offers names of modules which it does not load.
-
-    Parameters
-    ----------
-    package : str
-        Its ``__name__``.
-    homes : mapping of str to str
-        The module that defines each name.
-    modules : sequence of str
-        Modules of the package that may be used as its attributes without being imported by name.
-
-    Examples
-    --------
-    >>> __getattr__ = lazy_names(__name__, {"FlatAllReduce": "platoon_base.worker.flat_all_reduce"})
-    """
+    """Return the ``__getattr__`` of a package for names in ``homes`` and submodules ``modules``."""
 
     def get(name: str) -> Any:
         if name in modules:
@@ -34,7 +20,7 @@ def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = 
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
             home = importlib.import_module(homes[name])
-        except AttributeError as exc:  # ``from package import name`` would hide it
+        except AttributeError as exc:  # ``from package import name`` would hide it.
             raise ImportError(f"{homes[name]} cannot be imported: {exc}") from exc
         value = getattr(home, name)
         setattr(sys.modules[package], name, value)

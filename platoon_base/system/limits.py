@@ -1,4 +1,4 @@
-"""Limits of the system that a job checks before it begins: open files, and free space on the disk."""
+"""Limits of the system that a job checks: open files, memory, cores, room on the disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from platoon_base.errors import ConfigurationError
 
-with contextlib.suppress(ImportError):  # Windows has none; the commands are imported there, to say so
+# Windows has none; commands are imported there to report that.
+with contextlib.suppress(ImportError):
     import resource
 
 __all__ = [
@@ -30,17 +31,12 @@ __all__ = [
 
 _PROBE_BYTES = 1 << 16
 _FIRST_DESCRIPTORS = 1 << 16
-_OLD_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # of control groups of version 1
+_OLD_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # control groups of version 1
 
 
 def require_descriptors(more: int) -> None:
-    """Make sure that this process can open ``more`` files and sockets besides those it has; raises the soft limit.
-
-    Raises
-    ------
-    ConfigurationError
-        If the hard limit is too low. ZeroMQ would end the process in the middle of something instead.
-    """
+    """Raise the soft limit to allow ``more`` open files; ConfigurationError if that fails."""
+    # At the limit ZeroMQ would abort the process.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _open_descriptors(soft) + more
     if resource.RLIM_INFINITY != soft < needed:
@@ -53,7 +49,7 @@ def require_descriptors(more: int) -> None:
 
 
 def raise_descriptors() -> int:
-    """Let this process open as many files and sockets as its hard limit allows, up to 65,536; returns the limit."""
+    """Raise the soft limit of open files to the hard one, at most 65,536; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _FIRST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _FIRST_DESCRIPTORS)
     if resource.RLIM_INFINITY != soft < limit:
@@ -63,7 +59,7 @@ def raise_descriptors() -> int:
 
 
 def no_descriptor_text(exc: OSError) -> str:
-    """Return what to do about an error that says this process has too many files open; '' for any other error."""
+    """Return what to do about too many open files; '' for any other error."""
     if exc.errno != errno.EMFILE:
         return ""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -75,7 +71,7 @@ def no_descriptor_text(exc: OSError) -> str:
 
 
 def limit_text(exc: BaseException) -> str:
-    """Return which limit of the system an error comes from, and what to do; '' for any other error."""
+    """Return the system limit that caused an error, and what to do; '' for any other error."""
     if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
         exc = OSError(errno.EAGAIN, str(exc))
     if not isinstance(exc, OSError):
@@ -96,7 +92,7 @@ def limit_text(exc: BaseException) -> str:
 
 
 def _inodes_text(path: str) -> str:
-    """Return that a file system has room for data, and for no file more, if that is so."""
+    """Return a hint if a file system has free bytes but no free inodes."""
     with contextlib.suppress(OSError):
         room = os.statvfs(os.path.dirname(os.path.abspath(path)))
         if path and room.f_files and not room.f_favail and room.f_bavail:
@@ -105,7 +101,7 @@ def _inodes_text(path: str) -> str:
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many processes the kernel has killed for want of memory: in this control group, or on the machine."""
+    """Return how many processes of this control group (or machine) died from a lack of memory."""
     files = []
     for line in _lines(proc / "self" / "cgroup"):
         _, kinds, path = line.split(":", 2)
@@ -120,7 +116,6 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 
 def _open_descriptors(soft: int) -> int:
-    """Count the descriptors that this process has open; one by one where there is no /proc."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -136,13 +131,7 @@ def _is_open(fd: int) -> bool:
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes of memory that processes here can still take: of the machine, and of their control group.
-
-    Parameters
-    ----------
-    proc, cgroups : Path
-        Where the kernel tells it.
-    """
+    """Return the bytes of memory that are available here and in our control group."""
     found = [sys.maxsize]
     with contextlib.suppress(OSError):
         lines = dict(re.findall(r"^(\w+): +(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE))
@@ -152,7 +141,7 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
         if kinds in ("", "memory"):
             most, used = ("memory.max", "memory.current") if not kinds else _OLD_NAMES
             folder = cgroups / kinds
-            # Inside a container its own group is what is mounted.
+            # In a container, the mount shows its own group.
             for place in (folder / path.lstrip("/"), folder):
                 with contextlib.suppress(OSError, ValueError):  # "max" is no number
                     free = int((place / most).read_text()) - int((place / used).read_text())
@@ -161,10 +150,7 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
 
 
 def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many cores processes here can use: those that they are bound to, within the quota of their groups.
-
-    A quota of half a core counts as one. Of nested control groups the smallest quota holds.
-    """
+    """Return how many cores processes here can use, at least 1: affinity and smallest quota."""
     found = [float(len(os.sched_getaffinity(0)))]
     for line in _lines(proc / "self" / "cgroup"):
         _, kinds, path = line.split(":", 2)
@@ -186,7 +172,7 @@ def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
 
 def _cached_bytes(stat: Path) -> int:
-    """Return the bytes of cached files, which count as used, and which the kernel drops where memory is needed."""
+    """Return the bytes of cached files, which count as used but can be dropped."""
     pairs = [line.split() for line in _lines(stat)]
     return sum(int(value) for name, value in pairs if name in ("active_file", "inactive_file"))
 
@@ -199,13 +185,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def require_room(folder: Path, what: str) -> None:
-    """Make sure that files can be written to a folder, which is made if needed.
-
-    Raises
-    ------
-    ConfigurationError
-        If the folder cannot be made, or not be written to.
-    """
+    """Make a folder if needed; raise ConfigurationError unless files can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -1,6 +1,6 @@
-"""The end of a process whose launcher is gone: it is interrupted, so that it may save, and killed if it goes on.
+"""Ends a process whose launcher is gone: interrupts it, for it may save, and kills it later.
 
-Workers find out by themselves in most of their calls. A thread sees to those that make none.
+Workers detect the loss in most of their calls. A thread detects it for those that make none.
 """
 
 from __future__ import annotations
@@ -25,28 +25,14 @@ log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 1.0
 _found_out = threading.Event()
-_watched_pid = 0  # the process that has a thread: a forked child has none
+_watched_pid = 0  # This process has the thread; a forked child has none.
 
 
 class OrphanPolicy(NamedTuple):
-    """How a process is ended whose launcher is gone.
-
-    Attributes
-    ----------
-    notice_s : float
-        That it has to find out by itself.
-    own_end_s : float
-        That it has to end in by itself once it has found out.
-    first : Signals
-        Sent after that.
-    grace_s : float
-        From the first signal to SIGKILL.
-    """
-
-    notice_s: float
-    own_end_s: float
-    first: signal.Signals
-    grace_s: float
+    notice_s: float  # time to detect the loss
+    own_end_s: float  # time to exit after it has detected the loss
+    first: signal.Signals  # sent after that time
+    grace_s: float  # from the first signal to SIGKILL
 
 
 WORKER = OrphanPolicy(4.0, 60.0, signal.SIGINT, 10.0)
@@ -54,14 +40,7 @@ DATA_SERVER = OrphanPolicy(0.0, 0.0, signal.SIGTERM, 2.0)
 
 
 def end_with(launcher: int, patience: OrphanPolicy = WORKER) -> None:
-    """End this process after a process of this host: by a thread, which waits for that.
-
-    Parameters
-    ----------
-    launcher : int
-        Process id.
-    patience : OrphanPolicy
-    """
+    """End this process after process ``launcher`` of this host; a thread waits for that."""
     try:
         fd = os.pidfd_open(launcher)
     except ProcessLookupError:
@@ -92,15 +71,14 @@ def end_without(alive: Callable[[], bool | None], patience: OrphanPolicy = WORKE
 
 
 def found_out() -> None:
-    """Record that this process has detected the end of its launcher, and may be about to save and exit."""
+    """Record that this process has detected the loss of its launcher, and may be saving."""
     if not _found_out.is_set() and os.environ.get(JOB):
-        with contextlib.suppress(OSError):  # the warden waits longer then
+        with contextlib.suppress(OSError):
             Path(os.environ[JOB], f"detected-{os.getpid()}").touch()
     _found_out.set()
 
 
 def is_watched() -> bool:
-    """Return whether a thread that ends this process is running already."""
     return _watched_pid == os.getpid()
 
 
@@ -118,7 +96,8 @@ def _watch(has_ended: Callable[[], bool], patience: OrphanPolicy) -> None:
     if _found_out.wait(patience.notice_s):
         time.sleep(patience.own_end_s)
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
-        log.warning("the launcher of this job is gone: the job has ended")  # a person decides about this process
+        # A person decides about an interactive process.
+        log.warning("the launcher of this job is gone: the job has ended")
         return
     log.warning(
         "the launcher of this job is gone, as after kill -9 or for want of memory: this process gets %s, and is killed "
@@ -132,7 +111,7 @@ def _watch(has_ended: Callable[[], bool], patience: OrphanPolicy) -> None:
 
 
 def _signal(number: signal.Signals) -> None:
-    """Signal this process, and what it has started if it leads its process group."""
+    """Signal this process, and its descendants if it leads its process group."""
     pid = os.getpid()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if os.getpgrp() == pid and os.getsid(0) == pid:  # not the group of a shell's job

@@ -1,4 +1,4 @@
-"""Opening files of this user in folders that others can write to: no other user's file, no link, pipe or device."""
+"""Open files of this user in folders that others can write to; refuse links, pipes, devices."""
 
 from __future__ import annotations
 
@@ -12,30 +12,12 @@ from platoon_base.system.regular_files import open_without_wait
 
 __all__ = ["SAFE_FLAGS", "create_new", "open_log", "open_own", "write_where_named", "write_whole"]
 
-SAFE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe is not waited for
+SAFE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def open_own(path: str | os.PathLike[str], kind: int, flags: int = os.O_RDONLY) -> int:
-    """Open a file of this user without following links or waiting.
-
-    Parameters
-    ----------
-    path : path
-    kind : int
-        Its kind: `stat.S_IFREG` or `stat.S_IFDIR`.
-    flags : int
-
-    Returns
-    -------
-    int
-        A file descriptor.
-
-    Raises
-    ------
-    OSError
-        If there is none; `PermissionError` if it is another user's or of another kind.
-    """
-    _require_own(path, os.lstat(path), kind)  # opening a device may do something
+    """Open a file of ``kind`` of this user without following links; else PermissionError."""
+    _require_own(path, os.lstat(path), kind)  # Opening a device may have effects.
     fd = os.open(path, flags | SAFE_FLAGS, 0o600)
     try:
         _require_own(path, os.fstat(fd), kind)
@@ -46,20 +28,12 @@ def open_own(path: str | os.PathLike[str], kind: int, flags: int = os.O_RDONLY) 
 
 
 def create_new(path: str | os.PathLike[str], flags: int = os.O_WRONLY) -> int:
-    """Create a file, and return its descriptor; raises `FileExistsError` where there is one, or a link."""
+    """Create a file and return its descriptor; raises FileExistsError also for a link."""
     return os.open(path, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, 0o666)
 
 
 def open_log(path: str | os.PathLike[str]) -> int:
-    """Open a log to append to, and return its descriptor; it is created if there is none.
-
-    Raises
-    ------
-    ConfigurationError
-        If something else is there that another user may have put there: a link, or a file with a second name.
-    OSError
-        If it cannot be opened.
-    """
+    """Open or create a log for appending; ConfigurationError unless it is a plain file of ours."""
     try:
         fd = create_new(path, os.O_WRONLY | os.O_APPEND)
     except FileExistsError:
@@ -75,7 +49,7 @@ def open_log(path: str | os.PathLike[str]) -> int:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file at once as a whole, in place of the file or the link that is there; raises `OSError`."""
+    """Replace a file, or a link, atomically; raises OSError."""
     unfinished = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
     fd = create_new(unfinished)
     try:
@@ -89,23 +63,14 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_where_named(path: Path, data: bytes) -> None:
-    """Write a file whose path the user gave, as a whole.
-
-    A link of this user, or of root, is followed. A terminal or a pipe, such as ``/dev/stdout``, is written to.
-
-    Raises
-    ------
-    ConfigurationError
-        If a link of another user is there.
-    OSError
-        If it cannot be written.
-    """
+    """Write a file or a pipe at a user's path; ConfigurationError for another user's link."""
     with contextlib.suppress(FileNotFoundError):
         link = os.lstat(path)
         if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
             raise ConfigurationError(_not_ours(path))
         if not stat.S_ISREG(os.stat(path).st_mode):
-            with open(path, "wb", opener=open_without_wait) as file:  # a named pipe that nobody reads is an error
+            # A named pipe without a reader is an error.
+            with open(path, "wb", opener=open_without_wait) as file:
                 os.set_blocking(file.fileno(), True)
                 file.write(data)
             return

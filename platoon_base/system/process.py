@@ -1,4 +1,4 @@
-"""System calls for which Python has no function, or one with a limit."""
+"""System calls that Python lacks, or offers with a limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  #
 
 
 def prctl(option: int, value: int) -> None:
-    """Call ``prctl(2)``; raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         error = ctypes.get_errno()
@@ -35,7 +34,7 @@ def is_subreaper() -> bool:
 
 
 def pid_namespace() -> int:
-    """Return the number of this process's PID namespace, within which process ids mean something; 0 if unknown."""
+    """Return the number of this process's PID namespace; 0 if unknown."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -43,7 +42,6 @@ def pid_namespace() -> int:
 
 
 def working_folder() -> str:
-    """Return the folder that this process works in; empty if it is gone."""
     try:
         return os.getcwd()
     except OSError:
@@ -51,11 +49,8 @@ def working_folder() -> str:
 
 
 def readable(fd: int, timeout_s: float | None = 0.0) -> bool:
-    """Return whether a file descriptor can be read, within ``timeout_s``; None waits without end.
-
-    Its number may be above 1,023, which `select.select` refuses. A pidfd can be read from the moment the process is a
-    zombie.
-    """
+    """Return whether a descriptor can be read; a pidfd can if its process has ended."""
+    # `select.select` refuses descriptors above 1,023.
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if timeout_s is None else 1e3 * timeout_s))

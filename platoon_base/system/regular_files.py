@@ -1,4 +1,4 @@
-"""Opening files to read them, without waiting where a named pipe or a device is in their place."""
+"""Open files for reading without waiting for a named pipe or a device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ __all__ = ["open_regular", "open_without_wait"]
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file to read its bytes.
-
-    Raises
-    ------
-    OSError
-        If there is none, or something else is in its place.
-    """
+    """Open a regular file to read bytes; OSError if it is missing or of another kind."""
     file = open(path, "rb", opener=open_without_wait)  # noqa: SIM115 - the caller closes it
     try:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -28,5 +22,5 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def open_without_wait(path: str, flags: int) -> int:
-    """Open a file as `os.open` does, for ``opener`` of `open`; a pipe without a partner raises or is empty."""
+    """An ``opener`` for `open`; a pipe without a partner raises or is empty."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

@@ -1,4 +1,4 @@
-"""Signals as processes of a job need them, whatever the process that started them has set."""
+"""Signals as processes of a job need them, independent of their parent's settings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ _POLL_INTERVAL_S = 0.01
 
 
 def accept_interrupts() -> None:
-    """Let SIGINT raise KeyboardInterrupt and SIGTERM end this process, even if it has inherited that both are ignored.
-
-    A shell without job control starts the commands that it puts into the background (``&``) with SIGINT ignored, and
-    Python leaves it so. Handlers that were set stay. Call it from the main thread.
-    """
+    """Reset SIGINT and SIGTERM if they are ignored, as in background commands of a shell."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
@@ -32,22 +28,21 @@ def accept_interrupts() -> None:
 
 
 def keep_interrupts() -> None:
-    """Raise a KeyboardInterrupt again that has come where Python drops exceptions: in finalizers and some callbacks.
-
-    Otherwise a worker would go on, and be killed at the end of its time without having saved.
-    """
+    """Raise KeyboardInterrupt again if Python has dropped it, as in finalizers."""
+    # Otherwise a worker would continue, and be killed later without having saved.
     sys.unraisablehook = functools.partial(_unraisable, sys.unraisablehook)
 
 
 def _unraisable(plain: Any, unraisable: Any) -> None:
     if unraisable.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
-        _thread.start_new_thread(_interrupt_again, ())  # a Thread takes locks that the main thread may hold here
+        # threading.Thread takes locks that the main thread may hold here.
+        _thread.start_new_thread(_interrupt_again, ())
     else:
         plain(unraisable)
 
 
 def _interrupt_again() -> None:
-    """Interrupt the main thread once it has left `_unraisable`, which would drop the exception too."""
+    """Interrupt the main thread once it has left `_unraisable`, which drops exceptions too."""
     while _is_within(sys._current_frames().get(threading.main_thread().ident or 0)):
         time.sleep(_POLL_INTERVAL_S)
     _thread.interrupt_main()
@@ -62,7 +57,7 @@ def _is_within(frame: FrameType | None) -> bool:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process of this host has a handler for a signal, or blocks it for `signal.sigwait`."""
+    """Return whether a process has a handler for a signal, or blocks it for `signal.sigwait`."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -73,10 +68,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 @contextlib.contextmanager
 def default_sigchld() -> Iterator[None]:
-    """Let this process learn the exit status of its children, even if it has inherited that SIGCHLD is ignored.
-
-    A handler that was set stays. In another thread than the main one nothing is changed.
-    """
+    """Reset an inherited SIG_IGN for SIGCHLD (main thread only): it hides exit statuses."""
     try:
         before = signal.getsignal(signal.SIGCHLD)
         changed = before is signal.SIG_IGN

@@ -1,4 +1,4 @@
-"""Any text as bytes, for shared memory and messages: paths, names and messages of exceptions may not be UTF-8."""
+"""Any text as bytes: paths, names and messages of exceptions may not be valid UTF-8."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def legible(text: str) -> str:
-    """Return text that UTF-8 can hold, with escapes for what it cannot.
-
-    Python's paths have such characters if their bytes are not UTF-8 (PEP 383).
-    """
+    """Return text that UTF-8 can encode, with escapes for lone surrogates (PEP 383)."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def to_bytes(text: str, size_bytes: int | None = None) -> bytes:
-    """Encode any text as UTF-8, cut to ``size_bytes`` at most, without zero bytes: the readers would stop there."""
+    """Encode any text as UTF-8, at most ``size_bytes``, without zero bytes, which end a text."""
     raw = text.encode(errors="backslashreplace").replace(b"\0", b"\\x00")
     if size_bytes is None or len(raw) <= size_bytes:
         return raw
-    return raw[:size_bytes].decode(errors="ignore").encode()  # without the first half of a letter
+    return raw[:size_bytes].decode(errors="ignore").encode()  # drop a partial character

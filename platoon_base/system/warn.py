@@ -1,4 +1,4 @@
-"""Warnings that a user must see: a Python warning, and in a worker a line of its log, which the launcher shows."""
+"""Warnings for users: a Python warning, and a line in a worker's log, which the launcher shows."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ __all__ = ["log_warnings", "warn_once"]
 
 log = logging.getLogger(__name__)
 
-said: set[str] = set()  # in this process
-_logged = False  # whether this process logs its warnings
+said: set[str] = set()  # texts already used in this process
+_logged = False
 
 
 def warn_once(text: str) -> None:
-    """Warn by `PlatoonWarning`, once of each text in this process; a process with `log_warnings` logs it too.
-
-    The line in the log is there though a script ignores warnings.
-    """
+    """Warn by `PlatoonWarning`, once for each text in this process; log it after `log_warnings`."""
     if text in said:
         return
     said.add(text)
+    # A script may ignore warnings, but the line in the log stays.
     if _logged:
         log.warning("%s", text)
     warnings.warn(text, PlatoonWarning, stacklevel=3)
 
 
 def log_warnings() -> None:
-    """From now on log each `PlatoonWarning` of this process, once of each text, instead of printing it."""
+    """Log each `PlatoonWarning` of this process once instead of printing it."""
     global _logged
     if _logged:
         return

@@ -1,7 +1,4 @@
-"""Theano Ops by which workers meet inside the compiled function, and the graph optimizations that go with them.
-
-The adapters of Lasagne, Blocks and Keras on Theano put them into graphs; users may do so too.
-"""
+"""Theano Ops for collective calls inside compiled functions, and their graph optimizations."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from platoon_base.theano_ops.noise import vary_noise, vary_noise_once
     from platoon_base.theano_ops.reduction import UNSURE, add_up_sums, reduction_of
 
-# Theano loads its GPU back end if it was told of a device; without one there is nothing to move there.
+# Theano loads its GPU back end only if a device is configured; otherwise no value moves to a GPU.
 if getattr(sys.modules.get("theano.gpuarray"), "pygpu_activated", False):
     import platoon_base.theano_ops.gpu  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""The base class of all Ops that talk to other workers."""
+"""The base class of all Ops that communicate with other workers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _turns = itertools.count(1)
 
 
 def next_turn() -> int:
-    """Return a number greater than all before; on all workers its order is the same, not its value."""
+    """Return the next ticket; its order, not its value, is the same on all workers."""
     return next(_turns)
 
 
 def skip_turns(turn: int) -> None:
-    """See to it that `next_turn` returns numbers greater than ``turn``, which an Op that was loaded has."""
+    """Make `next_turn` return greater numbers than ``turn``, that of a loaded Op."""
     global _turns
     _turns = itertools.count(max(turn + 1, next(_turns)))
 
 
 class JobBound:
-    """Belongs to a running job: it is not pickled, and copies of graphs share it."""
+    """An object of a running job: it cannot be pickled, and copies of graphs share it."""
 
     def __reduce__(self) -> Any:
         raise ConfigurationError(
@@ -42,24 +42,19 @@ class JobBound:
 
 
 class JobOp(JobBound, Op):  # type: ignore[misc]
-    """An Op whose nodes talk to the other workers; k values in, k values of the same types out.
+    """An Op that communicates with other workers; k values in, k values of the same types out.
 
-    As written it is pure: its outputs are new memory. Graph optimizations then make it destroy inputs that are nobody
-    else's (`inplace.py`), and bring the nodes of a function into one order (`order.py`).
-
-    Attributes
-    ----------
-    inplace : tuple of int
-        Indices of the inputs whose memory becomes the output; the others are copied.
-    ordered : bool
-        Whether the last input and the last output are a token, which carries the order from one node to the next.
-    turn : int
-        Of two nodes that do not depend on one another, the one with the lower turn comes first.
+    It is pure at first: its outputs are new memory. Graph optimizations then let it overwrite
+    inputs that no other node needs (`inplace.py`), and fix the order of a function's nodes
+    (`order.py`).
     """
 
     __props__: tuple[str, ...]
+    # Indices of the inputs whose memory becomes the output; the others are copied.
     inplace: tuple[int, ...] = ()
+    # Whether the last input and output are a token, which orders this node behind another one.
     ordered = False
+    # Of two independent nodes, the one with the lower turn comes first.
     turn: int | None = None
 
     def job_key(self) -> Any:
@@ -71,27 +66,22 @@ class JobOp(JobBound, Op):  # type: ignore[misc]
         return None
 
     def changed(self, **props: Any) -> JobOp:
-        """Return this Op with other properties."""
         new: JobOp = type(self)(**{**{name: getattr(self, name) for name in self.__props__}, **props})
         return new
 
     def as_variable(self, value: Any) -> Any:
-        """Make one of the values a variable."""
         return theano.tensor.as_tensor_variable(value)
 
     def make_node(self, *values: Any) -> Apply:
-        """Take the values, and the token if there is one."""
         count = len(values) - self.ordered
         inputs = [self.as_variable(value) for value in values[:count]]
         inputs += [theano.tensor.as_tensor_variable(token) for token in values[count:]]
         return Apply(self, inputs, [variable.type() for variable in inputs])
 
     def values(self, inputs: list[Any]) -> list[Any]:
-        """Leave out the token."""
         return inputs[: len(inputs) - self.ordered]
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        """Call `work`, and pass the token on."""
         values = self.values(inputs)
         own = [i in self.inplace and value.flags.c_contiguous for i, value in enumerate(values)]
         for storage, result in zip(output_storage, self.work(values, own)):
@@ -100,15 +90,14 @@ class JobOp(JobBound, Op):  # type: ignore[misc]
             output_storage[-1][0] = TOKEN
 
     def work(self, values: list[Any], own: list[bool]) -> list[Any]:
-        """Return the results, each in the memory of its value where that is ``own``, and in new memory elsewhere."""
+        """Return the results, in the memory of values that are ``own``, or in new memory."""
         raise NotImplementedError
 
     def infer_shape(self, node: Apply, shapes: list[Any]) -> list[Any]:
-        """Return the shapes of the inputs."""
         return shapes
 
     def do_constant_folding(self, node: Apply) -> bool:
-        """Never: even constant values change when they meet those of the other workers."""
+        # Collective calls change even constant values.
         return False
 
     def _set_inplace(self, inplace: tuple[int, ...]) -> None:

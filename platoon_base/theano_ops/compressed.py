@@ -1,4 +1,4 @@
-"""All-reduce that sends half the bytes, and makes up for what it rounds away in later calls (error feedback)."""
+"""All-reduce through float16 that adds rounding errors to later calls (error feedback)."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from platoon_base.worker.handle import Worker
 
 __all__ = ["BLOCK", "Float16Sum", "all_reduce_float16"]
 
-BLOCK = 64  # elements that share a quantum: it costs float32/64 to send, 3 % of the rest
-_EXACT = 2048  # all integers up to here are float16 numbers, and so are all sums that stay below
-_SMALLEST, _GREATEST = 2.0**-100, 2.0**120  # the range of a block's maximum, in which no quantum leaves float32's
+# Elements that share a quantum. A float32 quantum for 64 elements adds 3 % to the bytes sent.
+BLOCK = 64
+# Float16 represents all integers up to this one, and all sums that stay below.
+_EXACT = 2048
+# Range of a block's maximum that keeps each quantum within float32.
+_SMALLEST, _GREATEST = 2.0**-100, 2.0**120
 
 
 class Float16Sum(AllReduceSum):
-    """`AllReduceSum` of float32 values that travel as float16; its user sees to it that float16 holds them.
+    """`AllReduceSum` of float32 values that float16 represents exactly, and that travel as such."""
 
-    Theano computes with float16 on the host element by element in Python, so no variable of the graph is one.
-    """
-
-    # The number of workers is in the graph around it: it does not go with another job.
+    # No variable of the graph is float16, as Theano computes with it on the host in Python.
+    # The graph around it contains the number of workers, so it does not fit another job.
     __reduce__ = JobBound.__reduce__
 
     def fusion_key(self) -> Any:
-        """Return None: values of one call are one array already."""
         return None
 
     def work(self, values: list[Any], own: list[bool]) -> list[Any]:
-        """Convert, sum, and convert back."""
         return [self._summed(value) for value in values]
 
     def _summed(self, value: Any) -> Any:
-        with np.errstate(over="ignore"):  # what is infinite then was not finite before, or stands beside such a value
+        # A value overflows only if it, or another one in its block, was not finite.
+        with np.errstate(over="ignore"):
             wire = value.astype("float16")
         self.worker.all_reduce(wire, "sum", dest=wire)
         return wire.astype(value.dtype)
@@ -49,48 +49,26 @@ class Float16Sum(AllReduceSum):
 def all_reduce_float16(
     variables: Sequence[Any], shapes: Sequence[tuple[int, ...]], average: bool, worker: Worker
 ) -> list[Any]:
-    """Sum or average variables over the workers through float16, each worker keeping what was not sent.
+    """Sum or average variables over the workers through float16; each worker keeps the remainder.
 
     ::
 
         v_i := g_i + e_i
-        q   := max_i 2^ceil(log2(max |v_i| / L))    for each block of 64 elements, L = floor(2048 / N)
+        q   := max_i 2^ceil(log2(max |v_i| / L))    for each 64 elements, L = floor(2048 / N)
         s_i := float16(round(v_i / q))              integers, |s_i| <= L
         e_i := v_i - q s_i
         y   := q sum_i s_i          (or 1/N q sum_i s_i)
 
-    Float16 numbers as they are would not do: their sum is rounded again on its way through the workers, and of that
-    nobody keeps the rest. As multiples of a common quantum their sum is exact in float16, in any order. So what is
-    applied differs from what was wanted by no more than what the workers keep, ``|e_i| <= q/2``, however many steps
-    are made, and no value is too great or too small for float16. With N workers, a value has ``12 - log2(N)`` bits.
+    As multiples of a common quantum q, the sums are exact in float16, in any order, so the error
+    never exceeds what the workers keep, ``|e_i| <= q/2``. Plain float16 sums would be rounded again
+    without a remainder. With N workers a value has ``12 - log2(N)`` bits.
 
-    e_i is one shared variable with a ``default_update``: every compiled function that contains the result changes it.
-    A block of 64 in which a value is NaN or infinite becomes NaN as a whole, and its e_i start again from 0.
+    Every compiled function that contains the result updates e_i. A block with a NaN or an infinity
+    becomes NaN, and its e_i restart from 0. Shapes must not change, and the job must have several
+    workers.
 
-    Parameters
-    ----------
-    variables : sequence of Theano variable, of float dtypes
-    shapes : sequence of tuple of int
-        Of their values, which never change.
-    average : bool
-        Whether to divide by N.
-    worker : Worker
-        Of a job of several.
-
-    Returns
-    -------
-    list of Theano variable
-        One for each, of the same dtypes, computed in float32.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are more than 2,048 workers.
-
-    References
-    ----------
-    Seide et al.: 1-bit stochastic gradient descent, Interspeech 2014 (the feedback). Köster et al.: Flexpoint, NIPS
-    2017 (common exponents).
+    Sources: Seide et al.: 1-bit stochastic gradient descent, Interspeech 2014 (error feedback);
+    Köster et al.: Flexpoint, NIPS 2017 (common exponents).
     """
     size = worker.global_size
     limit = _EXACT // size
@@ -119,7 +97,7 @@ def _rows(size: int) -> int:
 
 
 def _blocks(variables: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Lay variables one after the other, each from the start of a block on, so that none shares a quantum."""
+    """Concatenate variables, each from the start of a block, so that they share no quantum."""
     parts = []
     for variable, size in zip(variables, sizes):
         parts.append(tensor.cast(variable.flatten(), "float32"))
@@ -131,7 +109,6 @@ def _blocks(variables: Sequence[Any], sizes: Sequence[int]) -> Any:
 def _unblocked(
     blocks: Any, variables: Sequence[Any], shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]
 ) -> list[Any]:
-    """Return the variables' new values: the inverse of `_blocks`."""
     results, row = [], 0
     for variable, shape, size in zip(variables, shapes, sizes):
         flat = blocks[row : row + _rows(size)].flatten()[:size]
@@ -140,6 +117,6 @@ def _unblocked(
     return results
 
 
-# As in the package's __init__: there is something to do only where Theano has a device.
+# As in the package's __init__, only with a device.
 if getattr(sys.modules.get("theano.gpuarray"), "pygpu_activated", False):
     import platoon_base.theano_ops.compressed_gpu  # noqa: F401

@@ -1,4 +1,4 @@
-"""`Float16Sum` on values that live on a device. Imported only where Theano has one."""
+"""`Float16Sum` on GpuArrays; imported only if Theano uses a device."""
 
 from __future__ import annotations
 
@@ -14,16 +14,7 @@ __all__ = ["GpuFloat16Sum"]
 
 
 class GpuFloat16Sum(Float16Sum):
-    """`Float16Sum` on GpuArrays: converted and summed on the device.
-
-    Parameters
-    ----------
-    worker : Worker
-    context_name : str or None
-        Theano's name of the device.
-    inplace, turn, ordered
-        See `JobOp`.
-    """
+    """`Float16Sum` on GpuArrays: converted and summed on the device."""
 
     __props__: tuple[str, ...] = ("worker", "context_name", "inplace", "turn", "ordered")
 
@@ -39,14 +30,12 @@ class GpuFloat16Sum(Float16Sum):
         self.context_name = context_name
 
     def as_variable(self, value: Any) -> Any:
-        """Bring a value to the device, if it is not there."""
         return as_gpuarray_variable(value, self.context_name)
 
     __str__ = Float16Sum.__str__
 
 
 def lift_float16_sum(op: Any, context_name: Any, inputs: list[Any], outputs: list[Any]) -> GpuFloat16Sum:
-    """Return the device's form of a `Float16Sum`."""
     return GpuFloat16Sum(op.worker, context_name, op.inplace, op.turn)
 
 

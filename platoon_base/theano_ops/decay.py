@@ -22,29 +22,24 @@ log = logging.getLogger(__name__)
 
 
 def decay_as_one_process(pairs: Iterable[tuple[Any, Any]], workers: int) -> list[tuple[Any, Any]]:
-    """Return updates by which each step of ``workers`` workers counts as many steps of one process.
+    """Return updates for which each step of ``workers`` workers counts as N steps of one process.
 
     ::
 
         v := m v + b                                        the given update
-        v := v + (m v + b - v) (1 - m^N) / (1 - m)          returned: applies it N times to the same b
+        v := v + (m v + b - v) (1 - m^N) / (1 - m)          returned: N times the same b
 
-    So a moving average with b = (1 - m) x decays by m^N. Updates with m = 0 or m = 1 are returned as
-    they are. So are updates that are not of this form, with a warning. In updates that this function
-    has returned before, N is replaced.
-
-    Parameters
-    ----------
-    pairs : iterable of (shared variable, expression)
-    workers : int
-        The N.
+    A moving average with b = (1 - m) x then decays by m^N. Updates with m = 0 or m = 1 are
+    unchanged. So are updates of another form, with a warning. In updates that this function has
+    returned before, N is replaced.
     """
     result, unknown, decays = [], [], set()
     for variable, update in pairs:
         numbers = [v for v in inputs([update]) if getattr(v.tag, "number_of_workers", False)]
         for number in numbers:
             number.set_value(np.asarray(workers, number.dtype))
-        decays_not = numbers or workers == 1 or variable.dtype not in T.float_dtypes  # integers are counters
+        # Integers are counters.
+        decays_not = numbers or workers == 1 or variable.dtype not in T.float_dtypes
         decay = 0.0 if decays_not else decay_of(update, variable)
         if decay is None:
             unknown.append(str(variable))
@@ -86,16 +81,7 @@ def decay_defaults(variables: Iterable[Any], workers: int) -> None:
 
 
 def decay_of(update: Any, variable: Any) -> Any:
-    """Return the m of an update ``m v + b``, a number or an expression of shared scalars.
-
-    None for any other update.
-
-    Parameters
-    ----------
-    update : Theano expression
-    variable : Theano shared variable
-        The v.
-    """
+    """Return the m of ``m v + b``, a number or an expression of shared scalars; None otherwise."""
     depends = {variable}
     for node in io_toposort([variable], [update]):
         if not depends.isdisjoint(node.inputs):
@@ -134,7 +120,6 @@ def _coefficient(expression: Any, variable: Any, depends: set[Any]) -> Any:
 
 
 def _scalar(factor: Any) -> Any:
-    """Return a factor as a number, or as an expression of shared scalars."""
     try:
         return float(T.get_scalar_constant_value(factor))
     except T.NotScalarConstantError:
@@ -144,5 +129,5 @@ def _scalar(factor: Any) -> Any:
     return factor.dimshuffle(()) if factor.ndim else factor
 
 
-# Operations that change the place or the type of a value only.
+# Operations that only change the place or the type of a value.
 _SAME_VALUES = {"DimShuffle", "Cast", "Rebroadcast", "GpuDimShuffle", "GpuFromHost", "HostFromGpu", "GpuToGpu"}

@@ -1,4 +1,4 @@
-"""Before each call of a `function`, the workers exchange which function, inputs and rows they have."""
+"""Before each call of a `function`, the workers compare the function, its inputs and its rows."""
 
 from __future__ import annotations
 
@@ -30,47 +30,30 @@ __all__ = [
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _SLICE, _LIST, _OWN = range(3)
-_NO_END = np.iinfo(np.int64).min  # of a slice
+# In place of a missing end of a slice.
+_NO_END = np.iinfo(np.int64).min
 _FARTHEST = 1 << 62
-_SAMPLED_BYTES = 2048  # of each of three rows
-_TEXT = 400  # characters of another worker's error or value within this worker's error
+# Bytes that are read of each of three rows.
+_SAMPLED_BYTES = 2048
+# Characters of another worker's error or value within this worker's error.
+_TEXT = 400
 
 
 class RowSpec(NamedTuple):
-    """Rows that one worker selects, in numbers for the others.
-
-    Attributes
-    ----------
-    length : int
-        Number of rows that it selects from.
-    kind : int
-        A slice or a list for all workers, or this worker's own rows.
-    start, stop, step : int
-        Of a slice.
-    selected, crc : int
-        Number of rows of a list, and the checksum of their numbers.
-    """
+    """Rows that one worker selects from ``length`` rows: a slice, a list, or its own rows."""
 
     length: int = 0
     kind: int = _SLICE
     start: int = _NO_END
     stop: int = _NO_END
     step: int = _NO_END
+    # Number of rows of a list, and the checksum of their numbers.
     selected: int = 0
     crc: int = 0
 
 
 class Header(NamedTuple):
-    """One worker's call, in numbers for the others.
-
-    Attributes
-    ----------
-    refused : int
-        1 if the worker has refused its arguments; the rest means nothing then.
-    function, values : int
-        Checksums of the function, and of the values of its inputs.
-    batch, batch_s : RowSpec
-    """
+    """One worker's call. If ``refused`` is 1, the worker raised an error, and the rest is unset."""
 
     refused: int
     function: int = 0
@@ -79,43 +62,23 @@ class Header(NamedTuple):
     batch_s: RowSpec = RowSpec()
 
     def numbers(self) -> Numbers:
-        """Return all the numbers, always as many."""
+        """Return a vector of fixed length."""
         return np.array([self.refused, self.function, self.values, *self.batch, *self.batch_s], np.int64)
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Header:
-        """Return the header with these `numbers`."""
         width = len(RowSpec._fields)
         return cls(numbers[0], numbers[1], numbers[2], RowSpec(*numbers[3 : 3 + width]), RowSpec(*numbers[3 + width :]))
 
 
 class Selection(NamedTuple):
-    """Rows that the script on one worker selects; `agreed` makes of them those of all.
-
-    Attributes
-    ----------
-    rows : slice or ndarray of int64
-    spec : RowSpec
-    """
+    """Rows that the script on one worker selects; `agreed` returns those of all workers."""
 
     rows: slice | Numbers
     spec: RowSpec
 
     def agreed(self, every: Sequence[RowSpec], worker: Worker, timeout_s: float) -> tuple[slice | Numbers, list[int]]:
-        """Return the rows of this call, and their number on each worker; the first worker's count, but for own ones.
-
-        Parameters
-        ----------
-        every : sequence of RowSpec
-            Of each worker. If they are the same on all workers, nothing is sent.
-        worker : Worker
-        timeout_s : float
-
-        Returns
-        -------
-        rows : slice with both ends and no step, or ndarray of int64
-        counts : list of int
-        """
+        """Return this call's rows, and their number on each worker; rank 0 selects."""
         first, length = every[0], self.spec.length
         if len({told.kind == _OWN for told in every}) > 1:
             raise ConfigurationError(
@@ -135,17 +98,7 @@ class Selection(NamedTuple):
 
 
 def select(chosen: Any, length: int, *, own: bool = False) -> Selection:
-    """Return a selection of rows.
-
-    Parameters
-    ----------
-    chosen : None, slice, sequence of int or bool, or int
-        A number n stands for the first n rows.
-    length : int
-        Number of rows that it selects from.
-    own : bool
-        Whether it is only for this worker, and so looked up at once.
-    """
+    """Return a selection of ``length`` rows; a number n stands for the first n rows."""
     chosen = slice(None) if chosen is None else chosen
     if isinstance(chosen, (int, np.integer)) and not isinstance(chosen, bool):
         if not 0 <= chosen <= length:
@@ -160,7 +113,8 @@ def select(chosen: Any, length: int, *, own: bool = False) -> Selection:
         require_inside(rows, length)
         return Selection(rows, RowSpec(length, _OWN, selected=len(rows)))
     if isinstance(chosen, slice):
-        chosen.indices(length)  # raises if its ends or step cannot be
+        # This raises if an end or the step is invalid.
+        chosen.indices(length)
         return Selection(chosen, RowSpec(length, _SLICE, *map(_end, (chosen.start, chosen.stop, chosen.step))))
     numbers = row_numbers(chosen, length)
     return Selection(numbers, RowSpec(length, _LIST, selected=len(numbers), crc=zlib.crc32(numbers.data)))
@@ -177,11 +131,7 @@ def _end(end: Any) -> int:
 
 
 def input_checksum(value: Any, *, whole: bool) -> int:
-    """Return a number that differs if an input differs from another worker's.
-
-    Of shared data it is that of the name. Of rows that are scattered it looks at three, which random data and other
-    shuffles differ in, so that a call costs the same for any size; of inputs that all workers get whole, at all.
-    """
+    """Return a checksum of an input; only three of scattered rows are read, for a constant cost."""
     if isinstance(value, SharedData):
         return zlib.crc32(repr((value.name, value.shape)).encode())
     array = np.asarray(value)
@@ -196,13 +146,7 @@ def input_checksum(value: Any, *, whole: bool) -> int:
 
 
 def exchange(worker: Worker, mine: Header, described: str, timeout_s: float) -> list[Header]:
-    """Return the headers of all workers; raise on all of them if one has refused, or they call other functions.
-
-    Parameters
-    ----------
-    described : str
-        The function, for a person.
-    """
+    """Return the headers of all workers; raise on all if one has refused, or functions differ."""
     if worker.global_size == 1:
         return [mine]
     every = [Header.of(row) for row in worker.all_gather(mine.numbers(), timeout_s=timeout_s).tolist()]
@@ -223,7 +167,7 @@ def exchange(worker: Worker, mine: Header, described: str, timeout_s: float) -> 
 
 
 def refuse(worker: Worker, error: Exception, timeout_s: float) -> None:
-    """Send the others a header that says that this worker has refused its arguments."""
+    """Report to the others that this worker has refused its arguments."""
     if worker.global_size == 1:
         return
     try:
@@ -232,23 +176,15 @@ def refuse(worker: Worker, error: Exception, timeout_s: float) -> None:
             f"{type(error).__name__}: {error}"[:_TEXT], name="refused call of a function", timeout_s=timeout_s
         )
     except PlatoonError:
-        pass  # this worker's own error says more
+        # This worker raises its own error.
+        pass
 
 
 def require_same_values(
     worker: Worker, every: Sequence[Header], inputs: Sequence[Any], values: Sequence[Any], scattered: Sequence[int],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Raise on all workers, naming the input, if the checksums of the values differ.
-
-    Parameters
-    ----------
-    every : sequence of Header
-    inputs : sequence of Theano variable
-    values : sequence of array, SharedData or number
-    scattered : sequence of int
-        Indices of the inputs that are scattered by rows.
-    """
+    """Raise on all workers, naming the input, if the checksums of the values differ."""
     if len({header.values for header in every}) == 1:
         return
     own = np.array([input_checksum(value, whole=i not in scattered) for i, value in enumerate(values)], np.int64)
@@ -273,7 +209,6 @@ def _by_worker(texts: Sequence[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Describe a value by a few of its elements."""
     if isinstance(value, SharedData):
         return f"SharedData {value.name!r} of shape {value.shape}"
     array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""One training call: a compiled function that a script calls as usual, and that computes on all workers."""
+"""`function`: a compiled function that a script calls as usual and that runs on all workers."""
 
 from __future__ import annotations
 
@@ -54,47 +54,46 @@ def function(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     **options: Any,
 ) -> Function:
-    """Compile a function that all workers call with the same data, each computing its part of the rows.
+    """Compile a function that all workers call with the same data, each for its part of the rows.
 
-    The script is the same on all workers, and has no loop of their own: a call scatters its inputs, computes, combines
-    the outputs, and leaves the same parameters everywhere. Outputs are the same bits on all workers, so scripts take
-    the same decisions. It returns what one process computes from all rows, up to rounding:
+    The script is the same on all workers: a call scatters its inputs, computes, combines the
+    outputs, and leaves the same parameters everywhere. Outputs are bitwise equal on all workers, so
+    all scripts take the same branches. Up to rounding, they are those of one process with all rows:
 
     ::
 
-        output   := sum_i n_i o_i / sum_i n_i        (o_i is worker i's output from its n_i rows; or see ``reduce``)
+        output   := sum_i n_i o_i / sum_i n_i        (o_i is worker i's output from n_i rows)
         gradient := sum_i n_i g_i / sum_i n_i        (``updates`` is a function of gradients)
         variable := sum_i n_i v_i / sum_i n_i        (``updates`` are new values v_i)
 
-    All workers call this function, at the same point of their scripts. The first worker's values of all shared
-    variables in the graph go to the others.
+    All workers call this function at the same point of their scripts. It copies the first worker's
+    values of all shared variables in the graph to the others.
 
     Parameters
     ----------
     inputs : list of Theano variable
-        Those with axes are scattered by rows, the others go to all workers.
+        Those with axes are scattered by rows; the others go to all workers.
     outputs : Theano expression or list of them, optional
     updates : mapping, list of pairs, or callable
-        A callable is called with the averaged gradients and ``params``, and returns updates, as all functions of
-        `lasagne.updates` do: exact for every rule. New values are averaged as they are: exact for rules that are
-        linear in the gradients (SGD, momentum, Nesterov), not for Adam, RMSprop and the like. Values that are computed
-        from all-reduced gradients stay as they are.
+        A callable gets the averaged gradients and ``params``, and returns updates, as all functions
+        of `lasagne.updates` do: exact for every optimizer. New values are averaged: exact for
+        optimizers that are linear in the gradients (SGD, momentum, Nesterov), not for Adam, RMSprop
+        and the like. Values that are computed from all-reduced gradients are unchanged.
     params : list of Theano shared variable, optional
         Passed to ``updates``.
     loss : scalar Theano expression, optional
-        Of the gradients. The default is the first output.
+        The expression to differentiate. The default is the first output.
     reduce : {"mean", "sum", "max", "min", "prod", "gather", None} or list of them
-        For all outputs, or for each. "mean" is for means over rows and weighs by rows; "gather" puts outputs that have
-        one item for each row one behind the other; None returns this worker's own.
+        For all outputs, or for each. "mean" is for means over rows and weighs by rows; "gather"
+        concatenates outputs with one item for each row; None returns this worker's own.
     average : bool
         Whether the loss is a mean over rows; False for a sum, whose gradients are added up.
     broadcast : list of Theano variable
-        Inputs that go to all workers whole, though they have axes.
+        Inputs with axes that go to all workers as a whole.
     sliceable_shareds : list of Theano shared variable
-        Data sets that lie in the workers' own memories, as `scatter` makes them. Calls select rows by ``batch_s``.
-        They are used in the expressions, or take the place of variables by ``givens``.
-    worker : Worker, optional
-        The default is ``connect()``.
+        Data sets in the workers' own memories, from `scatter`. Calls select rows by ``batch_s``.
+        They are used in the expressions, or replace variables by ``givens``.
+    worker : Worker, default ``connect()``
     timeout_s : float
         Bound on each wait for the other workers.
     **options
@@ -103,14 +102,14 @@ def function(
     Raises
     ------
     ConfigurationError
-        If the arguments cannot work.
+        If the arguments contradict each other.
     LayoutMismatchError
         On every worker, if the graph of one has other shared variables.
 
     Examples
     --------
-    >>> train = function([x, y], loss, lasagne.updates.adam, params=params)         # doctest: +SKIP
-    >>> for rows in batches:                                                        # doctest: +SKIP
+    >>> train = function([x, y], loss, lasagne.updates.adam, params=params)        # doctest: +SKIP
+    >>> for rows in batches:                                                       # doctest: +SKIP
     ...     print(train(images, labels, batch=rows))
     """
     worker = connect() if worker is None else worker
@@ -148,39 +147,19 @@ def _require_shared(variables: Sequence[Any]) -> None:
 
 
 class Graph(NamedTuple):
-    """The graph of a function.
-
-    Attributes
-    ----------
-    inputs : list of Theano variable
-    scattered : list of int
-        Which of the inputs are scattered by rows.
-    values : list of Theano expression
-        The outputs, and behind them the new values of `updated`.
-    updated : list of Theano shared variable
-    weight : scalar Theano variable
-        Of this worker's rows.
-    data : list of Theano shared variable
-        The workers' own data sets.
-    """
-
     inputs: list[Any]
+    # Indices of the inputs that are scattered by rows.
     scattered: list[int]
+    # The outputs, followed by the new values of `updated`.
     values: list[Any]
     updated: list[Any]
+    # The rows of this worker over their mean.
     weight: Any
     data: list[Any]
 
 
 class Function(JobBound):
-    """A compiled function over all workers; `function` makes it.
-
-    Attributes
-    ----------
-    worker : Worker
-    compiled : list of Theano function
-        Those that calls have needed so far: with data sets, one for slices and one for lists of rows.
-    """
+    """A compiled function over all workers; `function` makes it."""
 
     def __init__(
         self,
@@ -209,38 +188,14 @@ class Function(JobBound):
             self._compiled["no data"] = self._compile([], lambda variable: variable)
 
     def __call__(self, *values: Any, batch: Any = None, batch_s: Any = None, num_slices: int = 1) -> Any:
-        """Compute on all workers; all of them call it.
+        """Compute on all workers; all of them call it with the same values.
 
-        Parameters
-        ----------
-        *values : array, SharedData or number
-            For each input, the same on every worker; of those that are scattered all the data. Each call compares
-            numbers and inputs of ``broadcast``, and of scattered data the form and three rows.
-        batch : slice, list of int, or int, optional
-            The rows of the scattered inputs to compute from, by default all; a number n stands for the first n rows.
-            Each worker takes its part of them. The first worker's list or slice counts for all.
-        batch_s : slice, list of int or int, or a list of slices or lists with one for each worker, optional
-            The rows of each worker's own data sets, ``sliceable_shareds``, by default all; a number n stands for the
-            first n rows of each. One list or slice counts for all workers as the first one passes it; of several each
-            worker takes its own.
-        num_slices : int
-            Number of calls of the compiled function in which the rows are computed, one after the other, so that a
-            whole data set needs no more memory than a part of it. Only without updates.
+        ``batch`` selects rows of the scattered inputs, and ``batch_s`` rows of each worker's own
+        data sets: all by default, a slice, a list, or the first n. The first worker's selection
+        counts for all, unless ``batch_s`` is a list with one selection for each worker. Without
+        updates, ``num_slices`` computes the rows in so many calls, to save memory.
 
-        Returns
-        -------
-        ndarray or list of ndarray
-            As `theano.function` does.
-
-        Raises
-        ------
-        RowIndexError
-            If an index is out of range; on every worker, but for lists that are one worker's own.
-        ConfigurationError
-            On every worker, if inputs differ, or the workers call different functions. If one worker refuses its
-            arguments, it alone gets that error, and the others this one, which names that worker.
-        WorkerLostError, CollectiveTimeoutError
-            If another worker does not come.
+        If one worker refuses its arguments, all workers raise an error.
         """
         inputs, resident = self._agree(values, batch, batch_s, num_slices)
         counts = inputs.counts if inputs else resident.counts if resident else [1] * self.worker.global_size
@@ -261,7 +216,7 @@ class Function(JobBound):
     def _agree(
         self, values: Sequence[Any], batch: Any, batch_s: Any, num_slices: int
     ) -> tuple[InputRows | None, ResidentRows | None]:
-        """Check the arguments here and against the other workers'; if one worker refuses its own, all of them raise."""
+        """Check the arguments here and against the others'; all workers raise if one refuses."""
         worker, timeout_s = self.worker, self._timeout_s
         try:
             self._require_call(values, batch, batch_s, num_slices)
@@ -289,7 +244,7 @@ class Function(JobBound):
 
     @property
     def compiled(self) -> list[Any]:
-        """See above."""
+        """The Theano functions so far: with data sets, one for slices and one for lists."""
         return list(self._compiled.values())
 
     def _arguments(self, values: Sequence[Any], inputs: InputRows | None, start: int, stop: int) -> list[Any]:
@@ -345,23 +300,18 @@ class Function(JobBound):
 def scatter(data: Any, name: str | None = None, *, dtype: Any = None, worker: Worker | None = None) -> Any:
     """Put this worker's rows of a data set into a Theano shared variable, on its GPU if it has one.
 
-    Of worker r of N these are the rows r, r + N, r + 2N, ..., as of `Worker.shard`. So all workers' memories together
-    hold the data once, and steps that select rows there (`function`, ``batch_s``) copy nothing from the host.
+    Worker r of N holds the rows r, r + N, r + 2N, ..., as from `Worker.shard`, so all workers
+    together hold the data once. Steps that select rows there (`function`, ``batch_s``) copy nothing
+    from the host.
 
     Parameters
     ----------
     data : array or SharedData
-        All the rows, the same on every worker.
+        All rows, the same on every worker.
     name : str, optional
-        Of the variable.
     dtype : dtype, optional
-        To convert to.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    Theano shared variable
+        Dtype of the variable.
+    worker : Worker, default ``connect()``
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The graph of a `function`: its updates averaged over the workers, its resident data sets indexed."""
+"""The graph of a `function`: averaged updates and indexed resident data sets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ __all__ = [
 
 
 def pairs_of(updates: Any) -> list[tuple[Any, Any]]:
-    """Return updates, a mapping or a list of pairs, as a list of pairs of a shared variable and an expression."""
     pairs = list(updates.items() if isinstance(updates, Mapping) else updates or ())
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], SharedVariable):
@@ -47,15 +46,6 @@ def averaged_grads(loss: Any, params: Any, weight: Any, average: bool, worker: W
 
         g := sum_i n_i g_i / sum_i n_i     for a loss that is a mean over n_i rows
         g := sum_i g_i                     for a sum, if not ``average``
-
-    Parameters
-    ----------
-    loss : scalar Theano expression
-    params : sequence of Theano shared variable
-    weight : scalar Theano variable
-        n_i over the mean of all n_i, in each call.
-    average : bool
-    worker : Worker
     """
     if not isinstance(loss, theano.Variable) or getattr(loss, "ndim", None) != 0:
         raise ConfigurationError(
@@ -77,23 +67,9 @@ def averaged_grads(loss: Any, params: Any, weight: Any, average: bool, worker: W
 def average_updates(
     pairs: Sequence[tuple[Any, Any]], outputs: Iterable[Any], weight: Any, worker: Worker
 ) -> list[tuple[Any, Any]]:
-    """Return updates whose new values are means over the workers, weighted by rows.
+    """Return updates with v := sum_i n_i v_i / sum_i n_i, for floats that are not all-reduced yet.
 
-    ::
-
-        v := sum_i n_i v_i / sum_i n_i
-
-    Those stay as they are that are computed from all-reduced values already, and those of other dtypes than floats.
-    Running statistics, which are floats with a ``default_update``, are averaged with them.
-
-    Parameters
-    ----------
-    pairs : sequence of (shared variable, expression)
-    outputs : iterable of Theano expression
-        They, too, may have running statistics.
-    weight : scalar Theano variable
-        n_i over the mean of all n_i, in each call.
-    worker : Worker
+    Running statistics, which are floats with a ``default_update``, are averaged too.
     """
     if worker.global_size == 1:
         return list(pairs)
@@ -103,7 +79,7 @@ def average_updates(
     chosen = [i for i, (variable, value) in enumerate(pairs) if _is_float(variable) and not _is_reduced(value)]
     if not chosen:
         return pairs
-    # A variable's type, since an expression may be of a wider one, or on another device.
+    # The variable's type: the expression may have a wider one, or be on another device.
     values = [pairs[i][0].type.filter_variable(theano.tensor.cast(pairs[i][1], pairs[i][0].dtype)) for i in chosen]
     means = all_reduce(*_weighted(values, weight), op="mean", worker=worker)
     for i, mean in zip(chosen, means):
@@ -112,10 +88,8 @@ def average_updates(
 
 
 def with_default_updates(pairs: Sequence[tuple[Any, Any]], outputs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Return updates with those that the graph makes by itself, such as of random streams, so that all can be changed.
-
-    A stream that noise for the rows of a data set is drawn from would else be drawn from for the whole data set.
-    """
+    """Return updates with the graph's default ones, so that all expressions can be changed."""
+    # Otherwise a random stream would draw noise for the whole data set, not only for chosen rows.
     changed = {variable for variable, _ in pairs}
     used = inputs([*outputs, *(value for _, value in pairs)])
     more = [v for v in used if getattr(v, "default_update", None) is not None and v not in changed]
@@ -125,10 +99,7 @@ def with_default_updates(pairs: Sequence[tuple[Any, Any]], outputs: Iterable[Any
 def with_givens(
     outputs: Sequence[Any], pairs: Sequence[tuple[Any, Any]], givens: Any
 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """Return outputs and updates in which the substitutions are made that `theano.function` knows as ``givens``.
-
-    They are made here, so that data sets which stand in for inputs are found in the graph.
-    """
+    """Substitute ``givens`` as `theano.function` does, so that data sets in them are found."""
     items = list(givens.items() if isinstance(givens, Mapping) else givens)
     if not all(isinstance(item, (tuple, list)) and len(item) == 2 and _is_variable(item[0]) for item in items):
         raise ConfigurationError(
@@ -142,7 +113,7 @@ def with_givens(
 
 
 def indexed(expressions: Sequence[Any], data: Sequence[Any], index: Callable[[Any], Any]) -> list[Any]:
-    """Return expressions in which ``index(variable)`` takes the place of each resident data set."""
+    """Return expressions with ``index(variable)`` in place of each resident data set."""
     if not data:
         return list(expressions)
     found: list[Any] = theano.clone(
@@ -154,17 +125,14 @@ def indexed(expressions: Sequence[Any], data: Sequence[Any], index: Callable[[An
 def start_variables(
     expressions: Sequence[Any], updated: Sequence[Any], data: Sequence[Any], worker: Worker, timeout_s: float
 ) -> None:
-    """Give the first worker's values of all variables of a graph to all, but for data sets and random streams.
-
-    Random streams draw other numbers on each worker from then on.
-    """
+    """Copy the first worker's values of a graph's variables to all, except data sets."""
     if worker.global_size == 1:
         return
     used = [v for v in inputs(list(expressions)) if isinstance(v, SharedVariable)]
     own = {id(variable.container) for variable in data}
     variables = []
     for variable in [*updated, *used]:
-        # A clone, such as those of running statistics, is on the memory of its original.
+        # A clone, such as that of a running statistic, shares the memory of its original.
         if (
             id(variable.container) not in own
             and getattr(variable, "dtype", None) in DTYPES

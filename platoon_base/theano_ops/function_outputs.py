@@ -21,7 +21,6 @@ Array = np.ndarray[Any, Any]
 
 
 def require_reductions(reduce: Any, count: int) -> list[str | None]:
-    """Return a reduction for each output, from one for all of them or a list; raise if one is not known."""
     given = list(reduce) if isinstance(reduce, (list, tuple)) else [reduce] * count
     if len(given) != count:
         raise ConfigurationError(f"got {len(given)} reductions for {count} outputs: pass one for each, or one for all")
@@ -39,12 +38,7 @@ def _require_reduction(name: Any) -> str | None:
 
 
 class Combined:
-    """The values of one call: of the slices of this worker, and then of all workers.
-
-    Parameters
-    ----------
-    reductions : sequence of str or None
-    """
+    """The values of one call, over the slices of this worker and then over all workers."""
 
     def __init__(self, reductions: Sequence[str | None]) -> None:
         self._reductions = list(reductions)
@@ -52,22 +46,13 @@ class Combined:
         self._dtypes: list[Any] = [None] * len(self._reductions)
 
     def add(self, values: Sequence[Any], rows: int, counted: bool) -> None:
-        """Take in the values of a slice.
-
-        Parameters
-        ----------
-        values : sequence of ndarray
-        rows : int
-            That they were computed from.
-        counted : bool
-            False for those of a row that another worker has too, which only tell shapes.
-        """
+        """Add the values of a slice, only for their shapes unless its rows are ``counted``."""
         for i, (reduction, value) in enumerate(zip(self._reductions, values)):
             value = np.asarray(value)
             self._dtypes[i] = value.dtype
             if reduction in ("mean", "sum"):
                 factor = rows if reduction == "mean" else 1
-                # A value that is not finite, of a row that does not count, must not count either.
+                # A row that does not count may have a value that is not finite.
                 self._add(i, value.astype(np.float64) * factor if counted else np.zeros(value.shape), np.add)
             elif reduction == "gather":
                 if not value.ndim or len(value) != rows:
@@ -83,15 +68,7 @@ class Combined:
         self._values[i] = value if self._values[i] is None else combine(self._values[i], value)
 
     def over(self, worker: Worker, counts: Sequence[int], timeout_s: float) -> list[Any]:
-        """Return the values over all workers, the same on each of them.
-
-        Parameters
-        ----------
-        worker : Worker
-        counts : sequence of int
-            Rows of each worker.
-        timeout_s : float
-        """
+        """Return the values over all workers, whose numbers of rows are ``counts``."""
         self._sum(worker, max(sum(counts), 0), timeout_s)
         for i, reduction in enumerate(self._reductions):
             value = self._values[i]
@@ -104,7 +81,7 @@ class Combined:
         return self._values
 
     def _sum(self, worker: Worker, rows: int, timeout_s: float) -> None:
-        """Add up, over the workers, what is a mean or a sum: in one call, in float64, in the order of the ranks."""
+        """Add up means and sums over the workers: in one call, in float64, in rank order."""
         places = [i for i, reduction in enumerate(self._reductions) if reduction in ("mean", "sum")]
         if not places:
             return
@@ -130,14 +107,15 @@ def _identity(reduction: str | None, like: Array) -> Any:
     if reduction == "prod":
         return 1
     if reduction not in ("max", "min") or like.dtype.kind not in "fiu":
-        return like  # this worker's own; all_reduce refuses other dtypes
+        # This worker's own value. all_reduce refuses other dtypes.
+        return like
     if like.dtype.kind == "f":
         return -np.inf if reduction == "max" else np.inf
     return np.iinfo(like.dtype).min if reduction == "max" else np.iinfo(like.dtype).max
 
 
 def _gathered(worker: Worker, value: Array, counts: Sequence[int], timeout_s: float) -> Array:
-    """Put the rows of all workers one behind the other; on the way they have as many, filled up with zeros."""
+    """Concatenate the rows of all workers, which are padded with zeros to one length on the way."""
     padded = np.zeros((max(counts), *value.shape[1:]), value.dtype)
     padded[: len(value)] = value
     plain = padded.view(np.uint8) if padded.dtype == np.bool_ else padded

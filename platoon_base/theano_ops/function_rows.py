@@ -1,4 +1,4 @@
-"""The rows of one call of a `function`: which of them this worker computes, and where it gets them from."""
+"""The rows of one call of a `function`: this worker's part, and how it reads them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,7 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class InputRows:
-    """The rows of the scattered inputs that one worker computes; `select` and then `agree` choose them.
-
-    Parameters
-    ----------
-    values : sequence of array or SharedData
-        All the data, of the same length.
-    batch : None, slice or sequence of int
-        The rows of this call, None for all.
-    room : dict
-        Memory for excerpts, kept from call to call.
-
-    Attributes
-    ----------
-    selection : Selection
-    counts : list of int
-        Rows of each worker, once they have agreed.
-    """
+    """The rows of the scattered inputs that one worker computes."""
 
     def __init__(self, values: Sequence[Any], batch: Any, room: dict[int, Array]) -> None:
         self._values = [_rows_of(value) for value in values]
@@ -52,7 +36,6 @@ class InputRows:
         self.selection = select(batch, self._length)
 
     def agree(self, every: Sequence[RowSpec], worker: Worker, timeout_s: float) -> None:
-        """Take this worker's part of the rows that all workers agree on."""
         self._rows, (total, *_) = self.selection.agreed(every, worker, timeout_s)
         if not total:
             raise ConfigurationError(f"got no rows: batch selects none of {self._length} on the first worker")
@@ -75,7 +58,6 @@ class InputRows:
         return found
 
     def _place(self, i: int, value: Array, rows: int) -> Array:
-        """Return memory for so many rows of an input, which the next call uses again."""
         room = self._buffers.get(i)
         if room is None or len(room) < rows or room.shape[1:] != value.shape[1:] or room.dtype != value.dtype:
             room = self._buffers[i] = np.empty((rows, *value.shape[1:]), value.dtype)
@@ -83,21 +65,7 @@ class InputRows:
 
 
 class ResidentRows:
-    """The rows of the data sets in one worker's own memory.
-
-    Parameters
-    ----------
-    data : sequence of Theano shared variable
-        As long as one another.
-    batch_s : None, slice, list, or a list of these with one for each worker
-    worker : Worker
-
-    Attributes
-    ----------
-    selection : Selection
-    counts : list of int
-        Rows of each worker, once they have agreed.
-    """
+    """The rows of the data sets in one worker's own memory."""
 
     def __init__(self, data: Sequence[Any], batch_s: Any, worker: Worker) -> None:
         lengths = {_length(variable) for variable in data}
@@ -115,13 +83,12 @@ class ResidentRows:
         self.selection = select(batch_s, length, own=one_each)
 
     def agree(self, every: Sequence[RowSpec], worker: Worker, timeout_s: float) -> None:
-        """Take the rows that all workers agree on."""
         self.rows, self.counts = self.selection.agreed(every, worker, timeout_s)
         if not sum(self.counts):
             raise ConfigurationError("got no rows: batch_s selects none on any worker")
 
     def take(self, start: int, stop: int) -> slice | Numbers:
-        """Return a part of the rows; those of an empty part as the first row of the data."""
+        """Return a part of the rows; for an empty part the first row of the data."""
         if stop <= start:
             return slice(0, 1) if isinstance(self.rows, slice) else np.zeros(1, np.int64)
         if isinstance(self.rows, slice):
@@ -130,7 +97,7 @@ class ResidentRows:
 
 
 def split(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Return starts and stops of so many slices of the rows, without the empty ones; one if there are no rows."""
+    """Return starts and stops of the non-empty slices; one slice if there are no rows."""
     bounds = [shard_bounds(rows, part, parts) for part in range(parts)]
     return [(start, stop) for start, stop in bounds if start < stop] or [(0, 0)]
 

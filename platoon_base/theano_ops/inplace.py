@@ -14,18 +14,14 @@ __all__ = ["Inplace"]
 
 
 class Inplace(Optimizer):  # type: ignore[misc]
-    """Replace each pure `JobOp` by one that destroys as many of its inputs as Theano allows.
-
-    An input that is needed elsewhere, as itself or through a view, stays; the others are still not copied.
-    """
+    """Replace each pure `JobOp` by one that destroys as many of its inputs as Theano allows."""
 
     def add_requirements(self, fgraph: Any) -> None:
-        """Let Theano check that no value is destroyed that is still needed."""
         fgraph.attach_feature(toolbox.ReplaceValidate())
         fgraph.attach_feature(DestroyHandler())
 
     def apply(self, fgraph: Any) -> None:
-        """Try all inputs that could be destroyed at once, and one after the other if that is refused."""
+        """Try all candidate inputs together, and one by one if that is refused."""
         for node in [n for n in fgraph.toposort() if isinstance(n.op, JobOp) and not n.op.inplace]:
             needed = {*fgraph.inputs, *fgraph.outputs}
             values = node.op.values(node.inputs)
@@ -40,7 +36,7 @@ class Inplace(Optimizer):  # type: ignore[misc]
 
 
 def _replace(fgraph: Any, node: Apply, inplace: tuple[int, ...]) -> Apply | None:
-    """Exchange the Op of a node for one that destroys these inputs; None, and nothing done, if that is not valid."""
+    """Replace a node by one that destroys these inputs; return None if that is not valid."""
     outputs = node.op.changed(inplace=inplace)(*node.inputs, return_list=True)
     try:
         fgraph.replace_all_validate(list(zip(node.outputs, outputs)), reason="platoon_inplace")
@@ -49,5 +45,5 @@ def _replace(fgraph: Any, node: Apply, inplace: tuple[int, ...]) -> Apply | None
     return outputs[0].owner
 
 
-# 75 is where Theano's own in-place optimizations of BLAS and random Ops stand.
+# 75 is the position of Theano's own in-place optimizations of BLAS and random Ops.
 theano.compile.optdb.register("platoon_inplace", Inplace(), 75, "fast_run", "inplace")

@@ -1,4 +1,4 @@
-"""Different random numbers on each worker: dropout and the like, drawn inside Theano's compiled functions."""
+"""Different random numbers on each worker, as for dropout, inside Theano's compiled functions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,7 @@ __all__ = ["vary_noise", "vary_noise_once"]
 
 
 def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
-    """Move the random streams among shared variables to numbers that no other rank draws.
-
-    Parameters
-    ----------
-    shared_variables : iterable of Theano shared variable
-        Such as those of a compiled function; others than states of random streams stay as they are.
-    rank : int
-        Of this worker. Each rank jumps 2^134 numbers of MRG31k3p ahead of the one before; a stream of NumPy's goes on
-        from a seed drawn from it.
-    """
+    """Move the random streams among shared variables to numbers that no other rank draws."""
     if rank == 0:
         return
     for variable in shared_variables:
@@ -31,7 +22,9 @@ def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
         if isinstance(value, np.random.RandomState):
             value.seed(shard_seed(int(value.randint(2**31 - 1)), rank))
             variable.set_value(value)
-        elif getattr(variable.tag, "is_rng", False):  # of MRG31k3p; also a user's integers may have its shape
+        elif getattr(variable.tag, "is_rng", False):
+            # This is a state of MRG31k3p. A user's integers may have the same shape.
+            # Each rank is 2^134 numbers ahead of the previous one.
             rows = np.array(value)
             for row in rows:
                 for _ in range(rank):
@@ -40,7 +33,7 @@ def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
 
 
 def vary_noise_once(used: Iterable[Any], rank: int) -> None:
-    """Let the random streams of a graph draw other numbers than those of other ranks; a second time changes nothing."""
+    """Call `vary_noise` for the random streams of a graph; a second call changes nothing."""
     fresh = [v for v in used if not getattr(v.tag, "varied_by_rank", False)]
     vary_noise(fresh, rank)
     for variable in fresh:

@@ -1,8 +1,8 @@
-"""The graph optimization that brings the collective calls of a function into one order, the same on all workers.
+"""The graph optimization that puts a function's collective calls in the same order on all workers.
 
-Two nodes that do not depend on one another may be computed in any order, and Theano's order of them follows from
-everything else in the graph: one more output on one worker, or another device, and workers would wait for one another
-in different calls. So the order is made a part of the graph, where no linker and no copy of the function loses it.
+Theano's order of independent nodes depends on the whole graph, so one more output on one worker
+would pair different calls. The order is made a part of the graph, which linkers and copies
+preserve.
 """
 
 from __future__ import annotations
@@ -26,15 +26,12 @@ class After(Op):  # type: ignore[misc]
     view_map = {0: [0]}  # noqa: RUF012 - Theano's name for it
 
     def make_node(self, value: Any, token: Any) -> Apply:
-        """Take a value and a token."""
         return Apply(self, [value, token], [value.type()])
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        """Hand the value on."""
         output_storage[0][0] = inputs[0]
 
     def infer_shape(self, node: Apply, shapes: list[Any]) -> list[Any]:
-        """Return the shape of the value."""
         return shapes[:1]
 
 
@@ -44,41 +41,33 @@ class Done(Op):  # type: ignore[misc]
     __props__ = ()
 
     def make_node(self, value: Any) -> Apply:
-        """Take a value of any type."""
         return Apply(self, [value], [theano.tensor.constant(TOKEN).type()])
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        """Give the token."""
         output_storage[0][0] = TOKEN
 
     def infer_shape(self, node: Apply, shapes: list[Any]) -> list[Any]:
-        """Return that of a scalar."""
         return [()]
 
 
 class _Caller(NamedTuple):
-    """A node that makes collective calls."""
-
     level: int
     turn: int
     node: Apply
 
 
 class OneOrder(Optimizer):  # type: ignore[misc]
-    """Fuse the `JobOp` nodes of a worker that can be one call, and chain the remaining ones by tokens.
+    """Fuse the `JobOp` nodes of a worker that can be one call, and chain the others by tokens.
 
-    The level of a node is the longest path of nodes of its worker that lead to it. Nodes of one level do not depend on
-    one another, so those with the same fusion key become one node without making a cycle. The order is that of the
-    levels, and within a level that of the turns: both follow from the collective calls alone, whatever else the
-    function computes. A loop (`theano.scan`) with such nodes inside takes part as a whole.
+    The level of a node is the longest path of its worker's nodes that lead to it. Nodes of one
+    level are independent, so fusing them makes no cycle. A loop (`theano.scan`) takes part as a
+    whole.
     """
 
     def add_requirements(self, fgraph: Any) -> None:
-        """Let Theano check the replacements."""
         fgraph.attach_feature(toolbox.ReplaceValidate())
 
     def apply(self, fgraph: Any) -> None:
-        """Order the nodes of each worker."""
         jobs: dict[int, Any] = {}
         for node in fgraph.toposort():
             jobs.update((id(op.job_key()), op.job_key()) for op in _job_ops(node))
@@ -89,10 +78,11 @@ class OneOrder(Optimizer):  # type: ignore[misc]
 
 
 def _job_ops(node: Apply) -> list[JobOp]:
-    """List the Ops that talk to other workers in a node: its own, or those of the graph inside, if it has one."""
+    """List the communicating Ops of a node: its own, or those of its inner graph."""
     if isinstance(node.op, JobOp):
         return [node.op]
-    for names in (("inputs", "outputs"), ("local_inputs", "local_outputs")):  # of Scan, of OpFromGraph
+    # The names of Scan, and of OpFromGraph.
+    for names in (("inputs", "outputs"), ("local_inputs", "local_outputs")):
         inside = [getattr(node.op, name, None) for name in names]
         if all(isinstance(variables, (list, tuple)) for variables in inside):
             return [op for inner in graph.io_toposort(*inside) for op in _job_ops(inner)]
@@ -100,7 +90,6 @@ def _job_ops(node: Apply) -> list[JobOp]:
 
 
 def _callers(order: list[Apply], job: Any) -> list[_Caller]:
-    """List the nodes that make calls of a worker."""
     levels: dict[Apply, int] = {}
     found = []
     for node in order:
@@ -115,7 +104,7 @@ def _callers(order: list[Apply], job: Any) -> list[_Caller]:
 def _calls(callers: list[_Caller]) -> list[list[Apply]]:
     """Group nodes that become one call, each group in the order of turns, and order the groups."""
     calls: list[list[Apply]] = []
-    # Equal turns come from copied graphs; sorting leaves those as Theano has them.
+    # Copied graphs have equal turns, which sorting leaves in Theano's order.
     ordered = sorted(callers, key=lambda caller: caller[:2])
     for _, of_level in groupby(ordered, key=lambda caller: caller.level):
         groups: dict[Any, list[Apply]] = {}
@@ -127,7 +116,7 @@ def _calls(callers: list[_Caller]) -> list[list[Apply]]:
 
 
 def _chain(fgraph: Any, calls: list[list[Apply]]) -> None:
-    """Replace each group by one node; if there is more than one, each takes the token of the one before."""
+    """Replace each group by one node; each node takes the token of the previous one."""
     token = theano.tensor.constant(TOKEN) if len(calls) > 1 else None
     for group in calls:
         first = group[0]
@@ -145,5 +134,5 @@ def _chain(fgraph: Any, calls: list[list[Apply]]) -> None:
         fgraph.replace_all_validate(list(zip(old, new)), reason="platoon_one_order")
 
 
-# After the move to GPUs at 48.5, which may split or spare transfers, and before values may be destroyed at 49.5.
+# After the move to GPUs at 48.5, which changes transfers, and before in-place changes at 49.5.
 theano.compile.optdb.register("platoon_one_order", OneOrder(), 49.2, "fast_run", "fast_compile")

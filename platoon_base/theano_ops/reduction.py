@@ -1,4 +1,4 @@
-"""How a scalar expression of Theano combines the rows of a mini-batch: their sum, their mean, or something else."""
+"""How a scalar Theano expression combines the rows of a mini-batch: as a sum or a mean."""
 
 from __future__ import annotations
 
@@ -29,26 +29,18 @@ _LARGEST_FACTOR = 4  # Beyond it a constant divisor may be the number of rows.
 
 
 def reduction_of(expression: Any) -> str:
-    """Return how an expression combines the rows, which are the first axis of its inputs.
-
-    Returns
-    -------
-    {"sum", "mean", "ratio", "constant", "unknown"}
-        "constant" if it depends on no input: on parameters alone, as a penalty of weights does. "unknown" also for a
-        sum of several kinds, and for what may be a sum divided by the number of rows.
-    """
+    """Return how an expression combines the rows, which are the first axis of its inputs."""
     if not isinstance(expression, theano.Variable) or getattr(expression, "ndim", None) != 0:
         return UNKNOWN
+    # CONSTANT depends on no input, as a penalty of weights. UNKNOWN includes sums of several kinds,
+    # and possible means by a constant divisor.
     kind = _Kinds().of(expression)
     return UNKNOWN if isinstance(kind, int) or kind == PART else kind
 
 
 def add_up_sums(loss: Any, workers: int) -> tuple[Any, set[str]]:
-    """Return a loss whose gradients, averaged over workers, are those of one process with the rows of all.
-
-    Its sums over rows are multiplied by the number of workers; means and penalties stay. The set has the kinds of its
-    terms.
-    """
+    """Multiply sums over rows by ``workers``, for the gradients of one process with all rows."""
+    # Returns the kinds of its terms too.
     kind = reduction_of(loss)
     node = loss.owner
     if kind == SUM:
@@ -60,8 +52,6 @@ def add_up_sums(loss: Any, workers: int) -> tuple[Any, set[str]]:
 
 
 class _Kinds:
-    """Kinds of the variables of a graph, each determined once."""
-
     def __init__(self) -> None:
         self._known: dict[Any, Kind] = {}
 
@@ -134,7 +124,7 @@ class _Kinds:
 
 
 def _of_product(node: Any, kinds: Sequence[Kind]) -> Kind:
-    """Return the axis of the rows in a product of vectors or matrices; it is unknown if rows are multiplied."""
+    """Return the axis of the rows in a product; it is unknown if rows are multiplied."""
     (left, right), (first, second) = kinds, [int(each.ndim) for each in node.inputs]
     if right == CONSTANT and left != first - 1:
         return left
@@ -157,7 +147,6 @@ def _constants(variables: Any) -> list[float]:
 
 
 def _stripped(variable: Any) -> Any:
-    """Return a variable without the casts and axes of length 1 around it."""
     while variable.owner is not None and (
         isinstance(variable.owner.op, DimShuffle) or _is_elemwise(variable.owner, (scalar.Cast, scalar.Identity))
     ):
@@ -166,7 +155,7 @@ def _stripped(variable: Any) -> Any:
 
 
 def _measured_axis(variable: Any) -> tuple[Any, int] | None:
-    """Return the array and the axis of which a variable is the length; None if it is none."""
+    """Return the array and the axis whose length a variable is; None for other variables."""
     found = _stripped(variable).owner
     if found is None:
         return None

@@ -21,29 +21,12 @@ __all__ = ["AllReduce", "AllReduceMax", "AllReduceMean", "AllReduceMin", "AllRed
 
 
 class AllReduce(JobOp):
-    """Combine k values element by element with those of all other workers; k inputs of any shapes, k outputs.
+    """Combine k values of any shapes element by element with those of all other workers.
 
-    One call of the Op makes one collective call for each dtype among its inputs: values of one dtype travel in one
-    flat buffer, which is kept between calls; on the host, large ones travel by themselves. All workers compile
-    functions with the same calls of these Ops, on values of the same shapes and dtypes; other parts of the functions
-    may differ.
-
-    Parameters
-    ----------
-    worker : Worker
-    compress : bool
-        Whether ``--hosts-compression`` may compress sums and means of floats between hosts; for gradients.
-    inplace, turn, ordered
-        See `JobOp`. An Op without a turn gets one where it is applied, so each application is a call of its own.
-
-    Notes
-    -----
-    Gradients are those of the sum of all workers' costs, C = sum_r C_r, with g_r = dC_r/dy on worker r:
-
-        sum:   y = sum_r x_r          dC/dx_r = sum_q g_q
-        mean:  y = 1/N sum_r x_r      dC/dx_r = 1/N sum_q g_q
-        max:   y = max_r x_r          dC/dx_r = [x_r = y] / (number of q with x_q = y) * sum_q g_q;  min likewise
-        prod:  y = prod_r x_r         dC/dx_r = (prod_{q != r} x_q) * sum_q g_q
+    One call makes one collective call for each dtype: values of one dtype share a flat buffer,
+    except large ones on the host. All workers compile functions with the same calls, on the same
+    shapes and dtypes. Gradients are those of C = sum_r C_r, the sum of all workers' costs, with g_r
+    = dC_r/dy.
     """
 
     __props__: tuple[str, ...] = ("worker", "inplace", "turn", "ordered", "compress")
@@ -65,7 +48,7 @@ class AllReduce(JobOp):
         self._buffers = FlatBuffers(compress=self._compresses)
 
     def __reduce__(self) -> Any:
-        """An Op that is loaded belongs to the job of the process that loads it."""
+        """Return a constructor that binds the Op to the job of the process that loads it."""
         props = {name: getattr(self, name) for name in self.__props__ if name != "worker"}
         return _load, (type(self), props)
 
@@ -73,7 +56,6 @@ class AllReduce(JobOp):
         return self
 
     def job_key(self) -> Any:
-        """Return the worker."""
         return self.worker
 
     def fusion_key(self) -> Any:
@@ -82,11 +64,10 @@ class AllReduce(JobOp):
 
     @property
     def _compresses(self) -> bool:
-        """Whether this job compresses these values: if not, they are combined in one call with others."""
+        """Whether this job compresses these values; otherwise they may share a call with others."""
         return self.compress and self.worker.advanced.compresses_gradients
 
     def make_node(self, *values: Any) -> Apply:
-        """Take one or more tensors."""
         if self.turn is None:
             return self.changed(turn=next_turn()).make_node(*values)
         if len(values) == self.ordered:
@@ -100,25 +81,21 @@ class AllReduce(JobOp):
         return node
 
     def work(self, values: list[Any], own: list[bool]) -> list[Any]:
-        """Combine the values with those of the others."""
         outs = [x if mine else self.empty_like(x) for x, mine in zip(values, own)]
         self._buffers.combine(self._call, self.reduction, values, outs)
         return outs
 
     def empty_like(self, value: Any) -> Any:
-        """Allocate memory for a result."""
         return np.empty(value.shape, value.dtype)
 
     def _call(self, array: Any, op: str, dest: Any, **feedback: Any) -> None:
         self.worker.all_reduce(array, op, dest=dest, **feedback)
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        """Each output depends on the input in its place."""
         count = len(node.inputs)
         return [[i == j for j in range(count)] for i in range(count)]
 
     def L_op(self, inputs: list[Any], outputs: list[Any], output_grads: list[Any]) -> list[Any]:  # noqa: N802
-        """Return the gradients; see the class."""
         grads = list(output_grads)
         used = [i for i, g in enumerate(grads) if not isinstance(g.type, DisconnectedType)]
         for i in [i for i in used if inputs[i].dtype not in tensor.float_dtypes]:
@@ -159,7 +136,7 @@ class AllReduceSum(AllReduce):
 
 
 class AllReduceMean(AllReduce):
-    """y = 1/N sum_r x_r, of integers rounded toward zero; see `AllReduce`."""
+    """y = 1/N sum_r x_r, rounded toward zero for integers; see `AllReduce`."""
 
     reduction = "mean"
 
@@ -196,8 +173,8 @@ class AllReduceProd(AllReduce):
     def gradient(self, inputs: list[Any], outputs: list[Any], grads: list[Any]) -> list[Any]:
         """dC/dx_r = (prod_{q != r} x_q) * sum_q g_q, also where factors are 0.
 
-        With z = number of q with x_q = 0 and p = prod of the factors that are not 0, the product of the others is
-        p / x_r if z = 0, p if z = 1 and x_r = 0, and 0 otherwise.
+        With z = number of q with x_q = 0 and p = prod of the factors that are not 0, the product of
+        the others is p / x_r if z = 0, p if z = 1 and x_r = 0, and 0 otherwise.
         """
         zeros = [tensor.eq(x, 0).astype(x.dtype) for x in inputs]
         factors = [x + zero for x, zero in zip(inputs, zeros)]
@@ -215,38 +192,12 @@ OPS = {op.reduction: op for op in (AllReduceSum, AllReduceProd, AllReduceMax, Al
 def all_reduce(
     *variables: Any, op: str = "sum", worker: Worker | None = None, inplace: bool = False, compress: bool = False
 ) -> list[Any]:
-    """Combine variables element by element with those of all other workers, in as few calls as possible.
+    """Combine variables element by element with those of all workers, in few calls.
 
-    Independent calls of this function on the way to one compiled function become one, and all workers make the calls
-    in the order in which this function was called; only that order must be the same on all of them.
-
-    Parameters
-    ----------
-    *variables : Theano variables, at least one
-        Of the same number, order, shapes and dtypes on every worker.
-    op : {"sum", "prod", "max", "min", "mean"}
-    worker : Worker, optional
-        The default is ``connect()``.
-    inplace : bool
-        Destroy the variables' values. Seldom needed: Theano's optimizations do so by themselves where nobody else
-        needs them. It takes ``theano.function(..., accept_inplace=True)``.
-    compress : bool
-        Whether ``--hosts-compression`` may compress them between hosts, if they are floats that are summed or averaged;
-        for gradients. Each compiled function has residuals of its own.
-
-    Returns
-    -------
-    list of Theano variable
-        One for each; in a single-worker job, the variables themselves.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are no variables, or the operation or a dtype is not known.
-
-    Examples
-    --------
-    >>> grads = all_reduce(*theano.grad(loss, params), op="mean")                   # doctest: +SKIP
+    All workers must call this function in the same order, with the same number, shapes and dtypes.
+    Independent calls in one compiled function become one collective call. ``inplace`` needs
+    ``theano.function(..., accept_inplace=True)``. ``compress`` lets ``--hosts-compression``
+    compress gradients between hosts.
     """
     reduction = canonical_op(op)
     if not variables:

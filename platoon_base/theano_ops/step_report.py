@@ -1,7 +1,4 @@
-"""The Op by which a compiled training function reports its steps and its loss, and the optimization that inserts it.
-
-A script that prints its loss has it among the outputs of the function, so the script need not report it again.
-"""
+"""The Op with which a compiled training function reports its steps and loss, and its insertion."""
 
 from __future__ import annotations
 
@@ -21,14 +18,7 @@ __all__ = ["InsertStepReports", "StepReport", "count_single_worker"]
 
 
 class StepReport(JobBound, Op):  # type: ignore[misc]
-    """Identity op: reports the step, and the loss if that is the second input; then returns its first input (a view).
-
-    Parameters
-    ----------
-    worker : Worker
-    counts : bool
-        Whether to count the step too.
-    """
+    """Identity op: reports the step, and the loss if that is the second input."""
 
     __props__ = ("worker", "counts")
     view_map = {0: [0]}  # noqa: RUF012 - Theano's name for it
@@ -39,15 +29,13 @@ class StepReport(JobBound, Op):  # type: ignore[misc]
         self._count_step = worker.advanced.count_step
 
     def __reduce__(self) -> Any:
-        """An Op that is loaded belongs to the job of the process that loads it."""
+        """Return a constructor that binds the Op to the job of the process that loads it."""
         return _load, (self.counts,)
 
     def make_node(self, value: Any, *loss: Any) -> Apply:
-        """Take a value of any type, and maybe a scalar."""
         return Apply(self, [value, *loss], [value.type()])
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        """Report, and pass the value on."""
         value, *loss = inputs
         told = float(loss[0]) if loss else None
         if not self.worker.closed:
@@ -58,7 +46,6 @@ class StepReport(JobBound, Op):  # type: ignore[misc]
         output_storage[0][0] = value
 
     def infer_shape(self, node: Apply, shapes: list[Any]) -> list[Any]:
-        """Return the shape of the value."""
         return shapes[:1]
 
     def __str__(self) -> str:
@@ -70,13 +57,9 @@ def _load(counts: bool) -> StepReport:
 
 
 class InsertStepReports(Optimizer):  # type: ignore[misc]
-    """Make each function that updates parameters together with other workers report its steps and its loss.
-
-    The loss is the first output, if that is a scalar of a float dtype. `Sync` counts steps itself.
-    """
+    """Make each function that updates parameters in collective calls report its steps and loss."""
 
     def add_requirements(self, fgraph: Any) -> None:
-        """Let Theano check the replacement."""
         fgraph.attach_feature(toolbox.ReplaceValidate())
 
     def apply(self, fgraph: Any) -> None:
@@ -85,6 +68,7 @@ class InsertStepReports(Optimizer):  # type: ignore[misc]
         callers = [node for node in fgraph.toposort() if isinstance(node.op, JobOp)]
         if not updates:
             return
+        # The first output, if it is a float scalar. `Sync` counts steps itself.
         loss = _loss_of(fgraph)
         if not callers:
             self._count_single_worker(fgraph, loss)
@@ -97,9 +81,9 @@ class InsertStepReports(Optimizer):  # type: ignore[misc]
             fgraph.change_input(caller, 0, told(caller.inputs[0], *loss), reason="platoon_tells_loss")
 
     def _count_single_worker(self, fgraph: Any, loss: list[Any]) -> None:
-        """Insert one `StepReport` after the first parameter of a single-worker job, if there is one."""
+        """Insert one `StepReport` after the first parameter of a single-worker job."""
         for output, place in fgraph.update_mapping.items():
-            # An input that is updated without being shared, such as the steps of a scan, has none.
+            # An updated input that is not shared, such as the steps of a scan, has no container.
             container = getattr(fgraph.inputs[place], "container", None)
             worker = None if container is None else _alone.get(container)
             if worker is not None:
@@ -109,32 +93,23 @@ class InsertStepReports(Optimizer):  # type: ignore[misc]
 
 
 def count_single_worker(params: Iterable[Any], worker: Worker) -> None:
-    """Make functions that update these parameters report steps and losses, though they make no collective call.
-
-    Parameters
-    ----------
-    params : iterable of Theano shared variable
-    worker : Worker
-        Of a launched single-worker job.
-    """
+    """Make functions that update these parameters report, in a launched single-worker job."""
     _alone.update({param.container: worker for param in params})
 
 
-# By the memory of the parameters, which copies of a graph share.
+# The keys are the memory of the parameters, which copies of a graph share.
 _alone: weakref.WeakKeyDictionary[Any, Worker] = weakref.WeakKeyDictionary()
 
 
 def _loss_of(fgraph: Any) -> list[Any]:
-    """Return the first output of a function, if it is a scalar of a float dtype and no update, in a list."""
     first = fgraph.outputs[0]
     is_tensor = 0 not in fgraph.update_mapping and isinstance(first.type, theano.tensor.TensorType)
     return [first] if is_tensor and first.ndim == 0 and first.dtype in theano.tensor.float_dtypes else []
 
 
 def _leads_to(node: Apply, variable: Any) -> bool:
-    """Return whether a variable is computed from the outputs of a node."""
     return any(found.owner is node for found in theano.gof.graph.ancestors([variable]))
 
 
-# Behind the order at 49.2, which it would be in the way of, and before values may be destroyed at 49.5.
+# After the ordering at 49.2, which it would disturb, and before in-place changes at 49.5.
 theano.compile.optdb.register("platoon_tells_loss", InsertStepReports(), 49.3, "fast_run", "fast_compile")

@@ -1,4 +1,4 @@
-"""The Op that lets a worker synchronize inside the compiled function."""
+"""The Op with which a worker synchronizes inside the compiled function."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ __all__ = ["Sync", "Synchronizer"]
 
 
 class Synchronizer(JobBound):
-    """Counts the updates of one compiled training loop and synchronizes when it is time.
-
-    It is compared by identity, so two Ops are equal only if they share one. A round that overlaps is completed after
-    that part of the period.
-    """
+    """Counts the updates of one compiled training loop, and synchronizes on every N-th."""
 
     def __init__(
         self, worker: Worker, period: EveryN, timeout_s: float = DEFAULT_TIMEOUT_S, overlap: float = 0.0
@@ -29,6 +25,7 @@ class Synchronizer(JobBound):
         self.turn = next_turn()
         self._advanced = worker.advanced
         self._sharing = self._advanced.sharing
+        # The part of the period after which an overlapping round is completed.
         self._overlap = overlap
 
     def step(self, arrays: list[Any]) -> None:
@@ -46,16 +43,7 @@ class Synchronizer(JobBound):
 
 
 class Sync(JobOp):
-    """Synchronize updated parameter values with the center on every N-th call; k inputs, k outputs.
-
-    In its in-place form, a step without a synchronization copies nothing.
-
-    Parameters
-    ----------
-    synchronizer : Synchronizer
-    inplace, ordered
-        See `JobOp`.
-    """
+    """Synchronize updated parameter values with the center on every N-th call."""
 
     __props__: tuple[str, ...] = ("synchronizer", "inplace", "ordered")
 
@@ -70,7 +58,6 @@ class Sync(JobOp):
         return self.synchronizer.worker
 
     def work(self, values: list[Any], own: list[bool]) -> list[Any]:
-        """Count the step, and synchronize if it is time."""
         arrays = [x if mine else x.copy(order="C") for x, mine in zip(values, own)]
         self.synchronizer.step(arrays)
         return arrays

@@ -1,6 +1,6 @@
-"""PyTorch loops of one's own: averaged gradients, averaged buffers, and the moments of an optimizer.
+"""PyTorch loops: averaged gradients, averaged buffers, and the moments of an optimizer.
 
-Import it in scripts that use torch; nothing else in the base imports it.
+Only scripts that use torch import it, so the base does not need torch.
 """
 
 from platoon_base.torch_loops.backward import EarlyAverages

@@ -1,4 +1,4 @@
-"""Averages of torch's gradients that start during the backward pass, bucket by bucket, as gradients become ready."""
+"""Averages of torch's gradients that start during the backward pass, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -21,28 +21,12 @@ Tensor = Any
 
 
 class EarlyAverages:
-    """Starts to average the gradients of the last layers during the backward pass of the layers before them.
+    """Starts to average gradients of the last layers during the backward pass of earlier layers.
 
-    The first steps of a fit are only observed. Averages start early once `expect` has been called with the buckets.
-
-    Parameters
-    ----------
-    weights : sequence of tensor
-        Leaves, in the order in which the optimizer gets their gradients.
-    fill : callable
-        ``fill(number, gradients)`` queues the copy of gradients, a dict by index, into a bucket.
-    average : callable
-        ``average(number)`` averages a bucket over the workers. It is called from a separate thread, in the order of the
-        buckets, so it may block without delaying the backward pass.
-    device : torch.device
-        The device of the weights.
-    changed : str
-        The error if a gradient has changed since its average started.
-
-    Attributes
-    ----------
-    good : bool
-        Whether the optimizer has so far received each gradient unchanged from the backward pass, accumulated once.
+    ``fill(number, gradients)`` queues the copy of gradients, by index, into a bucket.
+    ``average(number)`` averages a bucket over the workers; a separate thread calls it in the order
+    of the buckets, so it may block. Steps before `expect` are only observed: ``good`` tells whether
+    the optimizer has received each gradient unchanged from the backward pass.
     """
 
     def __init__(
@@ -56,7 +40,7 @@ class EarlyAverages:
         self._fill, self._average, self._changed = fill, average, changed
         self._calls = _InOrder()
         self._in_flight: list[Future[None]] = []
-        # A weak reference: weights may outlive the fit, even one that raised, and must not keep this and its buffers.
+        # A weak reference: weights may outlive the fit and must not keep its buffers alive.
         tell = functools.partial(_on_gradient, weakref.ref(self))
         self._hooks = [
             weight.register_post_accumulate_grad_hook(functools.partial(tell, i)) for i, weight in enumerate(weights)
@@ -70,13 +54,13 @@ class EarlyAverages:
         self._forget()
 
     def _forget(self) -> None:
-        self._found: dict[int, tuple[Tensor, int]] = {}  # gradients, and torch's version number of each
+        # Gradients with torch's version numbers.
+        self._found: dict[int, tuple[Tensor, int]] = {}
         self._missing = [len(members) for members in self._buckets]
         self._again = False
         self._begun = 0
 
     def close(self) -> None:
-        """Remove the hooks, and start no more averages early."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self.good = [], False
@@ -84,7 +68,7 @@ class EarlyAverages:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Observe a training step, the ``with`` block: its gradients are those for the optimizer."""
+        """Observe a training step, the ``with`` block, with the gradients for the optimizer."""
         self._forget()
         self._active = True
         try:
@@ -94,26 +78,15 @@ class EarlyAverages:
             raise
         finally:
             self._active = False
-            self._forget()  # otherwise the tensors would be kept until the next step
+            self._forget()  # This releases the tensors.
 
     def expect(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Start averages early from the next step on, in buckets of these gradients, except that of the last bucket."""
+        """Start averages early from the next step on, in these buckets except the last."""
         self._buckets = [list(members) for members in buckets]
         self._bucket_of = {i: number for number, members in enumerate(buckets) for i in members}
 
     def take(self, gradients: Sequence[Tensor | None]) -> int:
-        """Return how many averages of buckets have started in the backward pass of this step.
-
-        Parameters
-        ----------
-        gradients : sequence of tensor or None
-            The gradients that the optimizer received.
-
-        Raises
-        ------
-        ConfigurationError
-            If one of them has changed since its average started.
-        """
+        """Return how many averages have started; raise if one of their gradients has changed."""
         begun, self._begun = self._begun, 0
         good = self._active and len(gradients) == self._count and not self._again
         if not begun:
@@ -123,13 +96,7 @@ class EarlyAverages:
         return begun
 
     def wait(self) -> None:
-        """Make torch's current stream wait for the averages in flight.
-
-        Raises
-        ------
-        WorkerLostError, CollectiveTimeoutError
-            If another worker did not make one of the calls.
-        """
+        """Make torch's current stream wait for the averages in flight; raise if one failed."""
         in_flight, self._in_flight = self._in_flight, []
         for call in in_flight:
             call.result()
@@ -137,7 +104,7 @@ class EarlyAverages:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def arrived(self, index: int, weight: Tensor) -> None:
-        """Record that the gradient of a weight is ready; torch calls it, for devices from another thread."""
+        """Record that a gradient is ready; torch calls it, for devices from another thread."""
         if not self._active:
             return
         if index in self._found:
@@ -147,7 +114,7 @@ class EarlyAverages:
         if not self._missing:
             return
         self._missing[self._bucket_of[index]] -= 1
-        # In the same order on all workers, whatever the order in which gradients become ready.
+        # Averages start in the same order on all workers; gradients become ready in any order.
         while self._begun < len(self._buckets) - 1 and not self._missing[self._begun]:
             self._begin_next({i: self._found[i][0] for i in self._buckets[self._begun]})
 
@@ -177,15 +144,14 @@ class EarlyAverages:
 
 
 class _InOrder:
-    """Makes calls one after the other, in a daemon thread, so that the process can exit while one blocks."""
+    """Makes calls one after the other in a daemon thread, which does not delay the exit."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        weakref.finalize(self, self._calls.put, None)  # ends the thread
+        weakref.finalize(self, self._calls.put, None)  # None ends the thread.
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Queue a call; return a future that ends with it."""
         if self._thread is None:
             self._thread = threading.Thread(target=_make_calls, args=(self._calls,), name="averages", daemon=True)
             self._thread.start()
@@ -194,7 +160,6 @@ class _InOrder:
         return future
 
     def close(self) -> None:
-        """End the thread after the submitted calls."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._calls.put(None)
@@ -205,9 +170,10 @@ def _make_calls(calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]
         call, future = taken
         try:
             future.set_result(call())
-        except BaseException as exc:  # raised again in the thread that waits for it
+        except BaseException as exc:  # The thread that waits for the future raises it.
             future.set_exception(exc)
-        del taken, call, future  # during the wait for the next call they would keep the buffers of an ended fit
+        # Otherwise they would keep the buffers of an ended fit alive until the next call.
+        del taken, call, future
 
 
 def _on_gradient(early: weakref.ref[EarlyAverages], index: int, weight: Tensor) -> None:

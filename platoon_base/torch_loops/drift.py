@@ -1,4 +1,4 @@
-"""Find parameters that have come to differ between workers: averaged gradients keep them equal, unless steps differ."""
+"""Detect parameters that differ between workers, which happens if their steps differ."""
 
 from __future__ import annotations
 
@@ -15,28 +15,23 @@ __all__ = ["NUM_SLOTS", "STEPS_ON_DEVICES", "DriftCheck"]
 Tensor = Any
 
 _NUM_VALUES = 64
-_NOT_FINITE, _TURN = _NUM_VALUES, _NUM_VALUES + 1  # the slots behind: how many values are not finite, and the turn
+# Two more slots: the number of values that are not finite, and the step number.
+_NOT_FINITE, _TURN = _NUM_VALUES, _NUM_VALUES + 1
 NUM_SLOTS = _NUM_VALUES + 2
-# Of the largest value looked at: what rounding leaves on unlike processors is far below, other steps are soon above it.
+# Relative to the largest checked value. Rounding on different processors is far below it; other
+# steps soon exceed it.
 _TOLERANCE, _ROUNDINGS = 1e-3, 8
-_TURNS = 1024  # a mean of such numbers is exact enough to tell whether all are equal
-STEPS_ON_DEVICES = 100  # to look there waits for the device
+_TURNS = 1024  # The mean of such numbers is exact enough to detect different ones.
+STEPS_ON_DEVICES = 100  # Checks are rarer on devices: each waits for the device.
 
 
 class DriftCheck:
-    """Compares some values of the parameters with their mean over the workers, which comes with the gradients' one.
+    """Compares some values of the parameters with their mean over the workers.
 
-    The values are equal on all workers if their mean is the own value on each. All values are looked at in turn, up to
-    64 of one parameter at a time.
-
-    Parameters
-    ----------
-    parameters : sequence of (str, tensor)
-        With their names, all on one device.
-    slots : tensor, shape (NUM_SLOTS,), float32
-        The part of a flat buffer, on the parameters' device, that is averaged between `put` and `require_none`.
-    every : int
-        Number of steps of which one is looked at, the first among them.
+    The mean is averaged together with the gradients: ``slots`` are float32 elements of a flat
+    buffer, on the parameters' device, that is averaged between `put` and `require_none`. One step
+    of ``every`` is checked, the first among them. The values rotate: up to 64 of one parameter per
+    check.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, Tensor]], slots: Tensor, every: int) -> None:
@@ -48,14 +43,14 @@ class DriftCheck:
         self._name, self._tolerance = "", _TOLERANCE
 
     def put(self) -> None:
-        """Write this worker's values for one step."""
         self._step += 1
         if not self._looks():
             return
         turn, number = divmod(self._step // self._every, len(self._parameters))
         self._name, tensor = self._parameters[number]
         self._tolerance = max(_TOLERANCE, _ROUNDINGS * torch.finfo(tensor.dtype).eps)
-        values = _part(tensor.detach(), turn)  # now, as .half() or .to() replace its memory
+        # The tensor is detached here, since .half() or .to() replace its memory.
+        values = _part(tensor.detach(), turn)
         self._own[:] = 0
         self._own[: len(values)] = values
         finite = np.isfinite(self._own)
@@ -66,12 +61,13 @@ class DriftCheck:
         self._slots.copy_(torch.from_numpy(self._own))
 
     def require_none(self) -> None:
-        """Raise `ConfigurationError` if the values of the other workers differ from those that were put."""
+        """Raise `ConfigurationError` if the other workers' values differ from those of `put`."""
         if not self._looks():
             return
         own, mean = self._own, self._slots.cpu().numpy()
         *apart, out_of_turn = np.abs(mean - own)
-        if out_of_turn > _TOLERANCE:  # a step failed on some workers alone: begin anew together
+        # A step failed on some workers only: all restart the rotation.
+        if out_of_turn > _TOLERANCE:
             self._step = -1
             return
         at = int(np.argmax(apart))
@@ -92,9 +88,10 @@ class DriftCheck:
 
 
 def _part(tensor: Tensor, turn: int) -> np.ndarray[Any, Any]:
-    """Return up to 64 values of a tensor: in turn the first of each row, then the next of each row."""
+    """Return up to 64 values of a tensor: in turn the first of each row, then the next ones."""
     start, row = divmod(turn, len(tensor)) if tensor.ndim > 1 else (turn, 0)
-    values = (tensor[row] if tensor.ndim > 1 else tensor).reshape(-1)  # a row, as it may have to be copied
+    # Only a row is reshaped, since that may copy it.
+    values = (tensor[row] if tensor.ndim > 1 else tensor).reshape(-1)
     start = start % -(-len(values) // _NUM_VALUES) * _NUM_VALUES
     part: np.ndarray[Any, Any] = values[start : start + _NUM_VALUES].float().cpu().numpy()
     return part

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from platoon_base.device_arrays import Order, order_of
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
+from platoon_base.fingerprint import checksum
 from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.drift import NUM_SLOTS, STEPS_ON_DEVICES, DriftCheck
 from platoon_base.torch_loops.flats import Bucket, Flats
@@ -23,38 +25,39 @@ __all__ = ["BUCKET_BYTES", "GradientAverage"]
 Tensor = Any
 
 _LEAST_CHANGES = 3  # Loading a checkpoint changes parameters fewer times.
-BUCKET_BYTES = 25 << 20  # that of DistributedDataParallel
+BUCKET_BYTES = 25 << 20  # DistributedDataParallel uses the same size.
 
 
 class GradientAverage:
-    """Averages the gradients of a model over all workers, between ``backward()`` and ``optimizer.step()``.
+    """Averages the gradients of a model over all workers, between backward pass and optimizer step.
 
     ::
 
         g := sum_i w_i g_i / sum_i w_i
 
-    where w_i is the weight of worker i's batch, such as its number of rows. So g is the gradient of the mean loss over
-    the rows of all workers, whatever the sizes of their batches. It replaces the ``grad`` of each parameter.
+    where w_i is the weight of worker i's batch, such as its number of rows. Then g is the gradient
+    of the mean loss over the rows of all workers, whatever the sizes of their batches. It replaces
+    the ``grad`` of each parameter.
 
-    Making one is a collective call: all workers get the first worker's parameters and buffers. Buffers are not averaged
-    in steps, see `average_buffers`. With a single worker nothing happens in any call.
+    The constructor is a collective call: all workers get the first worker's parameters and buffers.
+    Steps do not average buffers, see `average_buffers`. With a single worker all calls do nothing.
 
     Parameters
     ----------
     worker : Worker
     model : torch.nn.Module, torch.optim.Optimizer or iterable of tensors
-        All parameters that require a gradient are averaged. They must be the same on every worker, and on one device.
-        Of an optimizer, or of tensors such as ``model.parameters()``, no buffers are copied; nor is it seen which
-        tensors a model gets later: pass the model.
+        All parameters that require a gradient are averaged. They must be the same on every worker,
+        and on one device. For an optimizer, or tensors such as ``model.parameters()``, no buffers
+        are copied, and parameters that a model gets later are not detected.
     bucket_bytes : int
-        At `overlapping`, the size at which a group of gradients is averaged, during the rest of the backward pass.
-    timeout_s : float
-        Bound on each wait for the other workers.
+        For `overlapping`: the size at which a group of gradients is averaged, during the rest of
+        the backward pass.
 
     Raises
     ------
     ConfigurationError
-        If no parameter requires a gradient, one is of a dtype that cannot be averaged, or this worker joined late.
+        If no parameter requires a gradient, one is of a dtype that cannot be averaged, or this
+        worker joined late.
     LayoutMismatchError
         On every worker, before anything is changed, if their models differ.
 
@@ -86,11 +89,12 @@ class GradientAverage:
         warn_if_not_on_device(worker.device, self._parameters)
         self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
         self._flats: Flats | None = None
+        self._orders: list[Order] | None = None
         self._drift: DriftCheck
         self._early: EarlyAverages | None = None
         self._weight, self._usual_weight = 1.0, 0.0
         self._sent: list[float] = []
-        # With compression numbers travel exactly, and gradients are scaled so that their sum is the result.
+        # With compression the header is exact, and gradients are scaled: their sum is the result.
         self._compresses = False
         self._mean_weight = 0.0
         self._feedback: list[ErrorFeedback] = []
@@ -124,17 +128,16 @@ class GradientAverage:
         Parameters
         ----------
         weight : float
-            The w_i: the divisor of this worker's loss, such as ``len(x)``. The default weighs all workers alike. With 0
-            this worker has no batch: its own gradients do not count, and it gets the averages of the others.
+            The w_i: the divisor of this worker's loss, such as ``len(x)``. The default weights all
+            workers equally. With 0 this worker has no batch: its own gradients do not count, and it
+            gets the averages of the others.
 
         Raises
         ------
         ConfigurationError
-            If the weight is negative or not finite, or a gradient is sparse; or the parameters have come to differ
-            between workers: up to 64 values of one parameter in each step, on a device in each 100th, are compared
-            with their mean over the workers. Where it is a worker alone that sees it, the others lose that worker.
-        WorkerLostError, CollectiveTimeoutError
-            If another worker does not make the call.
+            If the weight is negative or not finite, a gradient is sparse, or parameters differ
+            between workers. Each step, on a device each 100th, compares up to 64 values of one
+            parameter with their mean. If only one worker raises, the others lose it.
         """
         if self.worker.global_size > 1:
             self._begin(weight)
@@ -143,23 +146,12 @@ class GradientAverage:
 
     @contextlib.contextmanager
     def overlapping(self, weight: float = 1.0) -> Iterator[None]:
-        """Average the gradients of the one backward pass within the ``with`` block, and during it.
+        """Average the gradients of the one backward pass in the ``with`` block, and during it.
 
-        Averages of the last layers' gradients are made while those of the layers before them are computed. Behind the
-        block all are averaged. All workers must use it in the same steps.
-
-        Parameters
-        ----------
-        weight : float
-            As in a plain call.
-
-        Raises
-        ------
-        ConfigurationError
-            As in a plain call; and if gradients changed within the block after their average had begun, for instance in
-            a second backward pass.
-        WorkerLostError, CollectiveTimeoutError
-            If another worker does not make the call.
+        The last layers' gradients are averaged while those of earlier layers are computed. After
+        the block all are averaged. All workers must use it in the same steps. Arguments and errors
+        are those of a plain call; it also raises `ConfigurationError` if gradients changed within
+        the block after their average had started, for instance in a second backward pass.
         """
         if self.worker.global_size == 1:
             yield
@@ -174,13 +166,9 @@ class GradientAverage:
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a loader; then None for each batch that another worker has more.
 
-        A collective call at the start of each epoch, for loaders of different lengths: with None make the step without
-        a backward pass, and with weight 0. If a worker's loader has no length, one before each batch too.
-
-        Parameters
-        ----------
-        loader : iterable
-            Such as a DataLoader. That of an IterableDataset has no length.
+        For loaders of different lengths: with None make the step without a backward pass, and with
+        weight 0. A collective call at the start of each epoch; if the loader of a worker has no
+        length, such as a DataLoader of an IterableDataset, also before each batch.
         """
         if self.worker.global_size == 1:
             yield from self.worker.loading(loader)
@@ -199,7 +187,6 @@ class GradientAverage:
             yield None
 
     def _gather_more(self, more: bool) -> bool:
-        """Return whether any worker has one more batch."""
         return any(self.worker.gather(more, name="one more batch", timeout_s=self._timeout_s))
 
     def close(self) -> None:
@@ -209,7 +196,7 @@ class GradientAverage:
         self._early = None
 
     def _begun(self, early: EarlyAverages) -> int:
-        """Return how many averages have begun in the backward pass; leave none in flight if they are refused."""
+        """Return how many averages have started; wait for them before raising."""
         try:
             return early.take([parameter.grad for parameter in self._parameters])
         except ConfigurationError:
@@ -217,11 +204,11 @@ class GradientAverage:
             raise
 
     def _begin(self, weight: float) -> None:
-        """Check the step of this worker; in the first one agree with the others on the unit of weights."""
+        """Check this worker's step; in the first step, agree on the unit of weights."""
         self._intent.used = True
         self._weight = require_weight(weight)
         if self._early is not None:
-            self._early.wait()  # for averages in flight of a step that raised
+            self._early.wait()  # A step that raised may have left averages in flight.
         for tensor in _leaves(self._model):
             if id(tensor) not in self._known and tensor.requires_grad:
                 name = next((name for name, found in _tensors_of(self._model)[0] if found is tensor), "a parameter")
@@ -230,8 +217,12 @@ class GradientAverage:
                     "differ between workers; make a new GradientAverage on all of them"
                 )
         if not self._usual_weight:
-            weights = self.worker.gather(self._weight, name="weights of batches", timeout_s=self._timeout_s)
-            self._usual_weight = max(weights) or 1.0
+            # The buffers have the memory order of the parameters, since gradients are copied faster to the same order.
+            orders = [order_of(p.shape, p.stride()) or tuple(range(p.ndim)) for p in self._parameters]
+            mine = [self._weight, checksum(np.array(sum(orders, ()), "i4"))]
+            given = self.worker.gather(mine, name="weights of batches", timeout_s=self._timeout_s)
+            self._usual_weight = max(weight for weight, _ in given) or 1.0
+            self._orders = orders if all(order == mine[1] for _, order in given) else None
 
     def _watched(self) -> EarlyAverages:
         if self._early is None:
@@ -243,13 +234,12 @@ class GradientAverage:
         return self._early
 
     def _placed(self) -> Flats:
-        """Return the flat buffers, on the device of the parameters."""
         device = self._parameters[0].device
         if self._flats is None or self._flats.header.device != device:
             self.close()
             _require_one_device(self._parameters)
             numbers = 1 + len(self._parameters)
-            self._flats = Flats(self._parameters, numbers + NUM_SLOTS, device, self._bucket_bytes)
+            self._flats = Flats(self._parameters, numbers + NUM_SLOTS, device, self._bucket_bytes, self._orders)
             every = 1 if device.type == "cpu" else STEPS_ON_DEVICES
             self._drift = DriftCheck(self._named, self._flats.header[numbers:], every)
             self._sent = []
@@ -260,11 +250,9 @@ class GradientAverage:
         return self._flats
 
     def _average(self, begun: int | None = None) -> None:
-        """Average the buckets that have not begun in the backward pass, and write all averages.
-
-        Without ``begun`` a device averages each buffer in one call: one more takes longer there than what it averages.
-        """
+        """Average the buckets not started in the backward pass, and write all averages."""
         flats = self._placed()
+        # On a device one more call costs more than an overlap saves.
         whole = begun is None and not self._compresses and flats.header.device.type != "cpu"
         buckets = flats.wholes if whole else flats.buckets[begun or 0 :]
         gradients = [parameter.grad if self._weight else None for parameter in self._parameters]
@@ -279,7 +267,8 @@ class GradientAverage:
             if self._compresses:
                 for number in range(begun or 0, len(flats.buckets)):
                     self._average_bucket(number)
-                self._all_reduce(flats.header)  # in the same place on all workers, whatever number has begun on each
+                # All workers call it at this point, however many averages have started on each.
+                self._all_reduce(flats.header)
                 self._drift.require_none()
             else:
                 for bucket in buckets:
@@ -289,15 +278,14 @@ class GradientAverage:
             self._write(flats, gradients)
 
     def _header_of(self, flats: Flats, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """Return the memory behind the gradients, and what it shall be: this worker's weight and which ones it has."""
+        """Return the header's memory, and its value: the weight, and which gradients exist."""
         numbers = [self._weight / self._usual_weight, *(float(gradient is not None) for gradient in gradients)]
-        if numbers != self._sent:  # a copy to a device takes longer than one on it
+        if numbers != self._sent:  # Copies to a device are slower than copies on it.
             self._sent = numbers
             flats.template = torch.tensor(numbers, dtype=torch.float32, device=flats.header.device)
         return flats.header[: len(numbers)], flats.template
 
     def _fill(self, number: int, gradients: Mapping[int, Tensor]) -> None:
-        """Copy gradients into a bucket during the backward pass."""
         _require_dense(gradients.values())
         with torch.no_grad():
             self._scaled(self._placed().buckets[number], gradients if self._weight else dict.fromkeys(gradients))
@@ -317,7 +305,8 @@ class GradientAverage:
             mean = np.array([weight], np.float32)
             self._mean_weight = float(self.worker.all_reduce(mean, "mean", timeout_s=self._timeout_s)[0])
         with torch.no_grad():
-            if not self._mean_weight:  # no worker has a batch: what is kept would be lost in a result that nobody uses
+            # No worker has a batch: an unused result must not consume the error feedback.
+            if not self._mean_weight:
                 bucket.gradients.zero_()
                 return
             bucket.scale(weight / self._mean_weight / self.worker.global_size)
@@ -329,7 +318,7 @@ class GradientAverage:
             self.worker.all_reduce(array, op, dest=array, timeout_s=self._timeout_s, **feedback)
 
     def _write(self, flats: Flats, gradients: Sequence[Tensor | None]) -> None:
-        """Copy the averages to the gradients; a worker without a gradient that others have gets a new one."""
+        """Copy the averages to the gradients; create those that only other workers have."""
         here = [(gradient, view) for gradient, view in zip(gradients, flats.views) if gradient is not None]
         if here:
             torch._foreach_copy_([gradient for gradient, _ in here], [view for _, view in here])
@@ -342,16 +331,15 @@ class GradientAverage:
 
 
 def _divide(flats: Flats) -> None:
-    """Divide the means of weighted gradients by the mean weight."""
     mean = flats.header[0]
     if mean.device.type == "cpu":
         flats.scale(1 / float(mean) if mean else 1.0)
-    else:  # without a wait for the device
+    else:  # This does not wait for the device.
         flats.divide(mean)
 
 
 def _tensors_of(model: Any) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
-    """Return the named parameters and buffers of a model; of an optimizer or of tensors the parameters alone."""
+    """Return the named parameters and buffers of a model; parameters only for other arguments."""
     if isinstance(model, torch.nn.Module):
         return list(model.named_parameters()), list(model.named_buffers())
     if isinstance(model, torch.optim.Optimizer):
@@ -362,7 +350,7 @@ def _tensors_of(model: Any) -> tuple[list[tuple[str, Tensor]], list[tuple[str, T
 
 
 def _leaves(model: Any) -> list[Tensor]:
-    """Return the present parameters; for each step, as `torch.nn.Module.parameters` takes four times as long."""
+    """Return the current parameters, four times as fast as `torch.nn.Module.parameters`."""
     if isinstance(model, torch.optim.Optimizer):
         return [tensor for group in model.param_groups for tensor in group["params"]]
     if not isinstance(model, torch.nn.Module):
@@ -370,7 +358,7 @@ def _leaves(model: Any) -> list[Tensor]:
     found: list[Tensor] = []
     modules: list[Any] = [model]
     seen = {id(model)}
-    for module in modules:  # grows
+    for module in modules:  # The list grows in the loop.
         found += [tensor for tensor in module._parameters.values() if tensor is not None]
         for child in module._modules.values():
             if child is not None and id(child) not in seen:
@@ -382,7 +370,7 @@ def _leaves(model: Any) -> list[Tensor]:
 def _length_of(loader: Any) -> int | None:
     try:
         return len(loader)
-    except TypeError:  # a DataLoader has the method, whether its dataset has a length or not
+    except TypeError:  # A DataLoader of a dataset without length has the method too.
         return None
 
 

@@ -24,18 +24,13 @@ class RunningStats:
         r := s + (mean_i r_i - s) (1 - prod_i k_i) / (1 - mean_i k_i)
         k_i := (1 - momentum)^n_i
 
-    Worker i has the statistics r_i after n_i batches since the latest average s. torch counts them in
-    ``num_batches_tracked``. If all n_i are the same, s decays as in one process that has had all
-    batches of all workers. Statistics with ``momentum=None`` are means over all batches; they need no
-    correction.
+    Worker i has the statistics r_i after n_i batches since the latest average s; n_i is the
+    difference of ``num_batches_tracked``. If all n_i are equal, s decays as in one process that has
+    had all batches of all workers. Statistics with ``momentum=None`` are means over all batches and
+    need no correction.
 
-    The latest averages are kept in the modules, so copies of a model have them too.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    weight : float
-        Of this worker in the means.
+    The modules keep the latest averages, so copies of a model have them too. ``weight`` is that of
+    this worker in the means.
     """
 
     def __init__(self, model: Any, weight: float) -> None:
@@ -43,10 +38,9 @@ class RunningStats:
         self._weight = weight
 
     def steps(self) -> Array:
-        """Return the values to sum over the workers, shape (modules, 6).
+        """Return the values to sum over the workers, shape (modules, 6); zeros for weight 0.
 
-        Of each module: log k_i, w_i k_i, a checksum c_i of its statistics, c_i^2, 1 and w_i. All are 0
-        for a weight of 0.
+        For each module: log k_i, w_i k_i, a checksum c_i of its statistics, c_i^2, 1 and w_i.
         """
         found = np.zeros((len(self._modules), 6))
         for row, module in zip(found, self._modules):
@@ -58,22 +52,15 @@ class RunningStats:
         return found
 
     def correct(self, summed: Array) -> None:
-        """Correct the statistics, which are means over the workers now, and keep them as the latest.
-
-        Those that were equal on all workers stay as they are: they were copied from a model whose
-        statistics had been averaged, or all workers have had the same batches.
-
-        Parameters
-        ----------
-        summed : ndarray, shape (modules, 6)
-            The sum of the results of `steps`.
-        """
-        if not summed[:, -1].any():  # no worker counts, so nothing was averaged
+        """Correct the statistics, which are means over the workers, by the sum of all `steps`."""
+        if not summed[:, -1].any():  # No worker counts, so nothing was averaged.
             return
         for (log_product, kept, checks, squares, workers, total), module in zip(summed, self._modules):
             if not total:
                 continue
-            moved, equal = 1 - kept / total, workers * squares == checks**2  # exact: all are whole numbers
+            # The comparison is exact: all are whole numbers.
+            moved, equal = 1 - kept / total, workers * squares == checks**2
+            # Equal statistics were copied from averaged ones, or come from the same batches.
             if _LATEST in vars(module) and moved > 0 and not equal:
                 factor = float(-np.expm1(log_product) / moved)
                 for buffer, before in zip((module.running_mean, module.running_var), vars(module)[_LATEST][1:]):
@@ -92,14 +79,14 @@ _LATEST = "_platoon_latest_average"
 
 
 def _is_moving_average(module: Any) -> bool:
-    """Return whether a module has running statistics of which torch counts the batches."""
+    """Return whether a module has running statistics whose batches torch counts."""
     if not isinstance(module, _NormBase) or module.momentum is None or module.num_batches_tracked is None:
         return False
     return isinstance(module.running_mean, torch.Tensor) and not torch.nn.parameter.is_lazy(module.running_mean)
 
 
 def warn_of_sync_batch_norm(model: Any) -> None:
-    """Warn if a model has SyncBatchNorm, but torch no process group by which it synchronizes."""
+    """Warn if a model has SyncBatchNorm, but torch has no process group for it."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)]

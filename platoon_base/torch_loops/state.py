@@ -1,4 +1,4 @@
-"""The state of a torch model that is not trained by gradients: first values, buffers, and an optimizer's moments."""
+"""State of a torch model that no gradient trains: first values, buffers, an optimizer's moments."""
 
 from __future__ import annotations
 
@@ -20,23 +20,10 @@ Tensor = Any
 
 
 class TensorValue:
-    """A tensor with the methods by which first values are copied; see `start_training`.
+    """A tensor with the methods of `Variable`, to copy first values; see `start_training`.
 
-    Values of a dtype that collective calls do not take travel in another one, without a loss: bfloat16 as float32,
-    bool as uint8, other integers as int64, and complex numbers as pairs of floats.
-
-    Parameters
-    ----------
-    name : str
-    tensor : torch.Tensor
-    rule : {"mean", "first"}, optional
-        How workers agree on it, see `platoon_base.worker.State`. The default is the mean for numbers that are not
-        integers.
-
-    Raises
-    ------
-    ConfigurationError
-        If the tensor is sparse.
+    Values of other dtypes than those of collective calls are converted without loss: bfloat16 to
+    float32, bool to uint8, other integers to int64, and complex numbers to pairs of floats.
     """
 
     def __init__(self, name: str, tensor: Tensor, rule: str = "") -> None:
@@ -50,7 +37,7 @@ class TensorValue:
         self.rule = rule or ("mean" if tensor.is_floating_point() or tensor.is_complex() else "first")
 
     def get_value(self, borrow: bool = False) -> Array:
-        """Return the value as a C-contiguous array on the host; with ``borrow`` its memory, where that is possible."""
+        """Return the value as C-contiguous host array; with ``borrow`` its memory if possible."""
         tensor = torch.view_as_real(self._tensor.resolve_conj()) if self._tensor.is_complex() else self._tensor
         if tensor.dtype not in _EXCHANGED:
             integer = torch.uint8 if tensor.dtype is torch.bool else torch.int64
@@ -59,7 +46,6 @@ class TensorValue:
         return array if borrow else array.copy()
 
     def set_value(self, value: Array) -> None:
-        """Change the value in place."""
         tensor = torch.from_numpy(value)
         self._tensor.copy_(torch.view_as_complex(tensor) if self._tensor.is_complex() else tensor)
 
@@ -68,7 +54,6 @@ _EXCHANGED = {getattr(torch, name) for name in DTYPES}
 
 
 def named_tensors(tensors: Iterable[Any]) -> list[tuple[str, Tensor]]:
-    """Return pairs of name and tensor, of tensors or of such pairs, as those of ``model.named_parameters()``."""
     found = []
     for i, given in enumerate(tensors):
         name, tensor = given if isinstance(given, tuple) else (f"parameter {i}", given)
@@ -87,33 +72,23 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
 
         b := sum_i w_i b_i / sum_i w_i        over the workers that still take part
 
-    Integer and bool buffers, such as ``num_batches_tracked``, become those of the first worker that counts. So do the
-    singular vectors of torch's ``spectral_norm``: their mean is no unit vector, and with vectors of opposite signs it
-    is about 0. Sparse buffers are left as they are.
+    Integer and bool buffers, such as ``num_batches_tracked``, become those of the first worker that
+    counts. So do the singular vectors of torch's ``spectral_norm``: the mean of two with opposite
+    signs is about 0. Sparse buffers do not change.
 
-    A collective call, for each evaluation and before a model is saved: each worker's running statistics are those of
-    its own batches. From the second call on, and from the first after `GradientAverage`, those of
-    BatchNorm are moved further than their mean, as far as one process moves them in N times as many
-    steps; see `RunningStats`.
+    A collective call, before each evaluation and before a model is saved: each worker's running
+    statistics are those of its own batches. From the second call on, and from the first after
+    `GradientAverage`, BatchNorm's statistics move further than their mean, as far as one process
+    moves them in N times as many steps.
 
     Parameters
     ----------
     worker : Worker
     model : torch.nn.Module
-        With the same buffers on every worker.
+        With the same buffers on every worker, else all raise `LayoutMismatchError`.
     weight : float
-        The w_i, such as the number of this worker's rows; 0 for a worker whose buffers should not count.
-    timeout_s : float
-        Bound on the wait for the others.
-
-    Raises
-    ------
-    ConfigurationError
-        If the weight is negative or not finite.
-    LayoutMismatchError
-        On every worker, if their buffers have different shapes.
-    CollectiveTimeoutError
-        If some workers did not call it in time; the message names them.
+        The w_i, such as the number of this worker's rows; 0 for a worker whose buffers should not
+        count.
     """
     require_weight(weight)
     if worker.global_size == 1:
@@ -131,7 +106,7 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
 
 
 def tensors_beside(modules: Sequence[Any], known: Set[int]) -> list[TensorValue]:
-    """Return the buffers and parameters of modules, without sparse ones and those with the ``known`` ids."""
+    """Return the modules' buffers and parameters, except sparse ones and the ``known`` ids."""
     seen, found = set(known), []
     for module in modules:
         vectors = _singular_vectors(module)
@@ -143,7 +118,7 @@ def tensors_beside(modules: Sequence[Any], known: Set[int]) -> list[TensorValue]
 
 
 def _singular_vectors(model: Any) -> set[int]:
-    """Return the ids of the buffers in which torch's two kinds of spectral_norm keep singular vectors."""
+    """Return the ids of buffers with singular vectors, of torch's two kinds of spectral_norm."""
     found = []
     for module in model.modules():
         if _is_of_torch(module, "_SpectralNorm"):
@@ -155,7 +130,7 @@ def _singular_vectors(model: Any) -> set[int]:
 
 
 def _is_of_torch(what: Any, name: str) -> bool:
-    """Return whether this is of a class in torch.nn.utils or of a subclass; by the name, as torch keeps one private."""
+    """Return whether it is of a class in torch.nn.utils, by the name: one class is private."""
     return any(cls.__name__ == name and cls.__module__.startswith("torch.nn.utils.") for cls in type(what).__mro__)
 
 
@@ -170,23 +145,15 @@ def require_weight(weight: float) -> float:
 def moments_of(optimizer: Any) -> list[Tensor]:
     """Return the moments of an optimizer: its float state with the shapes of its parameters.
 
-    Pass them to `Worker.init_shared_params` as ``moments``, for a rule such as ``EASGD(moments=True)``. Counters of
-    steps are left out.
+    Pass them to `Worker.init_shared_params` as ``moments``, for a rule such as
+    ``EASGD(moments=True)``. They are in the order of the parameters, and of the names of the state;
+    counters of steps are left out.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        After its first step, in which torch makes the state.
-
-    Returns
-    -------
-    list of torch.Tensor
-        In the order of the parameters, and of the names of the state.
-
-    Raises
-    ------
-    ConfigurationError
-        If it has made no step yet, or keeps no moments.
+        After its first step, in which torch creates the state, else it raises `ConfigurationError`;
+        also if it keeps no moments.
     """
     found, without = [], []
     for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
@@ -209,5 +176,4 @@ def _like(value: Any, parameter: Tensor) -> bool:
 
 
 def values_of(tensors: Sequence[tuple[str, Tensor]]) -> list[TensorValue]:
-    """Return named tensors as values to copy."""
     return [TensorValue(name, tensor) for name, tensor in tensors]

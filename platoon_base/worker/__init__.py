@@ -1,4 +1,4 @@
-"""The handle of one worker, with its parameters, data and metrics. Adapters and scripts call it."""
+"""The handle of one worker, with its parameters, data and metrics."""
 
 from typing import TYPE_CHECKING
 

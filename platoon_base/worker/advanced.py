@@ -23,19 +23,11 @@ __all__ = ["Advanced"]
 
 
 class Advanced:
-    """The calls of a `Worker` for those who write adapters, as ``worker.advanced``.
+    """The calls of a `Worker` for authors of adapters, as ``worker.advanced``.
 
-    Parameters
-    ----------
-    connection : Connection
-    sharing : Sharing
-
-    Attributes
-    ----------
-    stop_votes : StopVotes
-        Votes to stop a part of the job, such as one training of several. Reading them costs a memory access.
-    clock : PhaseClock
-        The time of this worker by phase.
+    ``stop_votes`` are votes to stop a part of the job, such as one of several trainings; reading
+    them costs a memory access. ``clock`` is the time of this worker by phase. See `Worker` for
+    timeouts.
     """
 
     def __init__(self, connection: Connection, sharing: Sharing) -> None:
@@ -49,12 +41,12 @@ class Advanced:
 
     @property
     def shares(self) -> bool:
-        """Whether there is a center to synchronize with: not with one worker, nor before parameters are shared."""
+        """Whether there is a center: not with one worker, nor before parameters are shared."""
         return self._sharing.current is not None and self._sharing.current.center is not None
 
     @property
     def sharing(self) -> int:
-        """The number of the latest `Worker.init_shared_params`, from 1; 0 while no parameters are shared."""
+        """The number of the latest `Worker.init_shared_params`, from 1; 0 if none is in effect."""
         return self._sharing.number
 
     def sync_arrays(
@@ -67,10 +59,8 @@ class Advanced:
     ) -> None:
         """Like `Worker.sync_params`, on values that are about to become the parameters'.
 
-        Parameters
-        ----------
-        arrays : sequence of ndarray or GpuArray
-            C-contiguous, one for each shared parameter, with its shape and dtype; changed in place.
+        ``arrays`` are C-contiguous ndarrays or GpuArrays with the parameters' shapes and dtypes;
+        they are changed in place.
         """
         require_part(part)
         self._sharing.require_served().sync_arrays(arrays, synchronous, part, timeout_s)
@@ -82,54 +72,43 @@ class Advanced:
         return rounds is not None and rounds.under_way
 
     def complete_round(self, arrays: Sequence[Any] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Complete the latest round of a rule that overlaps rounds with training, such as ``DiLoCo(overlap=0.5)``.
+        """Complete the latest round of a rule that overlaps rounds with training.
 
-        Call it in the middle of the period, for instance. Without a round under way it does nothing.
-        `Worker.copy_to_local`, `Worker.copy_to_global`, `Worker.average_hosts`, `Worker.center_params`,
-        `Worker.release_shared_params` and the next `Worker.sync_params` complete it too. Before workers that may have
-        made different numbers of rounds meet for an evaluation, each calls this: what they read then is the same
-        center.
-
-        Parameters
-        ----------
-        arrays : sequence of ndarray, optional
-            Values that are about to become the parameters', as in `sync_arrays`; changed in place.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If the other hosts' contributions have not come in time; the round is still under way.
+        Such a rule is ``DiLoCo(overlap=0.5)``. Call it for instance in the middle of the period;
+        without a round under way it does nothing. The next `Worker.sync_params` and all calls that
+        copy, average or release the center complete it too. Workers that may have made different
+        numbers of rounds each call it before a common evaluation: then all read the same center. If
+        the other hosts' contributions do not arrive in time, it raises, and the round is still
+        under way. ``arrays`` are as in `sync_arrays`.
         """
         self._sharing.require_served().complete_round(timeout_s, arrays)
 
     def shorten_steps(self) -> str:
-        """Let a rule that lengthens steps do so by half as much, because the loss of training has risen.
+        """Halve the lengthening of steps by the rule, because the training loss has risen.
 
-        Call it on all workers. The text says how long steps are now; it is empty if the rule lengthens none.
+        Call it on all workers. The returned text says how long steps are now; it is empty if the
+        rule lengthens none.
         """
         return self._sharing.require().shorten_steps()
 
     # Data.
 
     def require_same(self, name: str, fingerprint: str, remedy: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise if the fingerprint differs from the first one that a worker sent under this name, without waiting.
+        """Raise if the fingerprint differs from the first one sent under this name; does not wait.
 
-        The controller keeps the first fingerprint of each name, so late joiners and restarted workers are compared
-        too. A call costs one request.
+        The controller keeps the first fingerprint of each name, so it compares late joiners and
+        restarted workers too. `ConfigurationError` is raised only on the later worker. A call costs
+        one request.
 
         Parameters
         ----------
         name : str
-            The name of the compared things in the error, such as ``"the data of shard call 2"``; unique in the job.
+            The compared things, in the error, such as ``"the data of shard call 2"``; unique in the
+            job.
         fingerprint : str
             A short text that differs if the things differ. The error shows both.
         remedy : str
-            What the user can do about a difference: the last sentence of the error.
-
-        Raises
-        ------
-        ConfigurationError
-            If another worker has given another fingerprint under this name; only on the worker that came later.
+            Advice to the user: the last sentence of the error.
         """
         self._connection.client.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
 
@@ -138,12 +117,14 @@ class Advanced:
         self._connection.require_same_mode("averaged gradients")
 
     def require_same_data(self, *data: Any, kind: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise if another worker has passed other data, such as its own random split; does not wait.
+        """Raise if another worker has passed other data, such as its own split; does not wait.
 
-        The data are compared by the fingerprint of a sample of their rows. It is computed at each call, and sent at
-        the first one with these data. Data sets of one kind are numbered, so all workers must first pass them in the
-        same order. Not compared are: data that draw random numbers whenever they are read, workers of a resumed job
-        that go on from different positions, a single worker, and workers that joined late or have left.
+        It compares fingerprints of a sample of the rows, computed at each call, and sent at the
+        first one with these data. Data sets of one kind are numbered, so all workers must first
+        pass them in the same order. Not compared are: data that draw random numbers when they are
+        read, workers of a resumed job that continue from different positions, a single worker, and
+        workers that joined late or have left. `ConfigurationError` is raised only on the later
+        worker.
 
         Parameters
         ----------
@@ -151,11 +132,6 @@ class Advanced:
             All the rows, not a shard.
         kind : str, optional
             A description of the data for the error. The default is the dtype and shape of a row.
-
-        Raises
-        ------
-        ConfigurationError
-            If the data differ; only on the worker that came later.
         """
         if self._connection.identity.size == 1 or self._connection.identity.late or not self._connection.open_here:
             return
@@ -166,10 +142,11 @@ class Advanced:
     # Collective calls: every worker makes them, in the same order.
 
     def meet(self, name: str, *, binds: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
-        """Wait until every worker has made this call; return the ranks of all that have, the same list on each.
+        """Wait until every worker has made this call; return their ranks, the same list on each.
 
-        Unlike in `Worker.barrier`, a late joiner takes part, and the other workers wait for it from then on. With
-        ``binds`` these workers depend on each other from now on: if one fails, the launcher does not restart it alone.
+        Unlike in `Worker.barrier`, a late joiner takes part, and the other workers wait for it from
+        then on. With ``binds`` these workers depend on each other from now on: if one fails, the
+        launcher does not restart it alone.
         """
         call = msg.Meet(name=name, binds=binds, timeout_s=timeout_s)
         ranks = self._connection.client.wait_for_all(call, msg.Met).ranks
@@ -179,7 +156,7 @@ class Advanced:
     def sum_pairs(
         self, name: str, pairs: dict[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[dict[str, tuple[float, float]], list[int]]:
-        """Add ``{name: (sum, weight)}`` over all workers; return the sums and the ranks that contributed."""
+        """Return the sums of ``{name: (sum, weight)}`` over all workers, and the ranks in them."""
         reply = self._connection.client.wait_for_all(msg.Sum(name=name, pairs=pairs, timeout_s=timeout_s), msg.Sums)
         return reply.pairs, reply.ranks
 
@@ -194,82 +171,68 @@ class Advanced:
     ) -> Summed:
         """Add small arrays over all workers that still take part, such as the states of metrics.
 
-        Unlike `Worker.all_reduce`, which needs all workers that were launched, it works without those that left or
-        died. The arrays pass through the controller, in one round trip for each 512 KiB.
+        Unlike `Worker.all_reduce`, which needs all workers that were launched, it works without
+        those that left or died. The arrays pass through the controller, in one round trip for each
+        512 KiB.
 
         Parameters
         ----------
         name : str
             The same on every worker.
         arrays : sequence of ndarray
-            Of real dtypes; the same number and shapes on every worker.
+            Of real dtypes; the same number and shapes on every worker, else all raise
+            `LayoutMismatchError`.
         pairs : mapping of str to (sum, weight), optional
             Added in the same round trip; see `sum_pairs`.
         skips_late : bool
-            Whether a late joiner that is not a participant yet gets its own values back, instead of waiting.
-        timeout_s : float
-            Bound on the wait for the others, and on that for each further 512 KiB.
+            Whether a late joiner that is not a participant yet gets its own values back, instead of
+            waiting.
 
         Returns
         -------
         Summed
-            ``arrays``, new ones of float64 with the shapes given, ``pairs``, ``ranks`` that contributed, and ``stop``,
-            the reason why the job stops; bitwise equal on every worker. The sums are in float64, in rank order.
-
-        Raises
-        ------
-        LayoutMismatchError
-            On every worker, if they passed different shapes; the message names them for each rank.
-        CollectiveTimeoutError
-            If some workers did not call it in time; the message names them.
+            ``arrays``, new ones of float64 with the shapes given, ``pairs``, ``ranks`` that
+            contributed, and ``stop``, the reason why the job stops; bitwise equal on every worker.
+            The sums are in float64, in rank order.
         """
         return sum_arrays(self._connection.client, name, arrays, pairs, timeout_s, skips_late=skips_late)
 
     @property
     def compresses_gradients(self) -> bool:
-        """Whether all-reduces with a ``feedback`` may be compressed between hosts; the same on all workers."""
+        """Whether all-reduces with a ``feedback`` may be compressed between hosts."""
         return self._connection.compresses_gradients
 
     def compresses(self, array: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Return whether all-reduces of arrays like this one are compressed with a ``feedback``.
 
-        Where gradients are compressed it is a collective call, which forms the group of this kind of array.
+        Where gradients are compressed, it is a collective call: it forms the group of this kind of
+        array.
         """
         if not self.compresses_gradients:
             return False
         return bool(getattr(self._connection.group(array, timeout_s), "compresses", True))
 
     def stays_on_device(self, array: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Return whether collective calls combine arrays like this one on their devices, without a copy to the host.
+        """Return whether collective calls combine arrays like this one without a copy to the host.
 
-        A collective call, which forms the group of this kind of array.
+        A collective call: it forms the group of this kind of array.
         """
         return bool(getattr(self._connection.group(array, timeout_s), "stays_on_device", False))
 
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:
-        """Combine as `Worker.all_reduce` does; return this worker's part: ``(workers, *shape)`` becomes ``shape``."""
+        """All-reduce, and return this worker's part: ``(workers, *shape)`` becomes ``shape``."""
         with self._connection.progress.clock.phase(COLLECTIVE):
             return self._connection.group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
 
     def device_all_reduce(self, ordinal: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> DeviceAllReduce | None:
-        """Form an NCCL group that sums memory of the workers' CUDA devices, given by address; a collective call.
+        """Form an NCCL group that sums memory of the workers' CUDA devices; a collective call.
 
-        For adapters of frameworks whose compiled programs pass addresses and a stream.
-
-        Parameters
-        ----------
-        ordinal : int
-            Number of the device on which this worker computes, as the driver counts.
-        timeout_s : float
-            Bound on the wait for the others, here and in each sum.
-
-        Returns
-        -------
-        DeviceAllReduce or None
-            None, on all workers, if NCCL cannot be used: two workers share a device, it is not installed, or the
-            world size is 1.
+        For adapters of frameworks whose compiled programs pass addresses of memory and a stream.
+        ``ordinal`` is the number of this worker's device, as the driver counts. It returns None, on
+        all workers, if NCCL cannot be used: two workers share a device, it is not installed, or the
+        world size is 1.
         """
         from platoon_base.worker.device_all_reduce import DeviceAllReduce
 
@@ -279,7 +242,7 @@ class Advanced:
     # Progress.
 
     def intend(self, what: str, unused: str, needed: Callable[[], bool] | None = None) -> Intent:
-        """Record what the script has made to train one model, for a warning if it is never used; see `Intent`."""
+        """Record what the script has made for a training, to warn if it is unused; see `Intent`."""
         return intend(what, unused, needed) if self._connection.identity.size > 1 else Intent(what, unused)
 
     @property
@@ -295,7 +258,7 @@ class Advanced:
 
     @property
     def launched(self) -> bool:
-        """Whether this process belongs to a job of `platoon launch`; False under plain ``python``."""
+        """Whether this process belongs to a job of `platoon launch`; false under ``python``."""
         return self._connection.centers is not None
 
     def announce(
@@ -310,20 +273,23 @@ class Advanced:
     ) -> None:
         """Record how long training will take; `platoon launch` shows the remaining time.
 
-        The adapters call it. A call costs a few memory accesses; after `Worker.close` it does nothing.
+        A call costs a few memory accesses; after `Worker.close` it does nothing.
 
         Parameters
         ----------
         epoch : int, optional
-            The epoch that begins. Ignored once the script itself reports epochs by `Worker.progress`.
+            The epoch that begins. Ignored once the script itself reports epochs by
+            `Worker.progress`.
         epoch_steps : int, optional
             Number of this worker's mini-batches in an epoch.
         last_epoch, last_step : int, optional
-            The number of the last epoch as `Worker.progress` will report it, and that of the last mini-batch.
+            The number of the last epoch, as `Worker.progress` reports it, and of the last
+            mini-batch.
         limit : str, optional
             Another limit and how close training is to it, such as ``"patience 3/15"``.
         bound : int, optional
-            1 if this worker has met the others to train with them and now compiles its model, 2 if it compiles nothing.
+            1 if this worker has started training together with the others and now compiles its
+            model, 2 if it compiles nothing.
         """
         if not self._connection.open_here:
             return
@@ -331,7 +297,7 @@ class Advanced:
         self._connection.progress.announce(epoch, limit, numbers)
 
     def count_step(self, loss: float | None = None) -> None:
-        """Count a mini-batch, unless the script counts its own by calling `Worker.progress` with ``steps``."""
+        """Count a mini-batch, unless the script itself passes ``steps`` to `Worker.progress`."""
         client = self._connection.client
         self._connection.progress.count_for_script(loss)
         client.send_reports_if_due()

@@ -1,4 +1,4 @@
-"""The job's advisory lock, which is reentrant: it counts how often its holder has acquired it."""
+"""The job's advisory lock."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 5e-3
 
 
 class AdvisoryLock:
-    """A reentrant lock that one worker of the job holds at a time.
-
-    Parameters
-    ----------
-    try_acquire : callable
-        Acquires the lock unless another worker holds it; returns whether this worker holds it now.
-    release : callable
-        Releases it.
-    """
+    """A reentrant lock; ``try_acquire`` returns whether this worker holds the lock now."""
 
     def __init__(self, try_acquire: Callable[[], bool], release: Callable[[], None]) -> None:
         self._try_acquire = try_acquire
@@ -30,8 +22,8 @@ class AdvisoryLock:
         self._times = 0
 
     def acquire(self, timeout_s: float) -> None:
-        """Wait for the lock and acquire it; see `Worker.lock`."""
-        self._times += 1  # before the wait: a signal handler that locks and unlocks must not release this call's lock
+        # Counted before the wait: a signal handler must not release this call's lock.
+        self._times += 1
         try:
             self._wait(timeout_s)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Agreement of all workers on state that no rule shares and no gradient trains, such as running statistics."""
+"""Agreement of workers on state that no rule shares and no gradient trains, such as statistics."""
 
 from __future__ import annotations
 
@@ -21,20 +21,13 @@ RULES = ("mean", "sum", "first")
 
 
 class State(NamedTuple):
-    """A variable that the workers change, and the rule by which they agree on its value.
+    """A variable that the workers change, and the rule that determines its common value.
 
     ::
 
         v := sum_i w_i v_i / sum_i w_i      "mean"
-        v := b + sum_i (v_i - b)            "sum"
+        v := b + sum_i (v_i - b)            "sum": b is the base, the last common value
         v := v_f                            "first"
-
-    Attributes
-    ----------
-    variable : Variable
-    rule : {"mean", "sum", "first"}
-    base : ndarray or None
-        For "sum" the b, the value at the last agreement, equal on all workers.
     """
 
     variable: Variable
@@ -43,7 +36,7 @@ class State(NamedTuple):
 
 
 def default_rule_of(dtype: Any) -> str:
-    """Return "mean" for floats and complex numbers, and "first" for others: a mean of integers or flags is none."""
+    """Return "mean" for floats and complex numbers, and "first" for other dtypes."""
     kind = np.dtype(dtype).kind
     return "mean" if kind in "fc" or np.dtype(dtype).name.startswith(("bfloat", "float")) else "first"
 
@@ -51,29 +44,14 @@ def default_rule_of(dtype: Any) -> str:
 def agree(
     states: Sequence[State], worker: Worker, name: str, weight: float = 1.0, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[int]:
-    """Set variables to values on which all workers agree; return the ranks that took part.
-
-    A collective call of those workers that still take part.
-
-    Parameters
-    ----------
-    states : sequence of State
-        The same number, order, rules, shapes and dtypes on every worker.
-    worker : Worker
-    name : str
-        Of the collective call.
-    weight : float
-        The w_i of means. A worker with weight 0 does not count, neither for sums nor as the first.
-    timeout_s : float
-        Bound on each wait for the others.
-    """
+    """Set variables to common values; return the ranks that took part; a collective call."""
     taken = [state for state in states if state.rule != "first"]
     copied = [state.variable for state in states if state.rule == "first"]
     values = [np.asarray(state.variable.get_value(borrow=True)) for state in taken]
     terms = [_term(state, value, weight) for state, value in zip(taken, values)]
     pairs = {"weight": (float(weight), 1.0)}
     if copied and weight:
-        pairs[str(worker.global_rank)] = (1.0, 1.0)  # the others then know who counts
+        pairs[str(worker.global_rank)] = (1.0, 1.0)  # This rank counts.
     summed = worker.advanced.sum_arrays(name, terms, pairs, timeout_s=timeout_s)
     total = summed.pairs.pop("weight")[0]
     if not total:
@@ -86,10 +64,7 @@ def agree(
 
 
 def agree_in_step(states: Sequence[State], worker: Worker, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Set variables to values on which all workers agree, after a step that all of them have made.
-
-    The collective of arrays, of which no worker may be missing, takes a fraction of the time of `agree`.
-    """
+    """Set variables to common values; faster than `agree`, but all launched workers must call."""
     values = [np.asarray(state.variable.get_value(borrow=True)) for state in states]
     taken = [(state, value) for state, value in zip(states, values) if state.rule != "first"]
     copied = [(state, value) for state, value in zip(states, values) if state.rule == "first"]
@@ -116,7 +91,7 @@ def _term(state: State, value: Array, weight: float) -> Array:
     reals: Array = _reals(value).astype(np.float64)
     if state.rule == "mean":
         return reals * weight
-    if value.dtype.kind in "iu":  # exact, also for large numbers
+    if value.dtype.kind in "iu":  # The result is exact, also for large numbers.
         change: Array = (value - state.base).astype(value.dtype.str.replace("u", "i")).astype(np.float64)
         return change
     base: Array = _reals(np.asarray(state.base)).astype(np.float64)
@@ -124,7 +99,7 @@ def _term(state: State, value: Array, weight: float) -> Array:
 
 
 def _agreed(state: State, value: Array, result: Array) -> Array:
-    """Return a new value of a variable's dtype, from the mean or from the sum of the changes."""
+    """Return a variable's new value, in its dtype, from the mean or the sum of the changes."""
     if state.rule == "sum" and value.dtype.kind in "iu":
         changed: Array = state.base + result.astype(np.int64).astype(value.dtype)
         return changed
@@ -137,29 +112,15 @@ def _agreed(state: State, value: Array, result: Array) -> Array:
 
 
 def _reals(value: Array) -> Array:
-    """Return complex numbers as pairs of floats, and other arrays as they are."""
     return value.reshape(-1).view(value.real.dtype) if value.dtype.kind == "c" else value
 
 
 def make_equal(
     variables: Sequence[Variable], worker: Worker, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Copy the first worker's value of each variable that is not equal on all; a collective call of those left.
-
-    Checksums are compared first, so values that are equal already are not sent.
-
-    Parameters
-    ----------
-    variables : sequence of Variable
-        The same number, order, shapes and dtypes on every worker.
-    worker : Worker
-    name : str
-        Of the collective call.
-    timeout_s : float
-        Bound on each wait for the others.
-    """
+    """Copy the first worker's value of each variable that differs; a call of all that are left."""
     sums = np.array([checksum(variable.get_value(borrow=True)) for variable in variables], np.int64)
-    halves = np.stack([sums & 0xFFFF, sums >> 16])  # their squares are exact in float64
+    halves = np.stack([sums & 0xFFFF, sums >> 16])  # Squares of halves are exact in float64.
     summed = worker.advanced.sum_arrays(name, [halves, halves**2], timeout_s=timeout_s)
     # Numbers are equal if N times the sum of their squares is the square of their sum.
     equal = (len(summed.ranks) * summed.arrays[1] == summed.arrays[0] ** 2).all(axis=0)

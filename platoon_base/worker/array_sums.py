@@ -23,18 +23,7 @@ _PART = MAX_VECTOR_BYTES // VECTOR_ITEM_BYTES
 
 
 class Summed(NamedTuple):
-    """A sum over workers, the same on all of them.
-
-    Attributes
-    ----------
-    arrays : list of ndarray, float64
-        With the shapes of the arguments.
-    pairs : dict of str to (sum, weight)
-    ranks : list of int
-        Those that contributed, in order.
-    stop : str
-        Why the job stops; empty while it does not.
-    """
+    """A sum over workers, the same on all; ``ranks`` contributed, ``stop`` is why the job stops."""
 
     arrays: list[Array]
     pairs: Pairs
@@ -51,11 +40,7 @@ def sum_arrays(
     *,
     skips_late: bool = False,
 ) -> Summed:
-    """Add arrays and pairs over all workers that still take part; see `Advanced.sum_arrays`.
-
-    Arrays that do not fit into one message are sent in parts. If a worker leaves or dies between two parts, the parts
-    have sums over different ranks; every worker sees that, and all start over.
-    """
+    """Add arrays and pairs over all workers that still take part; see `Advanced.sum_arrays`."""
     shapes, vector = _flatten(arrays)
 
     def add(title: str, pairs: Pairs, part: Array) -> Sums:
@@ -71,7 +56,7 @@ def sum_arrays(
         sums = [reply.vector]
         for number, part in enumerate(parts[1:], start=2):
             reply = add(f"{name}, part {number} of {len(parts)}", {}, part)
-            if reply.ranks != first.ranks:
+            if reply.ranks != first.ranks:  # All workers see it and start over.
                 break
             sums.append(reply.vector)
         else:

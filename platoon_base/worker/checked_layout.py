@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from platoon_base.centers.base import Center
-from platoon_base.device_arrays import is_device_array
+from platoon_base.device_arrays import is_device_array, memory_order
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout
 
@@ -14,39 +14,34 @@ __all__ = ["CheckedLayout"]
 
 
 class CheckedLayout:
-    """The shapes and dtypes of shared parameters.
-
-    Parameters
-    ----------
-    layout : Layout
-    """
-
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._like: object = None  # of arrays that were borrowed at once, and checked
+        self._like: object = None  # Identifies the last arrays that were checked.
 
     def has(self, arrays: Sequence[Any]) -> bool:
-        """Return whether arrays that were borrowed at once are like some that were checked before."""
+        """Return whether arrays that were borrowed together are like some checked before."""
         return self._like is not None and getattr(arrays, "like", None) is self._like
 
     def require(self, arrays: Sequence[Any], center: Center | None) -> None:
-        """Raise `LayoutMismatchError` if a parameter no longer has the shape and dtype that it was shared with."""
+        """Raise `LayoutMismatchError` if a parameter's shape or dtype has changed since sharing."""
         if self.has(arrays):
             return
         specs = self._layout.specs
         if len(arrays) != len(specs):
             raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
-        on_device = center is not None and center.on_device
-        for spec, array in zip(specs, arrays):
-            if on_device and not is_device_array(array):
+        orders = getattr(center, "orders", [None] * len(specs))  # of a center on devices
+        for spec, array, order in zip(specs, arrays, orders):
+            if order is not None and not is_device_array(array):
                 raise LayoutMismatchError(
                     f"{spec.name} was shared on the device: pass an array there, not {type(array)}"
                 )
-            if on_device and not array.flags.c_contiguous:
-                raise LayoutMismatchError(f"{spec.name} is not C-contiguous: pass array.copy('C')")
             if array.shape != spec.shape or array.dtype != spec.dtype:
                 raise LayoutMismatchError(
                     f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
                     f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
+                )
+            if order is not None and memory_order(array) != order:
+                raise LayoutMismatchError(
+                    f"{spec.name} is not in the order in memory that it was shared in: pass an array that is"
                 )
         self._like = getattr(arrays, "like", None)

@@ -1,4 +1,4 @@
-"""One worker's connection to its job: its identity there, the controller's channel and the shared state."""
+"""The connection of a worker: its identity, the controller's channel and the shared state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Identity(NamedTuple):
-    """Which worker of the job this process is, as the controller answers when it joins; see `Worker`."""
+    """Which worker of the job this process is, as the controller answers a join; see `Worker`."""
 
     rank: int
     size: int
@@ -50,18 +50,7 @@ class Identity(NamedTuple):
 
 
 class BackEnds(NamedTuple):
-    """Factories of the parts that a connection creates at first use; a single worker has none of them.
-
-    Attributes
-    ----------
-    centers : callable, optional
-        Returns the factory of the center for parameters and a rule. Without it nothing is shared, and synchronizing
-        does nothing.
-    collectives : callable, optional
-        Makes the factory of process groups, for collective calls on arrays, from the client.
-    checkpoint : callable, optional
-        Reads the checkpoint from which the job was resumed.
-    """
+    """Factories of parts that are created at first use; a single worker has none of them."""
 
     centers: Callable[[Parameters, Rule], CenterFactory] | None = None
     collectives: Callable[[ControlClient], CollectiveFactory] | None = None
@@ -76,37 +65,7 @@ _SAME_MODE = (
 
 
 class Connection:
-    """A process's connection to its job: the client of the control plane, the job's state, groups and the lock.
-
-    Parameters
-    ----------
-    identity : Identity
-    channel : ClientChannel
-        To the controller.
-    job_state : JobState
-    lock : AdvisoryLock
-    back_ends : BackEnds
-    controller_alive : callable
-    on_close : callable
-        Called once, at the end of `close`.
-    turns : Turns, optional
-        Without it workers use the center whenever they come to it.
-
-    Attributes
-    ----------
-    progress : ProgressRow
-    stop_signal : StopSignal
-    turns : Turns or NoTurns
-        The turns at the center; meetings of all workers count there too.
-    finish_queued : callable
-        Waits for what this worker has queued on a device for the center. It comes before meetings, so that behind a
-        barrier each worker finds in the center what the others had done.
-    trainings : int
-        Trainings that this worker has tried to begin, with averaged gradients or a rule.
-    closed : bool
-    combined : int
-        Number of collective calls on arrays, and of times that parameters were shared.
-    """
+    """A process's connection to its job: control client, job state, process groups and lock."""
 
     def __init__(
         self,
@@ -127,6 +86,8 @@ class Connection:
         self.progress = ProgressRow(job_state, identity.rank)
         self.stop_signal = StopSignal(job_state, identity.rank, controller_alive)
         self.turns: Turns | NoTurns = NoTurns() if turns is None else turns
+        # Waits for updates of the center that are queued on a device. Barriers call it first: after
+        # a barrier each worker reads the others' updates.
         self.finish_queued: Callable[[], None] = lambda: None
         self.closed, self.combined = False, 0
         self.trainings = 0
@@ -153,7 +114,6 @@ class Connection:
 
     @property
     def client(self) -> ControlClient:
-        """The client of the controller; raises if the connection is closed."""
         self.require_open()
         return self._client
 
@@ -161,7 +121,7 @@ class Connection:
         """Return the process group for this kind of array; form it at the first call."""
         self.require_open()
         self.require_controller()
-        if isinstance(array, np.ndarray):  # other arrays are combined in the order of their device
+        if isinstance(array, np.ndarray):  # Others follow their device's order.
             self.finish_queued()
         self.turns.meet()
         self.combined += 1
@@ -169,7 +129,6 @@ class Connection:
 
     @property
     def compresses_gradients(self) -> bool:
-        """Whether all-reduces of ndarrays with a ``feedback`` are compressed between hosts."""
         return self._arrays.compresses
 
     def nccl_group(self, ordinal: int, timeout_s: float) -> Any:
@@ -181,23 +140,21 @@ class Connection:
         return self._arrays.nccl(ordinal, timeout_s)
 
     def require_same_mode(self, mode: str) -> None:
-        """Raise if another worker keeps the models together by other means in its training of the same number.
-
-        Workers that joined late or were restarted are not compared: they may have missed a training.
-        """
+        """Raise if another worker averages gradients and this one uses a rule, or the reverse."""
         self.trainings += 1  # Refused trainings count on all workers too.
+        # Workers that joined late or were restarted may have missed a training.
         if self.identity.size > 1 and not self.identity.late:
             name = f"the way in which training {self.trainings} keeps the models together"
             self.client.ask(msg.Same(name=name, fingerprint=mode, remedy=_SAME_MODE), msg.Done, DEFAULT_TIMEOUT_S)
 
     @property
     def num_live(self) -> tuple[int, int]:
-        """The workers on this host and on all, for a rule: those that live, or all where they take turns."""
+        """The live workers on this host and on all hosts; all workers if turns are taken."""
         size = self.identity.size
         return (size, size) if self.turns.taken else self.job_state.num_live
 
     def is_single_worker(self) -> bool:
-        """Return whether the job was launched with one worker and no other has shared parameters so far."""
+        """Return whether it was launched alone and no other worker has shared parameters."""
         return self.identity.size == 1 and not self.job_state.shared_by_several
 
     @property
@@ -206,7 +163,7 @@ class Connection:
         return not self.closed and os.getpid() == self._pid
 
     def require_open(self) -> None:
-        """Raise `ConfigurationError` if it is closed or this process is a forked child of the one that joined."""
+        """Raise if it is closed or this process is a forked child of the one that joined."""
         if self.closed:
             raise ConfigurationError("this worker has left the job: nothing can be done after close()")
         if os.getpid() != self._pid:
@@ -216,29 +173,23 @@ class Connection:
             )
 
     def require_controller(self) -> None:
-        """Raise `WorkerLostError` if the controller is gone."""
         if self.stop_signal.is_set() and not self._controller_alive():
-            self.require_open()  # after a close by another thread, say that instead
+            self.require_open()  # Another thread may have closed it.
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
     def close(self, finish: Callable[[], None], release: Callable[[], None], failed: bool = False) -> None:
         """Leave the job; a second call does nothing.
 
-        Parameters
-        ----------
-        finish : callable
-            Ends what is under way; called first, unless this worker has failed.
-        release : callable
-            Unmaps the job's memory; called once the channels are closed.
-        failed : bool
-            Whether to leave without the request `Leave`, so that the controller counts this worker as lost.
+        ``finish`` runs first unless ``failed``; ``release`` unmaps the job's memory after the
+        channels are closed. With ``failed`` no `Leave` is sent: the controller counts this worker
+        as lost.
         """
         if self.closed:
             return
         self.closed = True
         self.stop_signal.close()
         if os.getpid() != self._pid:
-            return  # a forked child: connection and memory belong to its parent
+            return  # The parent of a forked child owns them.
         try:
             if not failed:
                 finish()

@@ -1,4 +1,4 @@
-"""Sums over workers in the memory of CUDA devices, for adapters of frameworks that pass addresses and streams."""
+"""Sums over workers in memory of CUDA devices, for frameworks that pass addresses and streams."""
 
 from __future__ import annotations
 
@@ -22,20 +22,7 @@ _REMEDY = "gradients cannot be averaged on this device"
 class DeviceAllReduce:
     """All-reduce between one CUDA device of each worker, queued on the streams of a framework.
 
-    See `Advanced.device_all_reduce`. All calls return at once; only `Fetched.values` waits for the device.
-
-    Parameters
-    ----------
-    group : NcclGroup
-    ordinal : int
-        Number of the device, as the CUDA driver counts.
-    timeout_s : float
-        Bound on each wait for the other workers.
-
-    Attributes
-    ----------
-    compresses : bool
-        Whether sums with an `ErrorFeedback` are compressed between hosts; the same on all workers.
+    All calls return immediately; only `Fetched.values` waits for the device.
     """
 
     def __init__(self, group: Any, ordinal: int, timeout_s: float) -> None:
@@ -47,13 +34,7 @@ class DeviceAllReduce:
         self._taking = threading.Lock()
 
     def add_up(self, address: int, count: int, dtype: str, stream: int, feedback: ErrorFeedback | None = None) -> None:
-        """Queue an all-reduce: replace elements by their sums over the workers; compressed, with ``feedback``.
-
-        Raises
-        ------
-        WorkerLostError, CollectiveTimeoutError
-            If another worker did not make this call or an earlier one.
-        """
+        """Queue an all-reduce: replace elements by their sums; with ``feedback`` compressed."""
         self._group.all_reduce(address, address, count, dtype, "sum", stream, self._timeout_s, feedback)
 
     def put(self, address: int, value: float, stream: int) -> None:
@@ -70,12 +51,7 @@ class DeviceAllReduce:
         return Fetched(self, page)
 
     def require_sound(self) -> None:
-        """Raise if the group has failed; the results of the latest sums are undefined then.
-
-        Raises
-        ------
-        WorkerLostError, CollectiveTimeoutError, ConfigurationError
-        """
+        """Raise if the group has failed; the results of the latest sums are undefined then."""
         self._group.require_sound()
 
     def _give_back(self, page: _Page) -> None:
@@ -92,16 +68,10 @@ class Fetched:
         self._values: Array = np.empty(0, np.float32)
 
     def values(self) -> Array:
-        """Wait for the copy and return the elements.
-
-        Raises
-        ------
-        WorkerLostError, CollectiveTimeoutError, ConfigurationError
-            If a sum that was queued before has failed.
-        """
+        """Wait for the copy and return the elements; raise if an earlier sum has failed."""
         if self._page is not None:
             self._page.wait()
-            self._owner.require_sound()  # after a failed sum the elements are undefined
+            self._owner.require_sound()  # After a failed sum the elements are undefined.
             self._values = self._page.array.copy()
             self._owner._give_back(self._page)
             self._page = None
@@ -109,7 +79,7 @@ class Fetched:
 
 
 class _Page:
-    """Page-locked memory of the host and the event that is recorded after a copy to it; never freed."""
+    """Page-locked memory of the host with the event of the last copy to it; never freed."""
 
     def __init__(self, driver: Driver, count: int) -> None:
         self._driver = driver

@@ -1,6 +1,5 @@
-"""Warnings about divergence: losses that rise, parameters that grow without end, too much momentum at the center.
-
-A NaN ends a training, but much later; these warnings come before.
+"""Warnings about divergence, long before a NaN: rising losses, growing parameters, too much
+momentum.
 """
 
 from __future__ import annotations
@@ -23,41 +22,36 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-_PARAMETERS = 4  # how many parameters are sampled, the largest ones
-_ELEMENTS = 32  # per sampled parameter
-_PATIENCE = 20  # synchronizations over which growth is measured; as many rounds at the start are not judged
+_PARAMETERS = 4  # The largest parameters are sampled.
+_ELEMENTS = 32  # Elements per sampled parameter.
+# Growth is measured over this many synchronizations; the first rounds are not judged.
+_PATIENCE = 20
 _IN_A_ROW = 8
 _TIMES_AS_LARGE = 30.0
-_LARGE = 10.0  # root mean square; smaller parameters may grow by any factor, since they may start from zero
-_ROUNDS = 10  # whose distances are added up for one comparison
+# Root mean square; smaller parameters may grow by any factor, since they may start from zero.
+_LARGE = 10.0
+_ROUNDS = 10  # Rounds per comparison.
 _TIMES_THE_BEST = 2.0
 _EPOCHS = 3
-_TIMES_AS_FAR = 5.0  # measured on Fashion-MNIST: 0.7 to 4.8 where outer momentum pays, 1.8 to 6.7 where it does harm
+# Measured on Fashion-MNIST: 0.7 to 4.8 where outer momentum helps, 1.8 to 6.7 where it harms.
+_TIMES_AS_FAR = 5.0
 
 
 class DivergenceWatch:
-    """Samples a worker's parameters at each synchronization; warns at most once of growth, and once of momentum.
+    """Samples parameters at each synchronization; warns once of growth, and once of momentum.
 
-    *Growth*, with any rule. With ``r_t`` the root mean square of the sample after synchronization ``t``, the training
-    may diverge if, eight times in a row::
+    *Growth*: with ``r_t`` the root mean square of the sample after synchronization ``t``, the
+    training may diverge if, eight times in a row, ``r_t > max(30 max(r_0, ..., r_(t - 20)), 10)``.
+    Divergence grows exponentially; steady learning grows as ``t``, and a linear warm-up as ``t **
+    2``.
 
-        r_t > max(30 max(r_0, ..., r_(t - 20)), 10)
+    *Momentum*, with rules that wait: while a worker's progress is the same in each round, the
+    center moves ``outer_lr / (1 - mu)`` times as far as the worker. Later only the common part of
+    the progress adds up. If the center then still moves five times as far in ten rounds, its
+    momentum is too large.
 
-    Divergence grows exponentially. Steady learning grows as ``t``, and a linear warm-up as ``t ** 2``: they cause no
-    warning, nor do drops and restarts of the learning rate.
-
-    *Momentum*, with rules that wait. While a worker's progress is the same in each round, the center moves
-    ``outer_lr / (1 - mu)`` times as far as the worker, which is right at the start. Later the progress varies from
-    round to round, and only the common part adds up in the momentum. If the center then moves five times as far as the
-    worker in ten rounds, its momentum is too large. Some harmful momentum stays below this limit and is not detected.
-
-    Parameters
-    ----------
-    rank : int
-        For the messages.
-    every_s : float
-        Seconds from one sample to the next, of arrays on devices: each is judged when the next one is taken, by which
-        time it has come to be, and is taken before a synchronization, which may be made later. 0 to sample at each.
+    ``every_s`` > 0 is for arrays on devices: seconds between samples. Each is judged at the next
+    one, so that no call waits for the device.
     """
 
     def __init__(self, rank: int, every_s: float = 0.0) -> None:
@@ -65,7 +59,7 @@ class DivergenceWatch:
         self._every_s = every_s
         self._next_poll_at = -math.inf
         self._places: list[tuple[int, slice]] = []
-        self._taken: list[Any] = []  # the sample on a device that is not judged yet
+        self._taken: list[Any] = []  # The sample on a device that is not judged yet.
         self._before = self._after = np.empty(0)
         self._sizes: collections.deque[float] = collections.deque()
         self._largest = 0.0
@@ -75,7 +69,7 @@ class DivergenceWatch:
         self._grew = self._carried = False
 
     def before_sync(self, arrays: Sequence[Any], rule: Any) -> None:
-        """Record the values after training; of arrays on devices warn if earlier ones indicate divergence."""
+        """Record the values after training; on devices warn if earlier ones indicate divergence."""
         if not self._carried and waits(rule):
             self._before = self._sample(arrays)
         if self._every_s and not self._grew and self._is_time():
@@ -85,7 +79,7 @@ class DivergenceWatch:
 
     def after_sync(self, arrays: Sequence[Any], rule: Any) -> None:
         """Record the values after the synchronization; warn if they indicate divergence."""
-        # With fragments a round moves a part of what the worker does; what the momentum adds is not to be told by it.
+        # With fragments a round moves only a part of the parameters: momentum is not judged.
         rounds = not self._carried and waits(rule) and fragments_of(rule) == 1
         if self._every_s or (not rounds and self._grew):
             return
@@ -107,7 +101,8 @@ class DivergenceWatch:
         if len(self._sizes) <= _PATIENCE:
             return
         self._largest = max(self._largest, self._sizes.popleft())
-        if not size > max(_TIMES_AS_LARGE * self._largest, _LARGE):  # false for a NaN, which the center reports
+        # The center reports NaN; the comparison is false then.
+        if not size > max(_TIMES_AS_LARGE * self._largest, _LARGE):
             self._in_a_row = 0
             return
         self._in_a_row += 1
@@ -147,7 +142,7 @@ class DivergenceWatch:
         return np.concatenate(self._parts(arrays), dtype=np.float64)
 
     def _parts(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the elements of each parameter that is sampled, where it is."""
+        """Return the sampled elements of each sampled parameter, on its device."""
         if not self._places:
             largest = sorted((i for i in range(len(arrays)) if arrays[i].size), key=lambda i: -arrays[i].size)
             self._places = [(i, _spread(arrays[i].size)) for i in largest[:_PARAMETERS]]
@@ -155,19 +150,10 @@ class DivergenceWatch:
 
 
 class LossWatch:
-    """Checks the training loss at the end of each epoch; warns once if it has risen and stays high.
+    """Checks the training loss of each epoch; warns once if it has risen and stays high.
 
-    With ``l_e`` the loss over the data of all workers in epoch ``e``, the training may diverge if, three epochs in a
-    row::
-
-        l_e > 2 min(l_0, ..., l_(e - 1)) > 0
-
-    A loss that has been negative, as a log likelihood may be, is not judged. NaN and infinity are reported elsewhere.
-
-    Parameters
-    ----------
-    rank : int
-        For the message.
+    The training may diverge if, three epochs in a row, ``l_e > 2 min(l_0, ..., l_(e - 1)) > 0``. A
+    loss that has been negative is not judged.
     """
 
     def __init__(self, rank: int) -> None:
@@ -177,7 +163,7 @@ class LossWatch:
         self._warned = False
 
     def epoch_ends(self, loss: float, rule: Any, tells: bool = True) -> bool:
-        """Record the loss of an epoch; with ``tells`` warn if it indicates divergence. Return whether it is high."""
+        """Record the loss of an epoch and return whether it is high; with ``tells`` warn."""
         high = loss > _TIMES_THE_BEST * self._best > 0
         self._in_a_row = self._in_a_row + 1 if high else 0
         self._best = min(self._best, loss)
@@ -201,7 +187,7 @@ def _name(rule: Any) -> str:
 
 
 def _spread(size: int) -> slice:
-    """Choose elements by an odd stride, which covers all columns of a matrix whose width is a power of two."""
+    """Choose elements by an odd stride: it covers all columns of a matrix with a width of 2^n."""
     stride = size // _ELEMENTS
     return slice(0, None, stride | 1) if stride else slice(None)
 

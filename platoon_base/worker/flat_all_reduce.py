@@ -17,23 +17,9 @@ __all__ = ["FlatAllReduce"]
 
 
 class FlatAllReduce:
-    """All-reduce of lists of arrays, in place, in one collective call for each dtype.
+    """All-reduce of lists of arrays, in place; use one object for each place of the program.
 
-    Arrays are copied into a flat buffer, which is kept from call to call: use one object for each place in a program
-    that calls it. On the host, large arrays are combined by themselves, without the copy.
-
-    Parameters
-    ----------
-    worker : Worker
-    timeout_s : float
-        Bound on each wait for the other workers.
-    compress : bool
-        Whether ``--hosts-compression`` may compress sums and means of floats between hosts; for gradients.
-
-    Examples
-    --------
-    >>> reduce = FlatAllReduce(worker)                                              # doctest: +SKIP
-    >>> average_sgd(gradients, reduce)                                              # doctest: +SKIP
+    It keeps a flat buffer and copies arrays into it, except large ones on the host.
     """
 
     def __init__(self, worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S, compress: bool = False) -> None:
@@ -42,21 +28,7 @@ class FlatAllReduce:
         self._buffers = FlatBuffers(compress=compress and worker.advanced.compresses_gradients)
 
     def __call__(self, arrays: Sequence[Any], op: str = "sum") -> None:
-        """Combine the arrays with those of the other workers.
-
-        Parameters
-        ----------
-        arrays : sequence of ndarray or GpuArray
-            C-contiguous; the same number, shapes and dtypes on every worker.
-        op : {"sum", "prod", "max", "min", "mean"}
-
-        Raises
-        ------
-        ConfigurationError
-            If one is not an array or not C-contiguous.
-        WorkerLostError, CollectiveTimeoutError
-            If another worker does not make the call.
-        """
+        """Combine C-contiguous arrays, the same number, shapes and dtypes on every worker."""
         for i, array in enumerate(arrays):
             if not hasattr(array, "flags") or not array.flags.c_contiguous or np.isscalar(array):
                 raise ConfigurationError(

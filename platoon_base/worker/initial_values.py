@@ -1,4 +1,4 @@
-"""Initial values: before the first step, check that all workers have the same model and copy one worker's values."""
+"""Initial values: check that all workers have the same model, and copy one worker's values."""
 
 from __future__ import annotations
 
@@ -29,17 +29,11 @@ class Variable(Protocol):
     """A variable with the methods of Theano's shared variables."""
 
     @property
-    def name(self) -> str | None:
-        """The name in errors."""
-        ...
+    def name(self) -> str | None: ...
 
-    def get_value(self, borrow: bool = False) -> Any:
-        """Return the value; with ``borrow`` its memory itself, where that is possible."""
-        ...
+    def get_value(self, borrow: bool = False) -> Any: ...
 
-    def set_value(self, value: Any) -> None:
-        """Change the value."""
-        ...
+    def set_value(self, value: Any) -> None: ...
 
 
 def copy_first_values(
@@ -52,26 +46,8 @@ def copy_first_values(
 ) -> None:
     """Copy the first participant's values to all others; a collective call of the participants.
 
-    Parameters
-    ----------
-    variables : sequence of Variable
-        May include counters; the same number, order, names, shapes and dtypes on every worker.
-    worker : Worker
-    settings : str
-        What else must be the same on all workers.
-    participants : sequence of int, optional
-        The launched ranks that still take part. The default is all of them.
-    timeout_s : float
-        Bound on each wait for the others.
-
-    Raises
-    ------
-    ConfigurationError
-        If a variable has objects, such as strings.
-    LayoutMismatchError
-        On every worker, before anything is changed, if variables or settings differ between workers.
-    WorkerLostError, CollectiveTimeoutError
-        If a participant does not make the call.
+    Before anything changes, every worker raises `LayoutMismatchError` if layouts or ``settings``
+    differ.
     """
     values = [variable.get_value(borrow=True) for variable in variables]
     layout = Layout.of(values, [variable.name or "" for variable in variables])
@@ -89,20 +65,7 @@ def copy_first_values(
 def copy_to_those_left(
     variables: Sequence[Variable], worker: Worker, root: int, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> bool:
-    """Copy one worker's values to all that still take part, where `copy_values` needs all that were launched.
-
-    Parameters
-    ----------
-    variables, worker, root, timeout_s
-        See `copy_values`.
-    name : str
-        Of the collective call.
-
-    Returns
-    -------
-    bool
-        Whether it was done, the same on all; if ``root`` is lost meanwhile, all keep their own values.
-    """
+    """Copy rank ``root``'s values to all that are left; return whether it was done."""
     mine = worker.global_rank == root
     values = [variable.get_value(borrow=True) for variable in variables]
     words = [_words(variable.name, value) for variable, value in zip(variables, values)]
@@ -120,20 +83,7 @@ def copy_to_those_left(
 def copy_values(
     variables: Sequence[Variable], worker: Worker, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Copy one worker's values to all others; a collective call of all workers that were launched.
-
-    Values are copied bit for bit, whatever their dtype.
-
-    Parameters
-    ----------
-    variables : sequence of Variable
-        The same number, order, shapes and dtypes on every worker; this is not checked.
-    worker : Worker
-    root : int
-        Rank of the worker whose values are copied.
-    timeout_s : float
-        Bound on each wait for the others.
-    """
+    """Copy one worker's values, bit for bit, to all others; layouts are not checked."""
     for variable in variables:
         array = np.array(variable.get_value(borrow=True), order="C")
         if array.dtype.name in DTYPES:
@@ -158,36 +108,13 @@ def _words(name: str | None, value: Any) -> Array:
 
 
 def _from_words(words: Array, like: Any) -> Array:
-    """Return the array of which `_words` has made words, with the dtype and shape of ``like``."""
+    """Return the array that `_words` has encoded, with the dtype and shape of ``like``."""
     array = np.asarray(like)
     return words.view(np.uint8)[: array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 def start_together(params: Iterable[Any], worker: Worker, settings: str = "") -> Layout:
-    """Copy the first worker's parameters to all others; a collective call. With a single worker nothing happens.
-
-    Parameters
-    ----------
-    params : list of Theano shared variable, GpuArray or ndarray
-        Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
-    worker : Worker
-    settings : str
-        What else must be the same on all workers, such as the rule and its options.
-
-    Returns
-    -------
-    Layout
-        That of the parameters.
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is invalid.
-    LayoutMismatchError
-        On every worker, before anything is changed, if parameters or settings differ between workers.
-    WorkerLostError, CollectiveTimeoutError
-        If a worker does not make the call.
-    """
+    """Copy the first worker's parameters to all others, unless layouts or settings differ."""
     parameters = Parameters(params)
     if worker.global_size > 1:
         worker.advanced.begin_averages()
@@ -202,10 +129,7 @@ def start_together(params: Iterable[Any], worker: Worker, settings: str = "") ->
 def require_same_layout(
     layout: Layout, worker: Worker, settings: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Raise `LayoutMismatchError` on every worker unless all have the same layout and settings; a collective call.
-
-    If they agree, it costs one all-gather of 32 bytes.
-    """
+    """Raise `LayoutMismatchError` on every worker if layouts or settings differ."""
     fingerprint = hashlib.sha256(layout.fingerprint + to_bytes(settings)).digest()
     prints = worker.all_gather(np.frombuffer(fingerprint, np.uint8), timeout_s=timeout_s)
     if (prints == prints[0]).all():
@@ -221,7 +145,7 @@ def require_same_layout(
 
 
 def _around_the_difference(mine: str, other: str) -> tuple[str, str]:
-    """Return two texts; of long ones only the part that differs, with some words around it."""
+    """Return both texts; of long ones only the part that differs, with a few words around it."""
     if max(len(mine), len(other)) <= _SHOWN_CHARACTERS:
         return mine, other
     begin = _common_length(mine, other)
@@ -242,7 +166,6 @@ def _common_length(a: str, b: str) -> int:
 
 
 def _exchange(layout: Layout, settings: str, worker: Worker) -> Iterator[tuple[Layout, str]]:
-    """Exchange the layouts and settings behind the fingerprints, so that the error can name the difference."""
     text = np.frombuffer(json.dumps([settings, layout.specs]).encode(), np.uint8)
     lengths = worker.all_gather(np.array([text.size]))[:, 0]
     padded = np.zeros(lengths.max(), np.uint8)

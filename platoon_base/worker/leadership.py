@@ -8,17 +8,13 @@ from platoon_base.worker.connection import Connection
 
 __all__ = ["Leadership"]
 
-_UNDECIDED_S = 5.0  # wait for a leader that has left to end, since only its exit shows whether it failed
+# Wait for the exit of a leader that has left: only the exit shows whether it failed.
+_UNDECIDED_S = 5.0
 _POLL_INTERVAL_S = 0.01
 
 
 class Leadership:
-    """Whether this worker is the leader; see `Worker.is_leader`.
-
-    Parameters
-    ----------
-    connection : Connection
-    """
+    """Whether this worker is the leader; see `Worker.is_leader`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -26,19 +22,19 @@ class Leadership:
         self._waited_for = -1
 
     def held(self) -> bool:
-        """Return whether this worker is the leader; if the leader has just left, wait until it is known why."""
+        """Return whether this worker leads; if the leader just left, wait for the reason."""
         leader = self._job_state.leader
         may_change = leader != self._rank and self._waited_for != leader and not self._connection.closed
         if may_change and self._job_state.row(leader)["left"]:
             self._await_end(leader)
         leads = self._job_state.leader == self._rank
         if leads and self._rank:
-            self._connection.progress.row["led"] = 1  # for the launcher's note about the new leader
+            self._connection.progress.row["led"] = 1  # The launcher reports the new leader.
         return leads
 
     def _await_end(self, leader: int) -> None:
         deadline = time.monotonic() + _UNDECIDED_S
         while not self._job_state.row(leader)["ending"] and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL_S)
-        time.sleep(_POLL_INTERVAL_S)  # the controller writes the new leader just after "ending"
+        time.sleep(_POLL_INTERVAL_S)  # The controller writes "ending" first.
         self._waited_for = leader

@@ -14,20 +14,7 @@ __all__ = ["ProgressRow"]
 
 
 class ProgressRow:
-    """Writes this worker's progress into shared memory; a call costs a few memory accesses.
-
-    Parameters
-    ----------
-    job_state : JobState
-    rank : int
-        Of this worker.
-
-    Attributes
-    ----------
-    row : structured scalar, of dtype `ROW`
-        In the job's shared memory; a copy after `close`.
-    clock : PhaseClock
-    """
+    """Writes this worker's progress into shared memory; a call costs a few memory accesses."""
 
     def __init__(self, job_state: JobState, rank: int) -> None:
         self._job_state = job_state
@@ -35,11 +22,10 @@ class ProgressRow:
         self.clock = PhaseClock(self.row["phase_seconds"], self.row["phase_counts"])
         self._script_reports_epochs = self._script_counts = self._epoch_steps_known = False
         self._counted_for_it = 0
-        # The position of a synchronization that is made later, and a function that tells whether it has been.
+        # The position of a deferred synchronization, and a function: whether it has been made.
         self._awaited: tuple[tuple[int, int, int], Callable[[], bool]] | None = None
 
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
-        """Record steps that were made; see `Worker.progress`."""
         self.mark_made()
         if not steps and epoch is None and loss is None:
             if self._started[0]:
@@ -47,7 +33,7 @@ class ProgressRow:
             return
         self._touch()
         steps = int(steps)
-        if steps and self._counted_for_it:  # the script counts these steps itself now
+        if steps and self._counted_for_it:  # The script counts these steps itself now.
             self._steps[0] -= min(steps, self._counted_for_it)
             self._counted_for_it = 0
         if epoch is not None:
@@ -61,7 +47,7 @@ class ProgressRow:
             self.row["loss"] = loss
 
     def count_for_script(self, loss: float | None) -> None:
-        """Count a step that a compiled function has made, until the script counts its steps itself."""
+        """Count a step of a compiled function, until the script counts its steps itself."""
         self._touch()
         if not self._script_counts:
             self._counted_for_it += 1
@@ -71,7 +57,6 @@ class ProgressRow:
             self.row["loss"] = loss
 
     def announce(self, epoch: int | None, limit: str | None, numbers: Mapping[str, int | None]) -> None:
-        """Record limits; see `Advanced.announce`."""
         if epoch is not None and not self._script_reports_epochs:
             self._begin_epoch(epoch)
         self._epoch_steps_known = self._epoch_steps_known or numbers["epoch_steps"] is not None
@@ -82,7 +67,7 @@ class ProgressRow:
             self.row["limit"] = to_bytes(limit, self.row.dtype["limit"].itemsize)
 
     def _use(self, rows: Any) -> None:
-        """Write to the one row of an array; what each step changes by views, which are ten times as fast as fields."""
+        """Write to this row; per-step values through views, ten times as fast as fields."""
         self._rows, self.row = rows, rows[0]
         views: list[Any] = [memoryview(rows[name]) for name in ("steps", "started", "updated")]
         self._steps, self._started, self._updated = views
@@ -99,17 +84,15 @@ class ProgressRow:
             return
         made = row["steps"] - row["steps_before_epoch"]
         if epoch == row["epoch"] + 1 and made and not self._epoch_steps_known:
-            row["epoch_steps"] = made  # the next one will have as many
+            row["epoch_steps"] = made  # The next epoch will have as many.
         row["epoch"], row["steps_before_epoch"] = epoch, row["steps"]
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
         return int(self.row["steps"])
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """The epoch, the steps within it, and all steps."""
         return position_of(self.row)
 
     def count_sync(
@@ -120,20 +103,10 @@ class ProgressRow:
         position: tuple[int, int, int] | None = None,
         made: Callable[[], bool] | None = None,
     ) -> None:
-        """Count a synchronization.
+        """Count a synchronization that began at ``began`` (`time.perf_counter`).
 
-        Parameters
-        ----------
-        began : float
-            When it began, by `time.perf_counter`.
-        whole : bool
-            Whether every part of the center was synchronized.
-        number : int, optional
-            Of the round, if it was one.
-        position : (epoch, steps within it, all steps), optional
-            Up to where the center has this worker's steps.  [all so far]
-        made : callable, optional
-            Whether a synchronization that may be made later has been made: until then the center lacks the steps.
+        ``whole``: it covered every part of the center. The center has this worker's steps up to
+        ``position``, by default all so far; if ``made`` is given, only once it returns True.
         """
         row = self.row
         awaited = made is not None and not made()
@@ -145,11 +118,10 @@ class ProgressRow:
         row["sync_seconds"] += time.perf_counter() - began
 
     def count_copy(self) -> None:
-        """Count a copy of the center to the parameters, or of the parameters to the center."""
         self.row["copies"] += 1
 
     def mark_made(self) -> None:
-        """Record what the center has, should a synchronization that was put off have been made."""
+        """Record a deferred synchronization, if it has been made."""
         if self._awaited is not None:
             position, made = self._awaited
             if made():
@@ -157,16 +129,15 @@ class ProgressRow:
                 self._awaited = None
 
     def mark_all_synced(self) -> None:
-        """Record that the center has this worker's values, so that all workers resume at its position."""
+        """Record that the center has this worker's values: all workers resume at its position."""
         self._awaited = None
         self._job_state.mark_all_synced(self.row)
 
     def mark_left(self) -> None:
-        """Record that this worker leaves in order."""
         self.row["left"] = 1
 
     def close(self) -> None:
-        """Detach from the job's shared memory."""
+        """Detach from the job's shared memory; ``row`` is a copy afterwards."""
         try:
             self.clock.close()
         finally:

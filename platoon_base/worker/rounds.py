@@ -1,4 +1,4 @@
-"""Rounds of an outer-step rule on one worker: contribute progress, wait for the others, copy the new center."""
+"""Rounds of an outer-step rule on one worker: contribute, wait for the others, copy the center."""
 
 from __future__ import annotations
 
@@ -26,52 +26,35 @@ __all__ = ["WorkerRounds", "await_latest_round", "require_part"]
 
 Array = np.ndarray[Any, Any]
 
-_BLOCK = 1 << 15  # elements that the caches hold
-_MIN_S = 3.0  # for copying the center, even if the wait for the others has used up the timeout
-_COMPARE_AGAIN_S = 1.0  # between two looks at the centers of all hosts
-_FETCH_AFTER_S = 3.0  # usually a host that made the latest round sends its center; it may be lost before, or never know
+_BLOCK = 1 << 15  # The caches hold this many elements.
+# Copying the center may take this long even if the wait for workers used up the timeout.
+_MIN_S = 3.0
+_COMPARE_AGAIN_S = 1.0
+# Usually a host that made the latest round sends its center; after this time it is fetched.
+_FETCH_AFTER_S = 3.0
 
 
 log = logging.getLogger(__name__)
 
 
 class _Sent(NamedTuple):
-    """A round that this worker has contributed to, and whose center it has not copied yet.
-
-    Attributes
-    ----------
-    number : int
-    rule : OuterRule
-    on_center : callable
-        Called when the worker has copied it, still within the turn: a checkpoint is of one moment. Its arguments are
-        the number and when the completion began, by `time.perf_counter`.
-    """
+    """A round to which this worker has contributed, and whose center it has not copied yet."""
 
     number: int
     rule: OuterRule
+    # Called after the copy, still within the turn: a checkpoint must be consistent.
     on_center: Callable[[int, float], None]
 
 
 class WorkerRounds:
-    """The rounds of one worker, all of them together with the other workers that synchronize.
+    """The rounds of one worker, each together with all workers that synchronize.
 
-    A worker whose parameters did not start from the current center, such as one that joined during a round,
-    contributes nothing; it continues from the new center like the others.
+    A worker whose parameters did not start from the current center, such as one that joined during
+    a round, contributes nothing; it continues from the new center like the others.
 
-    A round that overlaps is begun by `make` and completed by the next one, or by `complete`. Meanwhile the worker
-    trains on from its own values, and what it learns then stays: with ``s`` the values that it contributed,
-    ``x := c + (x - s)``. Of rules with fragments each round is of one of them, and leaves the other parameters alone.
-
-    Parameters
-    ----------
-    client : ControlClient
-    center : RoundCenter
-    rule_for : callable
-        Returns the rule for a number of workers.
-    turns : Turns or NoTurns
-        By turns contributions are added in the same order each time.
-    progress : ProgressRow
-        Of this worker.
+    `make` begins a round that overlaps; the next one, or `complete`, completes it. Meanwhile the
+    worker trains on and keeps its progress since the contribution s: ``x := c + (x - s)``. With
+    fragments each round exchanges one of them and leaves the other parameters unchanged.
     """
 
     def __init__(
@@ -84,41 +67,26 @@ class WorkerRounds:
     ) -> None:
         self._client, self._center, self._rule_for, self._turns = client, center, rule_for, turns
         self._progress, self._fragments = progress, len(center.fragments)
-        self._positions = [progress.position] * self._fragments  # of this worker at the latest round of each fragment
-        self._behind: set[int] = set()  # the fragments that were trained since their latest round
+        # The positions of this worker at the latest round of each fragment.
+        self._positions = [progress.position] * self._fragments
+        self._behind: set[int] = set()  # Fragments trained since their latest round.
         self._warned = False
         self._sent: _Sent | None = None
-        self._values, self._new = _Memory(), _Memory()  # of rounds that overlap: what was contributed, the new center
+        # For rounds that overlap: the contributed values, and the new center.
+        self._values, self._new = _Memory(), _Memory()
 
     @property
     def under_way(self) -> bool:
-        """Whether there is a round to `complete`."""
         return self._sent is not None
 
     def make(
         self, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool, whole: bool = False
     ) -> NonFiniteElement | None:
-        """Complete the round under way, and make the next one; change ``arrays`` in place.
+        """Complete the round under way, make the next; return the first element that was refused.
 
-        A round of the whole center is one of each fragment, so it goes together with the rounds of workers that are
-        elsewhere in their epochs.
-
-        Parameters
-        ----------
-        arrays : sequence of ndarray
-        part : float in [0, 1]
-            The fraction of the time between two rounds that this worker trained; see `platoon_base.rules.outer`.
-        timeout_s : float
-            Bound on the wait for the others, and on the wait for the center's stripes; for each round.
-        overlaps : bool
-            Whether to return once all workers have contributed, and to leave the rest to the next call.
-        whole : bool
-            Whether the center is to have all afterwards; such rounds do not overlap.
-
-        Returns
-        -------
-        NonFiniteElement or None
-            The first element that was kept out of the center.
+        With ``overlaps`` it returns once all workers have contributed. ``whole`` makes one round of
+        each fragment, without overlap, so that it matches rounds of workers at other positions.
+        ``timeout_s`` bounds each round. ``arrays`` change in place.
         """
         refusals = []
         for turn in range(self._fragments if whole else 1):
@@ -154,7 +122,7 @@ class WorkerRounds:
         self._progress.count_sync(began, True, number, position)
 
     def forget(self, rank: int) -> None:
-        """Let the center replace what fragments have learned since their latest rounds; warn once if there is any."""
+        """Prepare to replace all parameters by the center; warn once if progress is lost."""
         if self._behind and not self._warned:
             self._warned = True
             log.warning(
@@ -170,17 +138,14 @@ class WorkerRounds:
         self._positions = [self._progress.position] * self._fragments
 
     def go_on_from(self, arrays: Sequence[Array]) -> None:
-        """Take what a worker learns from these values on for its progress during the round under way."""
+        """Count progress during the round under way from these values."""
         if self._sent is None:
             return
         fragment = self._center.fragments.of_round(self._sent.number)
         copy_all(self._values.of(fragment.layout), cut(arrays, fragment.pieces))
 
     def complete(self, arrays: Sequence[Array], timeout_s: float) -> NonFiniteElement | None:
-        """Give ``arrays`` the center of the round under way, and what they have learned since; see `make`.
-
-        If it raises, the round is still under way.
-        """
+        """Set ``arrays`` to the new center plus their progress; if it raises, call it again."""
         sent = self._sent
         if sent is None:
             return None
@@ -209,20 +174,18 @@ def _all_steps(position: tuple[int, int, int]) -> int:
 
 
 class _Memory:
-    """Memory for the pieces of one fragment at a time."""
-
     def __init__(self) -> None:
         self._buffer: Array = np.empty(0, np.uint8)
 
     def of(self, layout: Layout) -> list[Array]:
-        """Return its flat arrays for a fragment, which keep their values until they are those of another one."""
+        """Return flat arrays for a fragment; they are valid until a call for another fragment."""
         if self._buffer.nbytes < layout.nbytes:
             self._buffer = np.empty(layout.nbytes, np.uint8)
         return [array.reshape(-1) for array in layout.views(self._buffer)]
 
 
 def _go_on(array: Array, new: Array, sent: Array) -> None:
-    """Set ``array`` to ``new + (array - sent)``, and where it has not changed to the bits of ``new``."""
+    """Set ``array`` to ``new + (array - sent)``; unchanged elements get the bits of ``new``."""
     x, c, s = (each.reshape(-1) for each in (array, new, sent))
     for begin in range(0, x.size, _BLOCK):
         block = slice(begin, begin + _BLOCK)
@@ -233,18 +196,7 @@ def _go_on(array: Array, new: Array, sent: Array) -> None:
 
 
 def await_latest_round(client: ControlClient, center: HostsRounds, timeout_s: float) -> None:
-    """Wait until the centers of all hosts are that of the latest round; a collective call.
-
-    A host whose workers had no part in a round gets its center from another one, some time after the round.
-
-    Parameters
-    ----------
-    client : ControlClient
-    center : HostsRounds
-        This host's; this worker has completed its own rounds.
-    timeout_s : float
-        Bound on the wait for the workers, as far as they make no progress, and then on that for the centers.
-    """
+    """Wait until the centers of all hosts are that of the latest round; a collective call."""
     began = None
     while True:
         compared = client.wait_for_all(msg.RoundsMade(number=center.made, timeout_s=timeout_s), msg.RoundsCompared)

@@ -1,4 +1,4 @@
-"""Names and fingerprints of the data that workers divide, by which they notice that their data differ."""
+"""Names and fingerprints of the data that workers divide, to detect that their data differ."""
 
 from __future__ import annotations
 
@@ -20,44 +20,23 @@ SAME_DATA_REMEDY = (
 
 
 class DataId(NamedTuple):
-    """The name of a data set, the same on all workers, and its fingerprint.
-
-    Attributes
-    ----------
-    name : str
-    fingerprint : str
-    """
+    """The name of a data set, the same on all workers, and its fingerprint."""
 
     name: str
     fingerprint: str
 
 
 class DataSeen:
-    """Numbers the data sets of each kind that a worker has divided, in the order of their first use.
-
-    Parameters
-    ----------
-    resumed_at : Position
-        Where this worker resumed. Workers of a resumed job may resume at different positions, such as different
-        epochs, and use other data first. So the names include the position, and only workers that resumed at the
-        same one are compared.
-    """
+    """Numbers the data sets of each kind that a worker has divided, by their first use."""
 
     def __init__(self, resumed_at: Position = START) -> None:
         self._seen: dict[str, set[str]] = {}
+        # Workers of a resumed job may use other data first: only equal positions are compared.
         position = f" from epoch {resumed_at.epoch}, mini-batch {resumed_at.epoch_steps} on"
         self._position = "" if resumed_at == START else position
 
     def register(self, data: tuple[Any, ...], kind: str) -> DataId | None:
-        """Return name and fingerprint of new data; None if they are known, or read differently each time.
-
-        Parameters
-        ----------
-        data : tuple
-            Anything that `fingerprint` takes.
-        kind : str
-            Data sets of one kind are numbered together.
-        """
+        """Return the id of new data; None if they are known, or read differently each time."""
         mark = fingerprint(*data)
         if len(kind) > 100:
             kind = f"{kind[:80]}... {fingerprint(kind)}"

@@ -1,4 +1,4 @@
-"""Comparison of models that must be equal on all workers; if they are, it costs one small message."""
+"""Comparison of models that must be equal on all workers; it costs one message if they are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# Largest relative difference that rounding on different devices explains; diverged models differ by more.
+# Rounding on different devices causes relative differences up to this; diverged models differ more.
 _ROUNDING = 1e-3
 _SAMPLE = 256
 
@@ -32,28 +32,10 @@ def require_same_values(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Raise on every worker if values that must be equal on all of them differ.
+    """Raise `ConfigurationError` on every worker if values that must be equal differ.
 
-    A collective call of all participants, through the controller. They compare checksums. If these differ, up to 256
-    values of each array are compared, since different devices round differently, which is no error.
-
-    Parameters
-    ----------
-    worker : Worker
-    name : str
-        The name of this comparison, the same on all workers.
-    values : sequence of (str, ndarray)
-        Names and values, in the same order and of the same shapes on every worker.
-    remedy : str
-        Advice to the user, for the error's text.
-    timeout_s : float
-        Bound on the wait for the others.
-
-    Raises
-    ------
-    ConfigurationError
-        On every worker, if values of one differ from the first worker's by more than rounding explains: a thousandth
-        of the largest value of the array.
+    A collective call of all participants. If checksums differ, up to 256 values of each array are
+    compared: differences up to a thousandth of the array's largest value are rounding.
     """
     rank, checksum = worker.global_rank, 0
     arrays = [np.ascontiguousarray(value) for _, value in values]
@@ -69,7 +51,7 @@ def require_same_values(
         f"{name}, values", [s if mine else np.zeros_like(s) for s in samples], timeout_s=timeout_s
     )
     if summed.ranks != ranks:
-        return  # a worker has left meanwhile; the next comparison is without it
+        return  # A worker has left meanwhile; the next comparison excludes it.
     first = summed.arrays
     found = [_farthest(own, other) for own, other in zip(samples, first)]
     index = max(range(len(found)), key=lambda i: found[i][0])
@@ -82,13 +64,12 @@ def require_same_values(
 
 
 def _sample(array: Array) -> Array:
-    """Return up to 256 values spread over an array."""
     flat = array.ravel()
     return flat[:: max(1, -(-flat.size // _SAMPLE))].astype(np.float64)
 
 
 def _farthest(own: Array, first: Array) -> tuple[float, int]:
-    """Return the largest relative difference and its index; a NaN in only one of the arrays counts as infinite."""
+    """Return the largest relative difference and its index; a NaN in one array is infinite."""
     if not own.size:
         return 0.0, 0
     with np.errstate(invalid="ignore", divide="ignore"):

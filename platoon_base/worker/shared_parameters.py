@@ -1,4 +1,4 @@
-"""A worker's parameters and their center: synchronize, copy, swap, and keep NaN and infinities out."""
+"""A worker's parameters and their center: synchronize, copy, swap, keep NaN and infinities out."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from platoon_base.channels.call_lock import CallLock
 from platoon_base.channels.client import GRACE_S
 from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
-from platoon_base.device_arrays import is_device_array
-from platoon_base.devices.checks import warn_if_not_on_device
+from platoon_base.device_arrays import is_device_array, memory_order
+from platoon_base.devices.checks import some_names, warn_if_not_on_device
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
@@ -38,6 +38,7 @@ from platoon_base.rules.center import (
 from platoon_base.rules.outer import fragments_of, overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
 from platoon_base.system.awake import awake
+from platoon_base.system.warn import warn_once
 from platoon_base.worker.checked_layout import CheckedLayout
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -51,31 +52,19 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 ON_NONFINITE = ("raise", "skip", "restore")
-# With the defaults for one worker, the last of several would almost swap its values with the center's.
+# With the defaults for one worker, the last of several would almost swap its values with the
+# center's.
 _MIN_WORKERS = 2
-_MIN_S = 3.0  # for averaging the hosts, even if the wait for the others has used up the timeout
-_DEVICE_POLL_INTERVAL_S = 1.0  # between samples of values on a device, since each waits for its queued work
+# Averaging the hosts may take this long even if the wait for workers used up the timeout.
+_MIN_S = 3.0
+# Each sample of values on a device waits for queued work, so samples are rare.
+_DEVICE_POLL_INTERVAL_S = 1.0
 
 
 class SharedParameters:
-    """Parameters, their rule and their center; a single worker has no center, and its calls do nothing.
+    """Parameters, their rule and their center; a single worker has none, so calls do nothing.
 
-    Parameters
-    ----------
-    connection : Connection
-        While `Connection.is_single_worker`, synchronizing copies the parameters to the center, without the rule.
-    parameters : Parameters
-    rule : Rule
-        Defaults that depend on the number of workers are set at each synchronization, from those that live.
-    on_nonfinite : {"raise", "skip", "restore"}
-        See `Worker.init_shared_params`.
-    watched : int
-        How many of the parameters are trained: what follows are moments, of which no warnings tell.
-
-    Attributes
-    ----------
-    rounds : WorkerRounds or None
-        With a rule that waits, once there is a center.
+    The first ``watched`` parameters are trained; the others are moments, which warnings ignore.
     """
 
     def __init__(
@@ -97,18 +86,16 @@ class SharedParameters:
         self._call_lock = CallLock()
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
-        # At least 30 mini-batches by the rule's own period, as gradients may be accumulated over several.
+        # At least 30 mini-batches by the rule's period, since gradients may be accumulated.
         patience = max(3, -(-30 * fragments_of(rule) // member(rule, "period")))
         self._unchanged_watch = UnchangedWatch(names, self._rank, patience, parameters.frozen)
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
-        self.count = self._before = 0  # synchronizations of this training, and those of earlier ones
+        # Synchronizations of this training, and of earlier ones.
+        self.count = self._before = 0
 
     def continue_count(self, before: int) -> None:
-        """Count on from where the job is, if this worker has resumed it or joined late, after ``before`` earlier ones.
-
-        Steps that it has made by itself, such as those with averaged gradients, do not count.
-        """
+        """Start the count at the job's position, if this worker has resumed or is late."""
         identity, steps = self._connection.identity, self._progress.steps
         self._before = before
         if identity.late:
@@ -117,16 +104,12 @@ class SharedParameters:
             self.count = steps
 
     def give_notice(self) -> None:
-        """Log what users should know of the rule, on the first worker."""
         notice = member(self._rule, "notice")()
         if notice and not self._rank and not self._alone():
             log.info("%s", notice)
 
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
-        """Create the center, from the checkpoint if there is one, or attach to it, as the controller decides.
-
-        The first that asks creates it, with its own values, so in turns this is one.
-        """
+        """Create the center, or attach to it, as the controller decides."""
         with self._turns.take(f"open {settings_of(self._rule)}", timeout_s, self.finish):
             try:
                 self._open_center(centers, timeout_s)
@@ -158,7 +141,13 @@ class SharedParameters:
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if self.center.on_device:
                 self._connection.finish_queued = functools.partial(_finish_in, threading.get_ident(), self.finish)
-                self.parameters.share_on_device()
+                of_devices: Any = self.center
+                copied = self.parameters.share_on_device(of_devices.orders)
+                if copied:
+                    warn_once(
+                        f"each synchronization copies {some_names(copied)} on the device, twice: they are slices of "
+                        "larger tensors, or have another memory_format than on the worker that made the center"
+                    )
             if waits(rule):
                 of_rounds: Any = self.center
                 self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns, self._progress)
@@ -169,14 +158,15 @@ class SharedParameters:
                     self.center.fill(self._borrow_as_shared(), states)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
                 self._unlink = centers.unlink
-                if isinstance(ready, msg.CenterRole):  # the center was filled from another host's meanwhile
+                # A role in the reply: the center has been filled from another host's meanwhile.
+                if isinstance(ready, msg.CenterRole):
                     self._take_over(self.center, timeout_s)
             else:
                 self._take_over(self.center, timeout_s)
         except BaseException as exc:
             self.close()
             if create:
-                # The controller refuses this if it has the first report, or it is gone: the cause counts.
+                # The controller may be lost, or may have the first report: the cause counts.
                 with contextlib.suppress(PlatoonError):
                     client.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
             raise
@@ -186,7 +176,8 @@ class SharedParameters:
         require_alike(checkpoint.about, self.parameters.layout, self._rule)
         arrays, values_of = self.parameters.borrow(), checkpoint.center
         average = average_of(self._rule)
-        if average is not None and self._alone():  # nothing will be averaged, so go on with what was validated
+        # A single worker averages nothing: it continues from the average, which was validated.
+        if average is not None and self._alone():
             trained = self.parameters.layout.num_trained
             values_of = [*checkpoint.states[average][:trained], *checkpoint.center[trained:]]
         for array, values in zip(arrays, values_of):
@@ -202,7 +193,6 @@ class SharedParameters:
             self.parameters.give_back(arrays)
 
     def sync(self, synchronous: bool, part: float, timeout_s: float, whole: bool = False) -> None:
-        """Apply the rule to the parameters; see `Worker.sync_params`."""
         if self.center is None:
             return
         with self._call_lock.take("sync_params", timeout_s) as left_s, self._clock.phase(SYNC):
@@ -215,7 +205,6 @@ class SharedParameters:
             self._unchanged_watch.after_sync(arrays[self._watched])
 
     def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
-        """Apply the rule to ``arrays``; see `Advanced.sync_arrays`."""
         if self.center is None:
             return
         with self._call_lock.take("sync_arrays", timeout_s) as left_s, self._clock.phase(SYNC):
@@ -236,7 +225,7 @@ class SharedParameters:
         self.count += 1
         rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live[0])
         overlaps = not alone and overlap_of(rule) > 0
-        # Of rounds that overlap those are judged that are completed.
+        # Rounds that overlap are judged when they complete.
         judged = not alone and (not overlaps or (rounds is not None and rounds.under_way))
         with _on_host(arrays, center) as taken:
             if judged:
@@ -244,7 +233,7 @@ class SharedParameters:
             if rounds is not None and not alone:
                 refused = rounds.make(taken, part, timeout_s, overlaps, whole)
             else:
-                if rounds is not None:  # the others have left meanwhile
+                if rounds is not None:  # The other workers have left meanwhile.
                     rounds.complete(taken, timeout_s)
                 with self._turns.take("sync", timeout_s, self.finish):
                     refused = center.sync(rule, taken, synchronous or alone, timeout_s)
@@ -257,7 +246,6 @@ class SharedParameters:
                 self._handle_nonfinite(refused, taken, timeout_s)
 
     def complete_round(self, timeout_s: float, given: Sequence[Any] | None = None) -> None:
-        """Complete a round that overlaps with training; see `Advanced.complete_round`."""
         rounds, center = self.rounds, self.center
         if rounds is None or center is None or not rounds.under_way:
             return
@@ -276,7 +264,6 @@ class SharedParameters:
                     self.parameters.give_back(arrays)
 
     def center_arrays(self) -> list[Array]:
-        """Return the center's memory; see `Worker.center_arrays`."""
         if gossips(self._given):
             raise ConfigurationError(
                 f"{type(self._given).__name__} has no center to look at or to change: read the workers' mean with "
@@ -289,9 +276,8 @@ class SharedParameters:
         return list(values)
 
     def update_center(self, update: Callable[[list[Array]], object], synchronous: bool, timeout_s: float) -> None:
-        """Let a function change the center; see `Worker.update_center`."""
         values, lock = self.center_arrays(), self._connection.lock
-        center: Any = self.center  # on the host: for one on devices there was an error
+        center: Any = self.center
         across_hosts = center.across_hosts
         if across_hosts is not None and across_hosts.workers_wait:
             raise ConfigurationError(
@@ -308,7 +294,8 @@ class SharedParameters:
             if synchronous:
                 lock.acquire(left_s)
             try:
-                new = [value.copy() for value in values]  # an update that fails must not change the center
+                # An update that fails must not change the center.
+                new = [value.copy() for value in values]
                 old = [value.copy() for value in new] if moved_by_others else []
                 update(new)
                 self._layout.require(new, self.center)
@@ -331,14 +318,13 @@ class SharedParameters:
             self._progress.count_sync(began, True)
 
     def _rule_for(self, num_live: int) -> Any:
-        """Return the rule with the defaults for this number of workers, and for this synchronization."""
         workers = max(_MIN_WORKERS, num_live), max(_MIN_WORKERS, self._connection.num_live[1])
         if workers != self._workers:
             self._workers, self._rule = workers, _resolved(self._given, workers)
         return member(self._rule, "at_count")(self.count, self._before)
 
     def shorten_steps(self) -> str:
-        """Let the rule lengthen steps by half as much; return what users should know of it, or an empty text."""
+        """Halve the lengthening of steps by the rule; return a notice for users, or ""."""
         shorter = member(self._given, "shortened")()
         if shorter is self._given:
             return ""
@@ -357,7 +343,7 @@ class SharedParameters:
             self._progress.count_copy()
 
     def copy_to_global(self, timeout_s: float) -> None:
-        """Center := parameters, and all workers resume at the position of this one."""
+        """Center := parameters; all workers resume at the position of this one."""
         if self.center is not None:
             self.complete_round(timeout_s)
             require_finite(self.parameters.layout, self.parameters.borrow())
@@ -375,9 +361,8 @@ class SharedParameters:
             self._progress.mark_all_synced()
 
     def average_hosts(self, timeout_s: float) -> None:
-        """Make the centers of all hosts equal; see `Worker.average_hosts`."""
         self.complete_round(timeout_s)
-        across_hosts: Any = getattr(self.center, "across_hosts", None)  # centers on devices have none
+        across_hosts: Any = getattr(self.center, "across_hosts", None)  # None on devices.
         if across_hosts is None:
             return
         if across_hosts.workers_wait:
@@ -389,7 +374,7 @@ class SharedParameters:
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:
-        """Give the parameters the center's values, or its average, within the ``with`` block; and then their own."""
+        """Set the parameters to the center, or its average, within the block; then restore them."""
         if self.center is None or self._alone():
             yield
             return
@@ -402,7 +387,7 @@ class SharedParameters:
                 with self._turns.take("read", timeout_s, self.finish):
                     self.center.read(arrays, True, left_s, averaged=True)
                 self.parameters.give_back(arrays)
-            del arrays  # a back end copies memory that is still referenced
+            del arrays  # A back end copies memory that is still referenced.
             self._progress.count_copy()
             yield
         finally:
@@ -419,7 +404,7 @@ class SharedParameters:
             self._progress.mark_made()
 
     def settle(self) -> None:
-        """Bring the copy that the controller reads up to date for the last time; all workers have finished."""
+        """Update the copy for the controller a last time; all workers have finished."""
         if self.center is not None:
             self.center.settle()
 
@@ -434,27 +419,24 @@ class SharedParameters:
                 self._unlink()
 
     def close(self) -> None:
-        """Release the center; a second call does nothing."""
         self._connection.finish_queued = lambda: None
         if self.center is not None:
             self.center.close()
 
     def _borrow(self) -> Sequence[Any]:
-        """Return the values: on the host, or on the device if the center is there."""
         if self.center is None or not self.center.on_device:
             return list(self.parameters.borrow())
         arrays = self.parameters.borrow_on_device()
         if self._layout.has(arrays):
             return arrays
-        if not all(is_device_array(array) and array.flags.c_contiguous for array in arrays):
+        if not all(is_device_array(array) and memory_order(array) is not None for array in arrays):
             raise ConfigurationError(
-                "a parameter is no longer on the device, or not C-contiguous: set values with set_value(), which "
+                "a parameter is no longer on the device, or not contiguous: set values with set_value(), which "
                 "keeps them there, or launch with --center host"
             )
         return arrays
 
     def _borrow_as_shared(self) -> Sequence[Any]:
-        """Return the values, as `_borrow` does; raise if their shapes or dtypes have changed."""
         arrays = self._borrow()
         self._layout.require(arrays, self.center)
         return arrays
@@ -476,30 +458,27 @@ class SharedParameters:
 
 
 def _resolved(rule: Rule, workers: tuple[int, int]) -> Any:
-    """Return a rule with the defaults for these numbers of workers: with this center, and of all hosts."""
+    """Return a rule with the defaults for the numbers of workers of this center and of the job."""
     of_center, of_job = workers
     return member(rule.resolved(of_center), "in_job")(of_job)
 
 
 def _finish_in(thread: int, finish: Callable[[], None]) -> None:
-    """Finish, if this is the thread; a call out of a step on the device would wait for what is queued behind it."""
+    """Finish if called in this thread; a step on the device would wait for work behind it."""
     if threading.get_ident() == thread:
         finish()
 
 
 @contextlib.contextmanager
 def _on_host(arrays: Sequence[Any], center: Center) -> Iterator[Sequence[Any]]:
-    """Give the arrays as C-contiguous ndarrays, unless the center is on devices too; then they get what these hold.
-
-    They do so after an error as well: by then a round may have been completed.
-    """
+    """Yield the arrays as C-contiguous ndarrays; on devices, unchanged."""
     if center.on_device:
         yield arrays
         return
     taken = [np.asarray(array, order="C") for array in arrays]
     try:
         yield taken
-    finally:
+    finally:  # Also after an error: a round may have been completed by then.
         for array, values in zip(arrays, taken):
             if array is not values:
                 assign(array, values)
@@ -517,7 +496,7 @@ def _require_precision(layout: Layout, rule: Rule) -> None:
 
 
 def _checked_moments(rule: Rule, moments: Iterable[Any] | None, rank: int) -> list[Any]:
-    """Return the moments as a list; raise, or warn once, if they do not go with the rule."""
+    """Return the moments as a list; raise, or warn, if they do not fit the rule."""
     found = [] if moments is None else list(moments)
     if found and not shares_moments(rule):
         why = (
@@ -548,7 +527,7 @@ def share(
     moments: Iterable[Any] | None = None,
     before: int = 0,
 ) -> SharedParameters:
-    """Check the parameters and share them, after ``before`` synchronizations; see `Worker.init_shared_params`."""
+    """Check the parameters and share them; earlier trainings made ``before`` synchronizations."""
     require_rule(rule)
     if (step_form_of(rule) if waits(rule) else form_of(rule)) is None:
         log.info(
@@ -576,7 +555,6 @@ def share(
 
 
 def require_on_nonfinite(choice: Any) -> None:
-    """Raise `ConfigurationError` unless ``choice`` is one of `ON_NONFINITE`; see `Worker.init_shared_params`."""
     if choice not in ON_NONFINITE:
         raise ConfigurationError(f"got on_nonfinite={choice!r}: it must be one of {', '.join(ON_NONFINITE)}")
 

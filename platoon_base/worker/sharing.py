@@ -1,4 +1,4 @@
-"""The parameters that a worker shares, from `Worker.init_shared_params` to `Worker.release_shared_params`."""
+"""The shared parameters of a worker."""
 
 from __future__ import annotations
 
@@ -20,23 +20,10 @@ _CLOSING_S = 60.0
 
 
 class Sharing:
-    """Holds the shared parameters; one list of them at a time.
-
-    Parameters
-    ----------
-    connection : Connection
-
-    Attributes
-    ----------
-    current : SharedParameters or None
-    number : int
-        The number of the latest `start`, from 1; 0 while no parameters are shared.
-    """
-
     def __init__(self, connection: Connection) -> None:
         self.current: SharedParameters | None = None
         self.number = self._starts = 0
-        self._synced = 0  # in all trainings before this one
+        self._synced = 0  # Synchronizations of earlier trainings.
         self._connection = connection
 
     def start(
@@ -47,7 +34,6 @@ class Sharing:
         timeout_s: float,
         moments: Iterable[Any] | None = None,
     ) -> None:
-        """Share parameters; see `Worker.init_shared_params`."""
         self._connection.require_open()
         if self.current is not None:
             raise ConfigurationError(
@@ -61,20 +47,19 @@ class Sharing:
         self.number = self._starts
 
     def release(self, timeout_s: float) -> None:
-        """Stop sharing the parameters, on all workers together; see `Worker.release_shared_params`."""
         shared = self.current
         if shared is not None:
             shared.complete_round(timeout_s)
             shared.finish()
         self._all_reach("finish", shared, timeout_s)
         if shared is not None:
-            shared.settle()  # the controller reads the center once more after this
+            shared.settle()  # The controller reads the center once more after this.
         self._all_reach("drop", shared, timeout_s)
         self._synced += 0 if shared is None else shared.count
         self.current, self.number = None, 0
         if shared is not None:
             shared.withdraw()
-        self._all_reach("free", shared, timeout_s)  # until then the next center could not take the name
+        self._all_reach("free", shared, timeout_s)  # Now the next center can use the name.
 
     def _all_reach(
         self, stage: Literal["finish", "drop", "free"], shared: SharedParameters | None, timeout_s: float
@@ -83,29 +68,27 @@ class Sharing:
         self._connection.client.wait_for_all(call, msg.Met)
 
     def require(self) -> SharedParameters:
-        """Return the shared parameters; raise `ConfigurationError` if there are none."""
         self._connection.require_open()
         if self.current is None:
             raise ConfigurationError("no parameters are shared yet: call init_shared_params first")
         return self.current
 
     def require_served(self) -> SharedParameters:
-        """Return the shared parameters; raise also if the controller is gone (`WorkerLostError`)."""
+        """Return the shared parameters; raise `WorkerLostError` if the controller is lost."""
         shared = self.require()
         self._connection.require_controller()
         return shared
 
     def complete_quietly(self) -> None:
-        """Complete a round that overlaps with training, so that the center has it; a failure is only logged."""
+        """Complete a round that overlaps with training; a failure is only logged."""
         try:
             if self.current is not None:
                 self.current.complete_round(_CLOSING_S)
         except NonFiniteError as exc:
             log.warning("%s", exc)
-        except Exception as exc:  # whatever it is, this worker has to leave
+        except Exception as exc:  # This worker must leave after any error.
             log.warning("the latest round was not completed as this worker left, so the center lacks it: %s", exc)
 
     def close(self) -> None:
-        """Close the center in this process."""
         if self.current is not None:
             self.current.close()

@@ -16,16 +16,7 @@ _POLL_INTERVAL_S = 0.5
 
 
 class StopSignal:
-    """Whether the job is to stop: because its stop flag is set, or because its controller is gone.
-
-    Parameters
-    ----------
-    job_state : JobState
-    rank : int
-        For the log message.
-    controller_alive : callable
-        Called at most every half second.
-    """
+    """Whether the job is to stop: its stop flag is set, or its controller is lost."""
 
     def __init__(self, job_state: JobState, rank: int, controller_alive: Callable[[], bool]) -> None:
         self._job_state = job_state
@@ -35,14 +26,14 @@ class StopSignal:
         self._closed = False
 
     def is_set(self) -> bool:
-        """Return whether the job is to stop; see `Worker.should_stop`."""
         if self._job_state.stopping:
             return True
         now = time.monotonic()
         if now < self._next_poll_at:
             return False
         self._next_poll_at = now + _POLL_INTERVAL_S
-        if self._controller_alive() or self._closed:  # order matters: `close` runs before the memory is unmapped
+        # The order matters: `close` runs before the memory is unmapped.
+        if self._controller_alive() or self._closed:
             return False
         log.warning("rank %d: the controller of this job is gone; stopping", self._rank)
         self._job_state.stop("the controller is gone")
@@ -50,9 +41,8 @@ class StopSignal:
 
     @property
     def reason(self) -> str:
-        """Why the job stops; empty while it does not."""
         return self._job_state.stop_reason
 
     def close(self) -> None:
-        """Stop checking the controller; `is_set` keeps its last answer."""
+        """Stop checking the controller; `is_set` keeps its last value."""
         self._closed = True

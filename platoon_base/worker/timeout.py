@@ -11,7 +11,7 @@ __all__ = ["DEFAULT_TIMEOUT_S"]
 
 
 def _default_timeout_s() -> float:
-    text = os.environ.get(TIMEOUT_S, "300")  # as long as a cold compilation on a busy machine may take
+    text = os.environ.get(TIMEOUT_S, "300")  # A cold compilation may take that long.
     try:
         seconds = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The start of a training on several workers: the steps that all adapters make, in the same order."""
+"""The start of a training on several workers: the same sequence of steps for all adapters."""
 
 from __future__ import annotations
 
@@ -28,56 +28,19 @@ def start_training(
     once_met: Callable[[list[int]], None] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> list[int]:
-    """Start a training on all workers together; a collective call before the first batch.
+    """Start a training on all workers together; return the ranks of the participants.
 
-    The steps, in this order:
+    A collective call before the first batch. Its steps:
 
-    1. A worker that joined late is refused.
+    1. It raises `ConfigurationError` on a worker that joined late.
     2. The workers wait for each other, and depend on each other from then on, see `Advanced.meet`.
-    3. ``once_met`` is called.
-    4. The first worker's values are copied to all others.
-    5. A worker that averages gradients while others share by a rule is refused. With a rule, the parameters are shared.
+    3. ``once_met`` is called with the ranks, for the adapter's own collective comparisons.
+    4. The first worker's ``values`` are copied to all others, if shapes and ``settings`` are equal.
+    5. With a rule, the ``parameters`` are shared; else gradients are averaged. All must agree.
     6. A barrier: no worker changes the center before all have copied it.
     7. The next vote to stop is opened, see `Advanced.stop_votes`.
 
-    Parameters
-    ----------
-    worker : Worker
-    name : str
-        The name of this training, the same on all workers, such as ``"main loop 2"``.
-    loop : str
-        The framework's word for a training, for the error about a late worker, such as ``"main loop"``.
-    values : sequence of Variable
-        Must be equal on all workers at the start. Parameters that are shared but not among them get the values of
-        the worker that shares them first.
-    settings : str
-        What else must be the same on all workers, such as the rule and its options; compared where there are values.
-    rule : Rule or None
-        None for averaged gradients.
-    parameters : sequence
-        The parameters to share by the rule; see `Worker.init_shared_params`.
-    moments : sequence
-        State of the optimizer to share by the rule; see `Worker.init_shared_params`.
-    on_nonfinite : {"raise", "skip", "restore"}
-        See `Worker.init_shared_params`.
-    once_met : callable, optional
-        Called with the participants' ranks; for the adapter's own collective comparisons.
-    timeout_s : float
-        Bound on each wait for the other workers.
-
-    Returns
-    -------
-    list of int
-        The ranks of the participants.
-
-    Raises
-    ------
-    ConfigurationError
-        If this worker joined late, or an argument is invalid.
-    LayoutMismatchError
-        On every worker, before anything is changed, if values' shapes or settings differ between workers.
-    WorkerLostError, CollectiveTimeoutError
-        If a worker does not make the call.
+    ``name`` is the same on all workers; ``loop`` is the framework's word for a training.
     """
     if worker.late:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""A warning about parameters that never change between synchronizations, because training changes other arrays."""
+"""A warning about parameters that never change between synchronizations."""
 
 from __future__ import annotations
 
@@ -16,22 +16,10 @@ _MOST_NAMES = 10
 
 
 class UnchangedWatch:
-    """Compares checksums of parameters until each has changed once; after that it costs nothing.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of the parameters.
-    rank : int
-        For the log message.
-    patience : int
-        Synchronizations after which it warns: two without a step between them, as at the end of an epoch, are no
-        evidence.
-    frozen : collection of int
-        Indices of parameters that are not to change: their first values are shared, so that workers have the same.
-    """
+    """Compares checksums of parameters until each has changed once."""
 
     def __init__(self, names: Sequence[str], rank: int, patience: int = 3, frozen: Collection[int] = ()) -> None:
+        # Two synchronizations without a step between them, as at an epoch's end, are no evidence.
         self._names, self._patience = list(names), patience
         self._rank = rank
         self._sums: dict[int, int] = {}
@@ -39,7 +27,7 @@ class UnchangedWatch:
         self._seen = 0
 
     def before_sync(self, arrays: Sequence[Any]) -> None:
-        """Compare with the values after the previous synchronization; warn once about parameters that never change."""
+        """Compare with the previous synchronization; warn once about unchanged parameters."""
         if not self._watched:
             return
         self._watched -= {i for i, before in self._sums.items() if checksum(arrays[i]) != before}
@@ -57,12 +45,10 @@ class UnchangedWatch:
             )
 
     def after_sync(self, arrays: Sequence[Any]) -> None:
-        """Record the values' checksums."""
-        self._watched = {i for i in self._watched if arrays[i].size}  # empty arrays cannot change
+        self._watched = {i for i in self._watched if arrays[i].size}  # Empty arrays cannot change.
         self._sums = {i: checksum(arrays[i]) for i in self._watched}
 
 
 def _some(names: Sequence[str]) -> str:
-    """Name the first ones, and say how many there are beside them."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

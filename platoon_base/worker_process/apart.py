@@ -1,6 +1,6 @@
 """A warning in the first minute of a training in which the workers of a job do not cooperate.
 
-A thread looks at what the main thread runs, from time to time. Frameworks register which of their functions train.
+A thread samples the stack of the main thread. Frameworks register which functions train.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["AFTER_S", "Cooperation", "Intent", "Watch", "intend", "trains", "unu
 
 log = logging.getLogger(__name__)
 
-AFTER_S = 30.0  # From the first observed step to the warning, without waits for other workers.
+AFTER_S = 30.0  # From the first observed step to the warning, without waits for others.
 _LEAST_SAMPLES = 3
 _LEAST_STEPS = 20  # Fewer counted steps do not show a training.
 _QUICK_INTERVAL_S, _SLOW_INTERVAL_S, _QUICK_FOR_S = 0.05, 0.5, 120.0
@@ -32,16 +32,11 @@ _intents: weakref.WeakSet[Intent] = weakref.WeakSet()
 
 
 class Intent:
-    """An object by which a script means to train one model, such as a `GradientAverage`. Set ``used`` at its first use.
+    """An object made to train one model, such as a `GradientAverage`; set ``used`` at its first
+    use.
 
-    Parameters
-    ----------
-    what : str
-        As the script has made it.
-    unused : str
-        The predicate of the warning, and what to do, such as ``"was never called: call ..."``.
-    needed : callable, optional
-        Returns whether a training goes on that needs the object, such as a change of its parameters.
+    ``unused`` is the predicate of the warning, such as ``"was never called: call ..."``.
+    ``needed()`` returns whether a training runs that needs the object.
     """
 
     def __init__(self, what: str, unused: str, needed: Callable[[], bool] | None = None) -> None:
@@ -51,32 +46,17 @@ class Intent:
 
     @property
     def text(self) -> str:
-        """The warning."""
         return f"{self._text}. Until then each worker trains a model of its own"
 
 
 class Cooperation(NamedTuple):
-    """The part of a worker in its job, as far as the worker knows.
+    """The part of a worker in its job, as far as the worker knows."""
 
-    Attributes
-    ----------
-    combined : bool
-        Whether values of models went to other workers, or parameters are shared.
-    steps : int
-        Number of steps that the script or an adapter has counted.
-    synced : bool
-        Whether parameters were synchronized with a center.
-    joined : bool
-        Whether the script has joined the job.
-    waits : bool
-        Whether this worker waits for others now, as in a ``fit`` that they have not begun.
-    """
-
-    combined: bool = False
-    synced: bool = False
-    steps: int = 0
+    combined: bool = False  # values of models were sent, or parameters are shared
+    synced: bool = False  # parameters were synchronized with a center
+    steps: int = 0  # counted by the script or an adapter
     joined: bool = True
-    waits: bool = False
+    waits: bool = False  # waits for other workers now, as at the start of ``fit``
 
 
 _cooperation: Callable[[], Cooperation] = lambda: Cooperation(joined=False)  # noqa: E731 - replaced by `watch`
@@ -86,33 +66,27 @@ _watch: Watch | None = None
 
 
 def watch(cooperation: Callable[[], Cooperation]) -> None:
-    """Let the watch of this process know the part of this worker in its job."""
+    """Set the source of this worker's `Cooperation`."""
     global _cooperation
     _cooperation = cooperation
 
 
 def intend(what: str, unused: str, needed: Callable[[], bool] | None = None) -> Intent:
-    """Record what a script has made to train one model; see `Intent`. The owner must keep it."""
+    """Record an object made to train one model; see `Intent`. The owner must keep it."""
     intent = Intent(what, unused, needed)
     _intents.add(intent)
     return intent
 
 
 def unused(known: Cooperation) -> list[Intent]:
-    """Return the intents that were needed and never used; none before a training was seen, or beside a center."""
+    """Return the intents needed but never used; none before a training, or with a center."""
     if known.synced or (_watch is not None and not _watch.has_seen_training):
         return []
     return [each for each in list(_intents) if not each.used and each.needed is not None and each.needed()]
 
 
 class Watch:
-    """Decides when to warn. It has no clock and no threads.
-
-    Parameters
-    ----------
-    workers : int
-        Number of workers of the job.
-    """
+    """Decides when to warn. It has no clock and no threads."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -124,22 +98,10 @@ class Watch:
 
     @property
     def has_seen_training(self) -> bool:
-        """Whether the worker has been seen to train several times."""
         return self._samples >= _LEAST_SAMPLES
 
     def sample(self, now: float, framework: str, known: Cooperation, remedy: str = "") -> str:
-        """Take what the worker does now; return the warning if it is due, or an empty text.
-
-        Parameters
-        ----------
-        now : float
-            In seconds.
-        framework : str
-            The framework by which the worker trains now; empty if it does not.
-        known : Cooperation
-        remedy : str
-            How scripts of that framework train one model.
-        """
+        """Return the warning if it is due, or ''; ``framework`` is the one that trains now."""
         if known.waits and self._since is not None:
             self._since += now - self._latest
         self._latest = now
@@ -160,7 +122,7 @@ class Watch:
         if needed:
             return needed[0].text
         made = sorted(_intents, key=lambda each: each.used)
-        if known.combined or (made and made[0].used):  # a fit that builds and compiles its model first
+        if known.combined or (made and made[0].used):  # such as a fit that builds its model first
             return ""
         if made:
             return made[0].text
@@ -199,13 +161,7 @@ def _run(decision: Watch) -> None:
 
 
 def trains(frame: FrameType | None) -> str:
-    """Return the framework whose function for training a stack is in; empty for none, and for a call of this package.
-
-    Parameters
-    ----------
-    frame : frame or None
-        The innermost one. In such a call, as at the start of a fit, a worker may wait for others for long.
-    """
+    """Return the framework that trains in a stack; '' if none, or in a call of this package."""
     found = registered().frameworks
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "platoon_base":
         for name, framework in found.items():
@@ -225,7 +181,7 @@ def _remedy(found: Registrations, name: str) -> str:
 
 
 def _call_of_script(what: str) -> str:
-    """Return how and where the script has called this package, such as ``prepare (train.py:12)``."""
+    """Return how and where the script called this package, such as ``prepare (train.py:12)``."""
     packages = (*registered().packages, "platoon_base")
     frame, name = sys._getframe(1), what
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in packages:

@@ -1,7 +1,8 @@
-"""`breakpoint()` in a worker: the debugger speaks with the terminal of the launcher, if that has lent it.
+"""`breakpoint()` in a worker: the debugger uses the launcher's terminal, if that is lent.
 
-The worker's output goes to its log, and its input is empty. So the debugger opens the terminal itself. Before it does,
-the worker asks by a file beside its log, and the launcher takes its live table away and removes the file.
+The worker's output goes to its log, and its input is empty, so the debugger opens the terminal
+itself. Before that, the worker makes a request file beside its log; the launcher removes its live
+table and the file.
 """
 
 from __future__ import annotations
@@ -23,25 +24,20 @@ _TERMINAL_REQUEST = "rank0.terminal"
 
 
 def terminal_request_file(log_folder: Path) -> Path:
-    """Return the path of the file by which rank 0 asks for the terminal."""
+    """Return the path of the file with which rank 0 requests the terminal."""
     return log_folder / _TERMINAL_REQUEST
 
 
 def lend_terminal(workers: int) -> None:
-    """Put the terminal of this process into the environment of the worker to come, if there is one terminal and worker.
-
-    Parameters
-    ----------
-    workers : int
-    """
+    """Set the terminal in the environment of the next worker, if it is the only one."""
     os.environ.pop(TERMINAL, None)
     if workers == 1 and os.isatty(0) and os.isatty(1):
-        with contextlib.suppress(OSError):  # it is in no folder of this container
+        with contextlib.suppress(OSError):  # The terminal may have no path in this container.
             os.environ[TERMINAL] = os.ttyname(0)
 
 
 def hook_breakpoints() -> None:
-    """Have `breakpoint()` of this worker use the terminal; PYTHONBREAKPOINT and hooks of the user's own stay."""
+    """Make `breakpoint()` use the terminal, unless PYTHONBREAKPOINT or a hook is set."""
     if JOB not in os.environ or RANK not in os.environ or "PYTHONBREAKPOINT" in os.environ:
         return
     if sys.breakpointhook is not sys.__breakpointhook__:
@@ -53,25 +49,25 @@ def hook_breakpoints() -> None:
     wish = terminal_request_file(Path(errors).parent)
 
     def stop_here(*args: Any, **kwargs: Any) -> None:
-        import pdb  # here, for it takes 4 ms, and few workers stop
+        import pdb  # The import takes 4 ms, and few workers stop.
 
-        # A launcher that has lent its terminal looks for the wish five times a second.
+        # A launcher that has lent its terminal polls for the file five times a second.
         with contextlib.suppress(FileExistsError):
-            wish.touch(exist_ok=False)  # this follows no link
+            wish.touch(exist_ok=False)  # follows no link
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while wish.exists() and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL_S)
-        wish.unlink(missing_ok=True)  # of a launcher that does not look, and shall not later
+        wish.unlink(missing_ok=True)  # The launcher must not find it later.
         stream = os.fdopen(os.open(name, os.O_RDWR | os.O_NOCTTY), "r+b", buffering=0)
         terminal = _Terminal(stream)
-        # Its handler of Ctrl-C would take the launcher's signal for a wish to debug.
+        # With pdb's SIGINT handler, the launcher's signal would start the debugger.
         pdb.Pdb(stdin=terminal, stdout=terminal, nosigint=True).set_trace(sys._getframe(1))  # type: ignore[arg-type]
 
     sys.breakpointhook = stop_here
 
 
 class _Terminal:
-    """A terminal as text, read line by line and written at once; it cannot be sought in, as `open` wants."""
+    """A terminal as unbuffered text; `open` refuses one, since it cannot seek."""
 
     encoding = "utf-8"
 
@@ -79,11 +75,9 @@ class _Terminal:
         self._stream = stream
 
     def readline(self) -> str:
-        """Return the next line, empty at the end."""
         return bytes(self._stream.readline()).decode(errors="replace")
 
     def write(self, text: str) -> int:
-        """Write all of a text."""
         data = text.encode(errors="backslashreplace")
         while data:
             data = data[self._stream.write(data) :]

@@ -1,6 +1,7 @@
-"""The main function of a worker process: it prepares the process, then runs the user's script.
+"""The main function of a worker process: prepares the process, then runs the user's script.
 
-It is started as ``python -m platoon_base.worker_process.child script.py args``, or with ``-m package.module args``.
+Usage: ``python -m platoon_base.worker_process.child script.py args``, or ``-m package.module
+args``.
 """
 
 from __future__ import annotations
@@ -27,17 +28,12 @@ from platoon_base.worker_process.program import Program
 
 __all__ = ["main", "run", "set_up_logging", "show"]
 
-_KEEP_ENVIRONMENT = "SPT_NOENV"  # else a long title lies over what /proc/PID/environ shows
+# Without this variable a long title overwrites what /proc/PID/environ shows.
+_KEEP_ENVIRONMENT = "SPT_NOENV"
 
 
 def main(role: str = "") -> None:
-    """Run the program on the command line as ``python`` would, with the shims that it may need.
-
-    Parameters
-    ----------
-    role : str
-        What this process is, for its title; by default the environment tells.
-    """
+    """Run the program on the command line as ``python`` would, with the shims that it may need."""
     accept_interrupts()
     program, args = Program.of(sys.argv[1:])
     show(program, role)
@@ -50,7 +46,7 @@ def main(role: str = "") -> None:
 
 
 def show(program: Program, role: str = "") -> None:
-    """Show this process in `ps` by the program that it runs and its role in the job."""
+    """Show this process in `ps` with its program and its role in the job."""
     device, rank = os.environ.get(DEVICE, "cpu"), os.environ.get(RANK)
     if not role and JOB in os.environ:
         role = f"joined {device}" if rank is None else f"rank {rank} {device}"
@@ -58,18 +54,10 @@ def show(program: Program, role: str = "") -> None:
 
 
 def _set_title(program: str, role: str = "") -> None:
-    """Show this process as ``platoon: PROGRAM ROLE``, and in `top` by its role first; without setproctitle do nothing.
-
-    Parameters
-    ----------
-    program : str
-        Such as ``"train.py"``.
-    role : str
-        Such as ``"rank 1 cpu"``.
-    """
+    """Set the title ``platoon: PROGRAM ROLE``; in `top` the role is first."""
     try:
         import setproctitle
-    except ImportError:  # it is a help for the eye alone
+    except ImportError:  # The title is optional.
         return
     program = legible(program).replace("\0", "")
     was_set = _KEEP_ENVIRONMENT in os.environ
@@ -84,8 +72,9 @@ def _set_title(program: str, role: str = "") -> None:
 
 
 def run(program: Program, args: Sequence[str]) -> None:
-    """Run a program; the exception that ends it goes to this worker's error file. It ends after its launcher."""
-    launcher = os.environ.pop(LAUNCHER, "")  # processes that the script starts have another parent
+    """Run a program and record the exception that ends it; this process ends after its launcher."""
+    # Processes started by the script have another parent.
+    launcher = os.environ.pop(LAUNCHER, "")
     if launcher.isdigit() and not is_watched():
         end_with(int(launcher))
     keep_interrupts()
@@ -97,13 +86,8 @@ def run(program: Program, args: Sequence[str]) -> None:
 
 
 def set_up_logging() -> None:
-    """Log what this package says to standard error, each line with this worker's rank.
-
-    The root logger is left as Python makes it: a script's `logging.basicConfig` works, and libraries say no more than
-    they do without us. `PlatoonWarning`s are logged too.
-
-    Output that cannot be written to the log of a worker, as on a full disk, is lost and raises nothing.
-    """
+    """Log this package's messages to standard error, with the rank in each line."""
+    # The root logger stays as it is, for `logging.basicConfig` of a script.
     if ERROR_FILE in os.environ:
         watch_output(note_lost_output)
         lenient_output()

@@ -1,11 +1,8 @@
-"""The exception that ended a worker's script, in a file that the launcher reads while the worker still ends.
+"""The exception that ended a worker's script, in a file that the launcher reads.
 
-The file follows torchelastic's convention: ``{"message": {"message": ..., "extraInfo": {"py_callstack": ...,
-"timestamp": ...}}}``. Additions of this package stand beside ``message``.
-
-References
-----------
-PyTorch, "Error Propagation", https://docs.pytorch.org/docs/stable/elastic/errors.html
+The file follows torchelastic's convention: ``{"message": {"message": ..., "extraInfo":
+{"py_callstack": ..., "timestamp": ...}}}``, with additions of this package beside ``message``; see
+https://docs.pytorch.org/docs/stable/elastic/errors.html
 """
 
 from __future__ import annotations
@@ -45,62 +42,41 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-INTERRUPTED = "KeyboardInterrupt"  # the kind that is no failure
+INTERRUPTED = "KeyboardInterrupt"  # This kind is no failure.
 _STACK_CHARACTERS, _FILE_BYTES = 2**16, 2**20
 _LOST = ".lost-output"  # Suffix of files in the job's folder, named by error numbers.
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The exception that ended a worker's script.
-
-    Attributes
-    ----------
-    rank : int
-    kind : str
-        The name of its class.
-    text : str
-        Its message, at most a screen of it.
-    at : float
-        Seconds since the epoch.
-    file, line, function, code : str, int, str, str
-        Where it came from in the user's code; empty if nowhere.
-    shown : str
-        The traceback for a screen; empty if the script asked to exit.
-    stack : str
-        The whole traceback, at most so much of its end.
-    follows : bool
-        Whether it only says that another process of the job is gone.
-    log_begin, log_end : int
-        The part of the log, in bytes, that holds the traceback; an end of 0 if it is being written.
-    """
+    """The exception that ended a worker's script."""
 
     rank: int
-    kind: str
-    text: str
-    at: float
+    kind: str  # the name of its class
+    text: str  # its message, at most a screen of it
+    at: float  # seconds since the epoch
+    # The origin in the user's code: file, line, function, code.
     file: str = ""
     line: int = 0
     function: str = ""
     code: str = ""
-    shown: str = ""
-    stack: str = ""
-    follows: bool = False
-    log_begin: int = 0
-    log_end: int = 0
+    shown: str = ""  # the traceback for a screen; empty if the script called exit
+    stack: str = ""  # the end of the whole traceback
+    follows: bool = False  # a consequence of the loss of another process
+    log_begin: int = 0  # bytes in the log before the traceback
+    log_end: int = 0  # 0 while the traceback is being written
 
     @property
     def what(self) -> str:
-        """The exception in a line."""
         text = self.text.partition("\n")[0]
         return f"{self.kind}: {text}" if text else self.kind
 
     @property
     def where(self) -> str:
-        """The user's line in a word; empty if there is none."""
+        """The file and line in the user's code, or ''."""
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
 
     def same_as(self, other: Failure) -> bool:
-        """Return whether two workers failed in the same way: numbers in the messages, such as ranks, may differ."""
+        """Return whether two workers failed in the same way, apart from numbers in the messages."""
         return self._signature() == other._signature()
 
     def _signature(self) -> tuple[str, str, str, int]:
@@ -111,16 +87,14 @@ class _File(msgspec.Struct):
     """An error file; ``platoon`` is missing if PyTorch's ``record`` has written it."""
 
     message: Any
-    platoon: Union[Failure, None] = None  # noqa: UP007 - msgspec reads it at run time, and there is Python 3.9
+    platoon: Union[Failure, None] = None  # noqa: UP007 - msgspec reads it at run time, also on Python 3.9
 
 
 def error_file(log_file: Path) -> Path:
-    """Return the path of a worker's error file, beside its log."""
     return log_file.with_suffix(".error.json")
 
 
 def write_error_file(path: Path, failure: Failure) -> None:
-    """Write an error file at once as a whole."""
     message = {
         "message": legible(failure.what if not failure.text else f"{failure.kind}: {failure.text}"),
         "extraInfo": {"py_callstack": failure.stack, "timestamp": str(int(failure.at))},
@@ -129,7 +103,7 @@ def write_error_file(path: Path, failure: Failure) -> None:
 
 
 def read_failure(path: Path, rank: int) -> Failure | None:
-    """Read an error file, of this package or of PyTorch; None if there is none, or it cannot be understood."""
+    """Read an error file of this package or of PyTorch; None if it is missing or not valid."""
     try:
         with open_regular(path) as file:
             found = msgspec.json.decode(file.read(_FILE_BYTES), type=_File)
@@ -146,25 +120,25 @@ def read_failure(path: Path, rank: int) -> Failure | None:
 
 
 def find_failure(log_file: Path, environment: Mapping[str, str], rank: int) -> Failure | None:
-    """Read the error file of a worker: beside its log, or in the folder of its job if there was no room."""
+    """Read a worker's error file, beside its log or in its job's folder."""
     path = error_file(log_file)
     second = _second_place(path, environment)
     return read_failure(path, rank) or (None if second is None else read_failure(second, rank))
 
 
 def _second_place(path: Path, environment: Mapping[str, str]) -> Path | None:
-    """Return where an error file is written if it cannot be written beside the log, usually on another disk."""
+    """Return the error file to write if the disk of the log is full."""
     return Path(environment[JOB], path.name) if environment.get(JOB) else None
 
 
 def note_lost_output(error: OSError) -> None:
-    """Let the launcher know that this worker's output cannot be written: by a file in the job's folder."""
-    with contextlib.suppress(OSError, KeyError):  # an empty file may find room where data does not
+    """Report to the launcher that output cannot be written, with a file in the job's folder."""
+    with contextlib.suppress(OSError, KeyError):  # An empty file may fit on a full disk.
         Path(os.environ[JOB], f"{error.errno}{_LOST}").touch()
 
 
 def take_lost_output(environment: Mapping[str, str]) -> str:
-    """Return why a worker of this host could not write its output, if one has noted it; empty otherwise."""
+    """Return why a worker of this host could not write its output, or ''."""
     try:
         found = [name for name in os.listdir(environment[JOB]) if name.endswith(_LOST)]
         return os.strerror(int(found[0].removesuffix(_LOST))) if found else ""
@@ -174,19 +148,9 @@ def take_lost_output(environment: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def recorded(folder: str) -> Iterator[None]:
-    """Write the exception that ends the ``with`` block to this worker's error file, if it has one; it goes on.
-
-    So that the launcher tells the traceback from the rest of the log, the file also says where
-    in the log it is. Python writes it when the exception has come out of everything.
-
-    Ctrl-C is written too, and is no failure: see `INTERRUPTED`.
-
-    Parameters
-    ----------
-    folder : str
-        That of the program, to find the user's line.
-    """
-    named = os.environ.pop(ERROR_FILE, None)  # processes that the script starts are not this worker
+    """Write the exception that ends the block to the error file, with its place in the log."""
+    # Processes started by the script are not this worker.
+    named = os.environ.pop(ERROR_FILE, None)
     path = Path(named) if named else None
     if named:
         os.environ[TORCH_ERROR_FILE] = named  # for functions under PyTorch's record
@@ -199,7 +163,8 @@ def recorded(folder: str) -> Iterator[None]:
         if failure is None or isinstance(exc.code, int):
             raise
         text, exc.code = exc.code, 1
-        _note_output(path, failure, lambda: sys.stderr.write(f"{text}\n"))  # as Python does at the end
+        # Python does the same at exit.
+        _note_output(path, failure, lambda: sys.stderr.write(f"{text}\n"))
         raise
     except BaseException as exc:
         failure = None if path is None else _write_first(path, exc, folder)
@@ -212,7 +177,7 @@ _Hook = Callable[[type[BaseException], BaseException, Union[TracebackType, None]
 
 
 def _noting(hook: _Hook, path: Path, failure: Failure) -> _Hook:
-    """Return the hook that prints an exception, with a note of where in the log it has printed it."""
+    """Wrap the hook that prints an exception; record which part of the log it has written."""
 
     def print_and_note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _note_output(path, failure, lambda: hook(kind, error, trace))
@@ -252,9 +217,9 @@ def _failure_of(error: BaseException, folder: str) -> Failure:
 
 
 def _log_bytes() -> int:
-    """Return the size of this worker's log, with what Python has not written yet."""
+    """Return the size of this worker's log, after a flush."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the script may have closed or replaced it
+        with contextlib.suppress(Exception):  # The script may have closed or replaced it.
             stream.flush()
     try:
         return os.fstat(2).st_size
@@ -263,12 +228,12 @@ def _log_bytes() -> int:
 
 
 def _write_first(path: Path, error: BaseException, folder: str) -> Failure | None:
-    """Write an exception's file; None if that fails, for the exception itself matters more."""
+    """Write an exception's file; return None if that fails, so the exception itself propagates."""
     try:
         failure = _failure_of(error, folder)
         try:
             write_error_file(path, failure)
-        except OSError:  # the disk is full, for instance
+        except OSError:  # such as a full disk
             second = _second_place(path, os.environ)
             if second is None:
                 raise

@@ -1,4 +1,4 @@
-"""The fork server seen from the launcher: a process that imports a script's modules once, and forks the workers."""
+"""The fork server seen from the launcher: it imports a script's modules once and forks workers."""
 
 from __future__ import annotations
 
@@ -17,36 +17,16 @@ from platoon_base.worker_process.program import Program, Start, python_main
 
 __all__ = ["DONE", "ForkServer"]
 
-TIMEOUT_S = 120.0  # several times what the import of Theano takes when it has to compile
+TIMEOUT_S = 120.0  # Theano may compile at its import.
 DONE = b"done\n"
 
 
 class ForkServer:
-    """A running fork server.
+    """A running fork server; the environments of ``starts`` may differ in few variables.
 
-    While it lives this process is a "child subreaper": the workers that the fork server leaves behind become
-    children of this process, which then learns how they end.
-
-    Parameters
-    ----------
-    program : Program
-    args : sequence of str
-    preload : sequence of str
-        Modules to import before the fork.
-    starts : sequence of Start
-        The workers. Their environments may differ only in names that begin with ``PLATOON_``.
-
-    Attributes
-    ----------
-    starts : list of Start
-        The workers.
-
-    Raises
-    ------
-    OSError
-        If the system does not let it start.
-    ValueError
-        If the environments differ in other names.
+    These are PLATOON_ variables and FRAMEWORK_RANK; others raise ValueError. While it lives this
+    process is a "child subreaper": workers that the fork server leaves behind become children of
+    this process, which can read their exit status.
     """
 
     def __init__(
@@ -96,7 +76,7 @@ class ForkServer:
 
     @property
     def fd(self) -> int:
-        """A file descriptor that can be read as soon as the fork server has something to report."""
+        """A file descriptor that is readable when the fork server has something to report."""
         return self._fd
 
     @property
@@ -106,28 +86,23 @@ class ForkServer:
             while not self._complete:
                 data = os.read(self._fd, 1 << 16)
                 self._report += data
-                self._complete = not data  # all workers have set up their sessions, or the fork server is dead
+                # No data: all workers have their sessions, or the fork server is dead.
+                self._complete = not data
         return self._complete
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the fork server and the compilers it runs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def finish(self) -> tuple[int, list[int]]:
-        """Collect the fork server, which has reported all.
+        """Collect the fork server; return its return code and the pids of the workers.
 
-        Returns
-        -------
-        returncode : int
-            As `subprocess` gives it; 0 if the workers run.
-        pids : list of int
-            The workers, now children of this process, each the leader of a session of its own. If the fork server
-            failed there are none: those that it had forked were never told to run the script.
+        The workers are children of this process and lead their sessions. A fork server that failed
+        leaves none: the workers it had forked never ran the script.
         """
         os.close(self._fd)
         code = self._process.wait()
-        self.signal(signal.SIGKILL)  # what it left running
+        self.signal(signal.SIGKILL)  # also its descendants
         self._restore_subreaper()
         pids = self._forked()
         if self._report.endswith(DONE):
@@ -139,7 +114,7 @@ class ForkServer:
         return code or 1, []
 
     def give_up(self) -> None:
-        """Give up a fork server that was killed and does not end; the workers that it has forked are killed."""
+        """Abandon a fork server that SIGKILL does not end; kill the workers it has forked."""
         os.close(self._fd)
         for pid in self._forked():
             with contextlib.suppress(ProcessLookupError):

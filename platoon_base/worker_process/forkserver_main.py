@@ -1,9 +1,9 @@
 """The fork server: a process that imports a script's modules once and forks the workers.
 
-It is started as ``python -m platoon_base.worker_process.forkserver_main`` and reads its task as JSON from its standard
-input. It writes the process id of each worker to the file descriptor ``report``, one on a line, and ``done`` after the
-last one; then it ends. Workers run the script only after that: a fork server that fails leaves nothing half done. Each
-worker is then as ``python script.py`` would be, except that the modules are imported already.
+It reads its task as JSON from standard input. To the file descriptor ``report`` it writes the
+process id of each worker, one on a line, and then ``done``, and ends. Workers run the script only
+after that: a fork server that fails leaves no worker running. Each worker is then like ``python
+script.py``, except that the modules are imported already.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Fork the workers; returns only in a worker, at the end of its script."""
-    gc.disable()  # until the fork: imports leave little garbage and many objects to look through
+    """Fork the workers; return only in a worker, at the end of its script."""
+    # Until the fork: imports make many objects and little garbage.
+    gc.disable()
     spec = json.load(sys.stdin)
     os.set_inheritable(spec["report"], False)
     _end_with(spec["parent"])
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-    # By default this signal ends the process, whatever it is busy with; forked processes do not inherit the timer.
+    # The default action ends the process in any state; forked processes do not inherit the timer.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, spec["timeout_s"])
     child.set_up_logging()
@@ -59,28 +60,27 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies; a forked process does not inherit that."""
+    """Let the kernel kill this process when its parent dies; forked processes do not inherit it."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # too late: it is dead
+    if os.getppid() != parent:  # The parent is already dead.
         os._exit(1)
 
 
 def _warm_up() -> None:
-    """Do once what every worker would do first."""
-    inspect.getframeinfo(sys._getframe())  # Theano asks for one at each variable; the first looks through all modules
+    # Theano calls this for each variable; the first call scans all modules.
+    inspect.getframeinfo(sys._getframe())
     theano = sys.modules.get("theano")
     if theano is None:
         return
     from theano.gof import cc, cmodule
 
     if theano.config.cxx:
-        cmodule.GCC_compiler.compile_args()  # runs g++ three times to learn about the processor
+        cmodule.GCC_compiler.compile_args()  # runs g++ three times
         cmodule.std_lib_dirs_and_libs()
-    cc.get_module_cache()  # reads all the keys on disk
+    cc.get_module_cache()  # reads all keys on disk
 
 
 def _require_forkable() -> None:
-    """Raise RuntimeError if this process has something that forked processes may not share."""
     if threading.active_count() > 1:
         raise RuntimeError(f"cannot fork beside threads: {', '.join(t.name for t in threading.enumerate())}")
     theano = sys.modules.get("theano")
@@ -96,15 +96,16 @@ def _require_forkable() -> None:
 
 
 def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
-    """Fork the workers; the parent reports and ends, a child returns its entry of ``workers`` once all are there."""
-    gc.freeze()  # the workers' garbage collections neither look through nor copy what is there now
+    """Fork the workers; the parent reports and ends, a child returns its entry of ``workers``."""
+    # The workers' garbage collections neither scan nor copy the present objects.
+    gc.freeze()
     waiting, go = os.pipe()
     me = os.pidfd_open(os.getpid())
     sys.stdout.flush()
     sys.stderr.flush()
     for worker in workers:
         with warnings.catch_warnings():
-            # Python 3.12 warns of threads; only those of the BLAS are left, and OpenBLAS and MKL prepare for a fork.
+            # Python 3.12 warns about threads; those of OpenBLAS and MKL are prepared for a fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -112,8 +113,8 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
             os.close(report)
             os.close(go)
             if not os.read(waiting, 1):
-                os._exit(1)  # the fork server died on the way
-            readable(me, None)  # after its end the launcher is the parent, also for the script
+                os._exit(1)  # The fork server died.
+            readable(me, None)  # Wait until the launcher is the parent.
             os.close(waiting)
             os.close(me)
             return worker
@@ -125,7 +126,6 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
 
 
 def _become_worker(worker: dict[str, Any], handlers: dict[signal.Signals, Any]) -> None:
-    """Make this forked process like one that was started by itself."""
     gc.enable()
     if worker["log"] is not None:
         _redirect(open_log(worker["log"]), 1, 2)
@@ -135,7 +135,7 @@ def _become_worker(worker: dict[str, Any], handlers: dict[signal.Signals, Any]) 
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # the module `random` does so by itself
+        sys.modules["numpy"].random.seed()  # The module `random` reseeds itself.
     child.set_up_logging()
 
 

@@ -1,7 +1,7 @@
 """Find the modules of a script that may be imported once, before the workers are forked.
 
-The source is read, nothing is run. A script that changes how modules are imported (by environment variables or
-``sys.path``) would find them imported too early: nothing is preloaded for it.
+The source is read, not run. Nothing is preloaded for a script that changes how modules are
+imported, by environment variables or ``sys.path``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["modules_to_preload"]
 
 _ALWAYS = ("numpy", "platoon_base")
 
-# The names that a script uses to prepare its imports.
+# Scripts use these names to prepare their imports.
 _PREPARATIONS = {
     "os": frozenset({"environ", "putenv", "unsetenv"}),
     "sys": frozenset({"path", "path_hooks", "meta_path", "modules"}),
@@ -26,21 +26,13 @@ _READERS = frozenset({"get", "items", "keys", "values", "copy"})
 
 
 def modules_to_preload(program: Program) -> list[str]:
-    """Name the modules to import before the fork, in the order in which the script does.
-
-    Modules beside the script that it imports are read like the script itself, as are the packages around a module.
-
-    Returns
-    -------
-    list of str
-        Empty if it is not worth it, or not safe.
-    """
+    """Return the modules to import before the fork, in the script's order; may be empty."""
     scan = _Scan(Path(program.folder))
     try:
         for path in program.files():
             scan.read(path)
     except (OSError, SyntaxError, ValueError):
-        return []  # Python will say what is wrong
+        return []  # Python reports the error later.
     if scan.prepares_imports:
         return []
     frameworks = registered().frameworks.values()
@@ -52,8 +44,6 @@ def modules_to_preload(program: Program) -> list[str]:
 
 
 class _Scan:
-    """Reads a script and the modules beside it."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: set[Path] = set()
@@ -61,7 +51,6 @@ class _Scan:
         self.prepares_imports = False
 
     def read(self, path: Path) -> None:
-        """Take in one source file."""
         if path in self._seen:
             return
         self._seen.add(path)
@@ -76,7 +65,7 @@ class _Scan:
                 self._follow(folder, statement.module or "", [alias.name for alias in statement.names])
 
     def _follow(self, folder: Path, name: str, children: Sequence[str] = ()) -> None:
-        """Read the sources of a module that is beside the script; note down any other."""
+        """Read the sources of a module that is beside the script; record any other module."""
         files = _source_files(folder, name)
         if name and not files:
             self.found[name] = None
@@ -99,7 +88,7 @@ def _is_under(name: str, roots: Sequence[str]) -> bool:
 
 
 def _executed(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that run when a module is imported, without those in functions and classes."""
+    """Yield the statements that run at import, without those in functions and classes."""
     for statement in body:
         yield statement
         if isinstance(statement, (ast.If, ast.Try, ast.With)):
@@ -108,7 +97,6 @@ def _executed(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _prepares_imports(tree: ast.AST) -> bool:
-    """Whether a module may change what an import does."""
     pairs = ((node, parent) for parent in ast.walk(tree) for node in ast.iter_child_nodes(parent))
     return any(_touches(node, parent) for node, parent in pairs)
 
@@ -128,7 +116,7 @@ def _touches(node: ast.AST, parent: ast.AST) -> bool:
 
 
 def _only_reads(parent: ast.AST) -> bool:
-    """Whether the expression around ``os.environ`` leaves it as it is."""
+    """Return whether the expression around ``os.environ`` does not change it."""
     if isinstance(parent, ast.Attribute):
         return parent.attr in _READERS
     if isinstance(parent, ast.Subscript):

@@ -1,4 +1,4 @@
-"""The program that the workers run, a script, a folder or a module as for ``python``; and how a worker is started."""
+"""The program that the workers run: a script, folder or module, as for ``python``."""
 
 from __future__ import annotations
 
@@ -19,26 +19,17 @@ __all__ = ["Program", "Start", "python_main"]
 
 
 class Program(NamedTuple):
-    """A script or a module to run.
-
-    Attributes
-    ----------
-    name : str
-        The path of a script, of a folder or a zip archive with a ``__main__.py``; or the dotted name of a module or of
-        a package with a ``__main__``.
-    is_module : bool
-    is_typed : bool
-        Whether the script came on the launcher's standard input, ``-``; the file holds a copy.
-    """
+    """A script, folder or zip archive (its path), or a module or package (its dotted name)."""
 
     name: str
     is_module: bool = False
-    is_typed: bool = False
+    is_typed: bool = False  # from the launcher's standard input, ``-``; ``name`` is a copy
 
     @classmethod
     def of(cls, words: Sequence[str]) -> tuple[Program, list[str]]:
-        """Divide the words that follow ``python`` into the program and its arguments; after ``-`` comes the copy."""
-        if words[0] == "-" and words[1:]:  # of a controller on standard input it is all there is
+        """Split the words after ``python`` into the program and its arguments."""
+        # The name of the copy follows "-", except for a controller on standard input.
+        if words[0] == "-" and words[1:]:
             return cls(words[1], is_typed=True), list(words[2:])
         if words[0] == "-m":
             return cls(words[1], is_module=True), list(words[2:])
@@ -46,43 +37,38 @@ class Program(NamedTuple):
 
     @property
     def argv(self) -> list[str]:
-        """The words that follow ``python`` on a command line."""
         if self.is_typed:
             return ["-", self.name]
         return ["-m", self.name] if self.is_module else [self.name]
 
     @property
     def title(self) -> str:
-        """A short name for folders and the like."""
         return self.shown if self.is_module or self.is_typed else Path(self.shown).stem
 
     @property
     def shown(self) -> str:
-        """The name by which `ps` shows its processes: that of the file, or of the module."""
+        """The name in `ps`: that of the file, or of the module."""
         if self.is_typed:
             return "stdin"
         return self.name if self.is_module else Path(self.name).name or Path(self.name).resolve().name
 
     @property
     def folder(self) -> str:
-        """The folder, or the archive, that Python puts first on the module search path."""
+        """The folder or archive that Python puts first on the module search path."""
         if self.is_module or self.is_typed:
             return os.getcwd()
         path = Path(self.name).resolve()
         return str(path if self._spec_within() is not None else path.parent)
 
     def _spec_within(self) -> ModuleSpec | None:
-        """Return the ``__main__`` of a folder or an archive; None of a script."""
+        """Return the ``__main__`` of a folder or an archive; None for a script."""
         if self.is_module or self.is_typed:
             return None
         spec = PathFinder.find_spec("__main__", [os.path.abspath(self.name)])
         return None if spec is None or spec.loader is None else spec
 
     def files(self) -> list[Path]:
-        """Return the source files that are run: those of a module's packages, then the program's.
-
-        Nothing is imported for that. Empty if there is no such program.
-        """
+        """Return the source files that run, packages first; [] without one. Imports nothing."""
         if self.is_module:
             return _files_of_module(self.name, self.folder)
         path = Path(self.name)
@@ -91,7 +77,6 @@ class Program(NamedTuple):
         return [path] if path.is_file() else []
 
     def require(self) -> None:
-        """Raise `ConfigurationError` unless there is such a program."""
         if self.files():
             return
         if self.is_module:
@@ -110,7 +95,7 @@ class Program(NamedTuple):
 
     @property
     def hidden(self) -> str:
-        """The installed package that a script hides, as its folder comes first on the path; mostly empty."""
+        """The installed package that the script's name hides, or ''."""
         stem = Path(self.name).stem
         if self.is_module or self.is_typed or not stem.isidentifier() or self._spec_within() is not None:
             return ""
@@ -119,16 +104,11 @@ class Program(NamedTuple):
         return stem if found is not None and found.origin is not None else ""
 
     def put_first_on_path(self) -> None:
-        """Put `folder` first on the module search path."""
         if sys.path[:1] != [self.folder]:
             sys.path.insert(0, self.folder)
 
     def run(self, args: Sequence[str]) -> None:
-        """Run the program in this process as Python would; exceptions of the program come out.
-
-        Unlike `runpy` it leaves the program's module in ``sys.modules["__main__"]``, because functions that run at the
-        end of the process may need it.
-        """
+        """Run the program in this process as Python would; its exceptions propagate."""
         self.put_first_on_path()
         sys.argv = [*self.argv[:1], *args]
         spec = self._spec_within()
@@ -139,6 +119,7 @@ class Program(NamedTuple):
         module.__dict__.update(__builtins__=builtins, __annotations__={})
         name = "-" if self.is_typed else self.name
         sys.argv = [module.__dict__["__file__"] if self.is_module else name, *args]
+        # Unlike `runpy`: functions that run at exit may need the module.
         sys.modules["__main__"] = module
         exec(code, module.__dict__)
 
@@ -150,7 +131,7 @@ class Program(NamedTuple):
         return module, loader.source_to_code(loader.get_data(path), path)
 
     def _load_module(self) -> tuple[ModuleType, Any]:
-        spec = importlib.util.find_spec(self.name)  # this imports the packages around it
+        spec = importlib.util.find_spec(self.name)  # imports the packages around it
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{self.name}.__main__")
         if spec is None or spec.loader is None:
@@ -166,31 +147,17 @@ class Program(NamedTuple):
 
 
 class Start(NamedTuple):
-    """How one worker is started.
-
-    Attributes
-    ----------
-    rank : int
-    command : sequence of str
-        Starts the worker by itself.
-    environment : mapping
-        The whole environment of the process.
-    log_file : Path or None
-        Where its output goes; None for this process's own.
-    """
+    """How one worker is started; the environment is complete."""
 
     rank: int
-    command: Sequence[str]
+    command: Sequence[str]  # starts the worker alone
     environment: Mapping[str, str]
-    log_file: Path | None
+    log_file: Path | None  # None for this process's own output
 
 
 def python_main(module: str) -> list[str]:
-    """Return the command that runs ``main()`` of a module without the working directory on the module search path.
-
-    ``python -m`` would put it there, and a user's ``queue.py`` before the standard library's; ``-P`` came with
-    Python 3.11 only. The process can be interrupted from the start, whatever the launcher ignores.
-    """
+    """Return the command that runs ``main()`` of a module; SIGINT always interrupts it."""
+    # Unlike ``python -m``: a user's ``queue.py`` must not hide the standard library's.
     path = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
     interrupts = "from platoon_base.system.signals import accept_interrupts as accept; accept()"
     return [sys.executable, "-c", f"{path}; {interrupts}; from {module} import main; main()"]
@@ -210,7 +177,7 @@ def _files_of_module(name: str, folder: str) -> list[Path]:
 
 
 def _find_top(name: str, folder: str) -> ModuleSpec | None:
-    """Find a module that is in no package: in the folder first, for this process may know another of that name."""
+    """Find a top-level module, first in the folder: this process may know another by that name."""
     found = PathFinder.find_spec(name, [folder, *sys.path])
     try:
         return found or importlib.util.find_spec(name)
@@ -221,5 +188,5 @@ def _find_top(name: str, folder: str) -> ModuleSpec | None:
 def _find_within(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
     if package is None or package.submodule_search_locations is None:
         return None
-    # By its last name alone: without __init__.py it would look for the packages around it, which are not imported.
+    # Only the last name: a full one would need the packages around it, which are not imported.
     return PathFinder.find_spec(name, list(package.submodule_search_locations))

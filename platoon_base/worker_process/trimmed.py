@@ -1,4 +1,4 @@
-"""A traceback for a screen: the user's lines, and of libraries the last ones. The whole of it is in the log."""
+"""A traceback for a screen: the user's frames and the last ones of libraries. The log has all."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ __all__ = ["shown_text", "shown_traceback", "users_frame"]
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("platoon_base", "platoon_plugins"))
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
-_OF_CYTHON = (".pyx", ".pxi", ".pxd")  # files that are not there: "h5py/h5f.pyx" in h5py's extensions
-_USERS_ENDS, _LAST = 5, 2  # frames that are shown: the user's at both ends, and the last ones, whosever they are
+_OF_CYTHON = (".pyx", ".pxi", ".pxd")  # names without files, as "h5py/h5f.pyx"
+# Frames shown: the user's at both ends, and the last ones of anybody.
+_USERS_ENDS, _LAST = 5, 2
 _CHAIN = 3  # exceptions of a chain
 _LINES, _CHARACTERS = 20, 2000
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
-_THEANO = "Apply node that caused the error: "  # behind it Theano describes its graph, over many lines
+_THEANO = "Apply node that caused the error: "  # A long graph follows.
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
@@ -28,7 +29,7 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
 
 
 def _library_of(frame: traceback.FrameSummary) -> str:
-    """Name the installed package that a frame belongs to; empty if it is the user's."""
+    """Return the installed package of a frame; '' for the user's code."""
     installed = _INSTALLED.search(frame.filename)
     if installed:
         return installed[1].partition(".")[0]
@@ -43,14 +44,7 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def users_frame(error: BaseException, folder: str) -> traceback.FrameSummary | None:
-    """Return where in the user's code an exception came from, None if nowhere.
-
-    Parameters
-    ----------
-    error : BaseException
-    folder : str
-        That of the program: its files come before other folders of the user.
-    """
+    """Return where in the user's code an exception was raised, preferring files in ``folder``."""
     if isinstance(error, SyntaxError) and error.filename:
         return traceback.FrameSummary(error.filename, error.lineno or 0, "<module>", line=(error.text or "").strip())
     frames = _frames(error)
@@ -61,10 +55,7 @@ def users_frame(error: BaseException, folder: str) -> traceback.FrameSummary | N
 
 
 def shown_traceback(error: BaseException) -> str:
-    """Return a traceback without frames of this package and with few of libraries.
-
-    Of a chain of exceptions it shows the last ones, as Python does.
-    """
+    """Return the tracebacks of a chain without our frames, and with few frames of libraries."""
     chain = [error]
     while len(chain) < _CHAIN and (before := _before(chain[-1])) is not None and before not in chain:
         chain.append(before)
@@ -105,10 +96,7 @@ def _left_out(libraries: Sequence[str]) -> Iterator[str]:
 
 
 def shown_text(text: str) -> str:
-    """Return the message of an exception, at most a screen of it, without Theano's description of its graph.
-
-    Of that stay the node, the shapes of its inputs, and the line that made it.
-    """
+    """Return the message of an exception, at most a screen; Theano's graph is shortened."""
     head, mark, dump = text.partition(_THEANO)
     if mark:
         node = dump.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The launcher's side of the warden, the process that ends what a killed launcher leaves; see `warden_main`."""
+"""The launcher's side of the warden, which ends what a killed launcher leaves: `warden_main`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,13 @@ log = logging.getLogger(__name__)
 
 _MAIN = Path(__file__).with_name("warden_main.py")
 _PID_FILE = "warden"
-_SOON_S = WORKER.notice_s + WORKER.grace_s + 1.0  # by then a worker that runs Python has ended itself
+# Within this time a worker that runs Python has ended itself.
+_SOON_S = WORKER.notice_s + WORKER.grace_s + 1.0
 _EXIT_TIMEOUT_S, _ENDED_TIMEOUT_S = 5.0, 20.0
 
 
 class Warden:
-    """Starts the warden with the first worker.
-
-    Parameters
-    ----------
-    folder : str
-        Of the job.
-    command : sequence of str
-        Removes what the job leaves.
-    soon_s : float
-        After this time it kills the workers that have not detected the end of the launcher.
-    """
+    """Starts the warden with the first worker; after ``soon_s`` it kills unaware workers."""
 
     def __init__(self, folder: str, command: Sequence[str], soon_s: float = _SOON_S) -> None:
         self._folder = folder
@@ -46,7 +37,7 @@ class Warden:
         self._process: subprocess.Popen[bytes] | None = None
 
     def watch(self, pid: int) -> None:
-        """Have a worker end after this process, whatever it is busy with. It leads a process group."""
+        """Let a worker, which leads a process group, end after this process in any state."""
         try:
             if self._process is None:
                 self._process = subprocess.Popen(
@@ -67,7 +58,6 @@ class Warden:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """End it, as the job has ended."""
         if self._process is None:
             return
         with contextlib.suppress(OSError):
@@ -82,7 +72,7 @@ class Warden:
 
 
 def end_by_warden(folder: str) -> bool:
-    """Have the warden of a job whose launcher is gone end the workers now; return whether it has done so."""
+    """Let the warden of a job without a launcher end the workers; return whether it did."""
     try:
         pid = int(Path(folder, _PID_FILE).read_text())
         fd = os.pidfd_open(pid)
@@ -90,7 +80,7 @@ def end_by_warden(folder: str) -> bool:
         return False
     try:
         if os.fsencode(folder) not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-            return False  # the number is another process's by now
+            return False  # The pid has been reused.
         signal.pidfd_send_signal(fd, signal.SIGTERM)
         return readable(fd, _ENDED_TIMEOUT_S)
     except OSError:

@@ -1,13 +1,10 @@
-"""The warden: a process that ends what a killed launcher has left on its host. It needs only the standard library.
+"""The warden: a process that ends what a killed launcher leaves. Standard library only.
 
-A worker that cannot run Python, because it is stopped or holds the GIL, cannot end itself.
-
-The warden is started as ``python -ISE warden_main.py FOLDER SOON_S LATE_S COMMAND``. From its standard input it reads
-the process ids of the workers, one on a line, and ``done`` at the end of the job.
-
-``SOON_S`` after the end of the launcher it kills the workers that still run. Those that have detected this end may be
-saving, and have until ``LATE_S``; each has made a file ``detected-PID`` in FOLDER. The process group of a worker ends
-with it. COMMAND removes the memory and the folder of the job. SIGTERM ends the wait.
+A worker that is stopped, or holds the GIL, cannot end itself. Usage: ``python -ISE warden_main.py
+FOLDER SOON_S LATE_S COMMAND``, with the workers' process ids on standard input, one on a line, and
+``done`` at the end of the job. ``SOON_S`` after the end of the launcher it kills the workers. Those
+that detected this end, shown by a file ``detected-PID`` in FOLDER, have until ``LATE_S``. COMMAND
+removes the memory and the folder of the job. SIGTERM ends the wait.
 """
 
 import contextlib
@@ -22,10 +19,10 @@ _KILL_TO_ABANDON_S = 10.0
 
 
 def main() -> None:
-    """Watch the launcher and its workers; return only if the launcher has not ended the job in order."""
+    """Watch the launcher and its workers; return only if the job did not end in order."""
     folder, soon, late, *command = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # engines signal all processes of a job
+        signal.signal(number, signal.SIG_IGN)  # Engines signal all processes of a job.
     workers: dict[int, int] = {}
     if _watch(workers):
         os._exit(0)
@@ -35,11 +32,12 @@ def main() -> None:
 
 
 def _watch(workers: dict[int, int]) -> bool:
-    """Keep a pidfd of each running worker until the launcher is gone; return whether the job has ended in order."""
+    """Keep a pidfd of each running worker; return whether the job has ended in order."""
     poller = select.poll()
     poller.register(0, select.POLLIN)
     with contextlib.suppress(OSError):
-        poller.register(os.pidfd_open(os.getppid()), select.POLLIN)  # a forked child may hold the pipe open
+        # A forked child may hold the pipe open.
+        poller.register(os.pidfd_open(os.getppid()), select.POLLIN)
     rest = b""
     while True:
         ready = {fd for fd, _ in poller.poll()}
@@ -53,7 +51,7 @@ def _watch(workers: dict[int, int]) -> bool:
                     workers[int(line)] = fd = os.pidfd_open(int(line))
                     poller.register(fd, select.POLLIN)
         for pid, fd in list(workers.items()):
-            if fd in ready:  # the launcher has ended its group
+            if fd in ready:  # The launcher has ended its group.
                 poller.unregister(fd)
                 os.close(workers.pop(pid))
                 ready.discard(fd)
@@ -75,7 +73,7 @@ def _end(workers: dict[int, int], folder: str, soon_s: float, late_s: float) -> 
             detected = os.path.exists(os.path.join(folder, f"detected-{pid}"))
             if _ended(fd):
                 del workers[pid]
-                if _state(pid) in ("", "Z"):  # else the number is another process's by now
+                if _state(pid) in ("", "Z"):  # Otherwise the pid has been reused.
                     _kill_group(pid)
             elif hurried or time.monotonic() > began + (late_s if detected else soon_s):
                 _kill_group(pid)
@@ -90,7 +88,7 @@ def _ended(fd: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """Return the state of a process, such as Z for a zombie; empty if there is none of this number."""
+    """Return the state of a process, such as Z for a zombie; '' without such a process."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""The base of streams that give the batches of another one, whose attributes they also have."""
+"""The base of streams that yield the batches of another stream and have its attributes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ __all__ = ["StreamAbove", "streams_below"]
 
 
 class StreamAbove(AbstractDataStream):  # type: ignore[misc]
-    """A stream above another one, for scripts that look for a data set: it has ``data_stream``, and what is below.
-
-    Parameters
-    ----------
-    stream : AbstractDataStream
-
-    Attributes
-    ----------
-    stream : AbstractDataStream
-    """
+    """A stream above another one; attributes that it lacks are those of ``stream``."""
 
     def __init__(self, stream: AbstractDataStream) -> None:
         super().__init__(axis_labels=stream.axis_labels)
@@ -29,7 +20,7 @@ class StreamAbove(AbstractDataStream):  # type: ignore[misc]
 
     @property
     def data_stream(self) -> Any:
-        """The stream below, by the name that Fuel's transformers have for it."""
+        """The stream below, under the name of Fuel's transformers."""
         return self.stream
 
     def __getattr__(self, name: str) -> Any:
@@ -38,20 +29,17 @@ class StreamAbove(AbstractDataStream):  # type: ignore[misc]
         return getattr(self.stream, name)
 
     def reset(self) -> None:
-        """Reset the stream that is read."""
         self.stream.reset()
 
     def next_epoch(self) -> None:
-        """Switch the stream that is read to its next epoch."""
         self.stream.next_epoch()
 
     def close(self) -> None:
-        """Close the stream that is read."""
         self.stream.close()
 
 
 def streams_below(stream: Any) -> list[Any]:
-    """Return the streams from which a transformer reads; none for a source, as streams above another count here."""
+    """Return the streams that a transformer reads; none for a source or a `StreamAbove`."""
     if isinstance(stream, StreamAbove):
         return []
     merged = getattr(stream, "data_streams", None)

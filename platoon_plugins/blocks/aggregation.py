@@ -46,13 +46,13 @@ def register_aggregation(scheme: type, *combinations: str) -> None:
     scheme : subclass of AggregationScheme
         Subclasses that do not override ``get_aggregator`` are registered too.
     *combinations : {"sum", "min", "max", "last", "concatenate"}
-        One for each of the ``initialization_updates`` of its aggregator: the sum of the workers' values, the smallest,
-        the greatest, the value of the worker with the last batch, or the rows of all batches, one row per batch.
+        One for each of the ``initialization_updates`` of its aggregator. "last" is the value of the
+        worker with the last batch; "concatenate" takes the rows of all batches, one row per batch.
 
     Examples
     --------
-    >>> class Variance(AggregationScheme): ...      # adds up values, squares, and their number     # doctest: +SKIP
-    >>> register_aggregation(Variance, "sum", "sum", "sum")                         # doctest: +SKIP
+    >>> class Variance(AggregationScheme): ...  # sums and a count     # doctest: +SKIP
+    >>> register_aggregation(Variance, "sum", "sum", "sum")                        # doctest: +SKIP
     """
     if not (isinstance(scheme, type) and issubclass(scheme, AggregationScheme)):
         raise ConfigurationError(f"got {scheme!r}: pass a subclass of blocks.monitoring.aggregation.AggregationScheme")
@@ -69,17 +69,7 @@ class _Accumulator(NamedTuple):
 
 
 class Accumulators:
-    """The shared variables in which an `AggregationBuffer` accumulates values over batches.
-
-    Parameters
-    ----------
-    buffer : AggregationBuffer
-
-    Raises
-    ------
-    ConfigurationError
-        If a variable has an unknown aggregation scheme, see `register_aggregation`.
-    """
+    """The shared variables in which an `AggregationBuffer` accumulates values over batches."""
 
     def __init__(self, buffer: AggregationBuffer) -> None:
         known = [(variable.name, how) for variable in buffer.variables for how in _combinations_for(variable)]
@@ -93,21 +83,13 @@ class Accumulators:
             )
 
     def values(self) -> list[Array]:
-        """Return the values of this worker's accumulators."""
         return [np.asarray(accumulator.shared.get_value()) for accumulator in self._accumulators]
 
     def set_combined(self, shares: Sequence[Share], order: Sequence[tuple[int, int]]) -> None:
-        """Combine the accumulators of all workers into those of this worker.
-
-        Parameters
-        ----------
-        shares : sequence of Share
-            One for each worker.
-        order : sequence of (int, int)
-            The order of the batches: for each batch the index of its share, and its number there.
-        """
+        """Combine all accumulators here; ``order`` has the share and number of each batch."""
         if not order:
-            return  # no worker has a batch
+            # No worker has a batch.
+            return
         for index, accumulator in enumerate(self._accumulators):
             parts = [share.accumulators[index] if share.batches else None for share in shares]
             _require_same_shapes(accumulator, parts)
@@ -147,11 +129,7 @@ def _combine(how: str, parts: Sequence[Any], order: Sequence[tuple[int, int]]) -
 
 
 class RecordedQuantities:
-    """Replacement of a `MonitoredQuantityBuffer` that records values and passes them to the quantities at the end.
-
-    A monitored quantity may do anything with the values of a batch, so every worker passes the values of all workers'
-    batches to its quantities.
-    """
+    """A `MonitoredQuantityBuffer` that passes the values to the quantities at the end."""
 
     def __init__(self, buffer: MonitoredQuantityBuffer) -> None:
         self._buffer = buffer
@@ -161,26 +139,21 @@ class RecordedQuantities:
 
     @property
     def requires(self) -> list[Any]:
-        """The variables whose values the quantities need."""
         return self._buffer.requires
 
     @property
     def inputs(self) -> list[Any]:
-        """The inputs of these variables."""
         return self._buffer.inputs
 
     def initialize_quantities(self) -> None:
-        """Reset the records and the quantities."""
         self.records = []
         self._buffer.initialize_quantities()
 
     def aggregate_quantities(self, numerical_values: Sequence[Any]) -> None:
-        """Record the values of one batch."""
         if self._buffer.quantities:
             self.records.append([numerical_values[self.requires.index(v)] for v in self._in_order])
 
     def set_combined(self, shares: Sequence[Share], order: Sequence[tuple[int, int]]) -> None:
-        """Replace this worker's records by those of all workers' batches, in order."""
         dtypes = [variable.dtype for variable in self._in_order]
         self.records = [
             [value.astype(dtype) for value, dtype in zip(shares[share].records[number], dtypes)]

@@ -1,4 +1,4 @@
-"""A stream that the first worker reads for all, for data that cannot be divided, such as those of a generator."""
+"""A stream that the first worker reads for all, for data that cannot be divided."""
 
 from __future__ import annotations
 
@@ -27,32 +27,22 @@ _ALIGNMENT = 64
 
 
 class _Kind(enum.IntEnum):
-    """The kind of message that the first worker sends to the others."""
-
     BATCH = 0
     END = 1
     FAILED = 2
 
 
 class BroadcastStream(StreamAbove):
-    """Give all workers the same batches: the first worker reads the stream, and sends each batch to the others.
+    """Give all workers the same batches: the first worker reads them and sends them to the others.
 
-    Each batch is a collective call, so every worker must read the same number of batches in the same number of epochs.
-    The others do not read their stream, but take the names of the sources from it. If reading fails, the first worker
-    raises the error, and the others raise one with its text. To resume in the middle of an epoch, load the first
-    worker's pickle on all workers.
+    Each batch is a collective call, so all workers read equally many batches in equally many
+    epochs. If reading fails, the first worker raises the error, and the others raise one with its
+    text. To resume in the middle of an epoch, load the first worker's pickle on all workers.
 
     ::
 
         header := int64[3]: kind, bytes of the description, bytes of all
-        body   := uint8[bytes of all]: description (msgpack: dtypes, shapes), then the arrays, each aligned
-
-    Parameters
-    ----------
-    stream : AbstractDataStream
-        Its batches are arrays of numbers, or can be converted to them by numpy.asarray. Dtypes and shapes may change.
-    worker : Worker, optional
-        The default is ``connect()``; it is not pickled.
+        body   := uint8[bytes of all]: description (msgpack: dtypes, shapes), aligned arrays
     """
 
     def __init__(self, stream: AbstractDataStream, *, worker: Worker | None = None) -> None:
@@ -62,20 +52,11 @@ class BroadcastStream(StreamAbove):
         self._ended = False
 
     def get_epoch_iterator(self, **kwargs: Any) -> DataIterator:
-        """Start an epoch; every worker calls it."""
         self._batches, self._ended = None, False
         return super().get_epoch_iterator(**kwargs)
 
     def get_data(self, request: Any = None) -> tuple[Array, ...]:
-        """Return the next batch, the same on every worker, in new, writable arrays.
-
-        Raises
-        ------
-        ConfigurationError
-            On the first worker, if the batch holds anything but numbers.
-        PlatoonError
-            On the others, if reading failed on the first.
-        """
+        """Return the next batch, the same on every worker, in new, writable arrays."""
         if request is not None:
             raise ValueError(f"got the request {request!r}: this stream takes none")
         if self._ended:
@@ -89,7 +70,8 @@ class BroadcastStream(StreamAbove):
 
     def _send(self) -> tuple[Array, ...] | None:
         try:
-            if self._batches is None:  # within the try: an error here must reach the others too
+            # An error here must also reach the others.
+            if self._batches is None:
                 self._batches = self.stream.get_epoch_iterator()
             body, description_bytes = _packed(self.sources, next(self._batches))
         except StopIteration:
@@ -132,8 +114,9 @@ class BroadcastStream(StreamAbove):
 
 
 def _packed(sources: Sequence[str], batch: Sequence[Any]) -> tuple[Array, int]:
-    """Return one buffer with a description and all arrays of a batch, and the description's length in bytes."""
-    names = [*sources, *map(str, range(len(sources), len(batch)))]  # a Mapping may return more arrays than it names
+    """Return a buffer with a description and all arrays, and the description's bytes."""
+    # A Mapping may return more arrays than it names.
+    names = [*sources, *map(str, range(len(sources), len(batch)))]
     arrays = [_numbers(name, data) for name, data in zip(names, batch)]
     specs = [(array.dtype.str, array.shape) for array in arrays]
     description = msgspec.msgpack.encode(specs)
@@ -153,7 +136,6 @@ def _unpacked(body: Array, description_bytes: int) -> tuple[Array, ...]:
 
 
 def _offsets(specs: Sequence[_Spec], start: int) -> list[int]:
-    """Return the offset of each array, and the end of the last one."""
     offsets, end = [], start
     for dtype, shape in specs:
         offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
@@ -162,7 +144,6 @@ def _offsets(specs: Sequence[_Spec], start: int) -> list[int]:
 
 
 def _numbers(source: str, data: Any) -> Array:
-    """Return data as an array; raise if they are not numbers."""
     array = data if isinstance(data, np.ndarray) else _array(data)
     if array.dtype.kind not in _NUMERIC_KINDS:
         raise ConfigurationError(
@@ -173,10 +154,11 @@ def _numbers(source: str, data: Any) -> Array:
 
 
 def _array(data: Any) -> Array:
-    """Return an array, of objects if its rows are ragged; depending on its version NumPy warns or raises then."""
+    """Return an array; NumPy before 1.24 warns for ragged rows, and later versions raise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return np.asarray(data)
-        except ValueError:  # NumPy 1.24 and later
+        except ValueError:
+            # This is raised by NumPy 1.24 and later. The caller reports dtype object.
             return np.empty(0, object)

@@ -1,4 +1,4 @@
-"""Fuel streams of which each worker reads its shard, or which the first worker reads for all."""
+"""Fuel streams: each worker reads its shard, or the first worker reads for all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ __all__ = ["shard_stream", "with_scheme"]
 log = logging.getLogger(__name__)
 
 MODES = ("shard", "broadcast")
-_numbers = itertools.count(1)  # of the streams that this process divides by `DealtStream`
+# Numbers of the streams that this process divides by `DealtStream`.
+_numbers = itertools.count(1)
 
 
 def shard_stream(
@@ -51,64 +52,58 @@ def shard_stream(
 ) -> AbstractDataStream:
     """Return this worker's part of a stream. All workers pass the same stream.
 
-    A `ShardedScheme` replaces the stream's scheme, below all its transformers: of the batches (or examples) of an
-    epoch, worker k of N reads the k-th, the (k+N)-th, and so on. In each epoch all workers draw the same new order. A
-    pickled stream continues where it was, also in the middle of an epoch, and with any number of workers: see
-    `ShardedRequests`.
+    A `ShardedScheme` replaces the stream's scheme, below all its transformers: of the batches (or
+    examples) of an epoch, worker k of N reads the k-th, the (k+N)-th, and so on. All workers draw
+    the same new order for each epoch. A pickled stream continues with any number of workers, also
+    in the middle of an epoch. For a single worker the stream is unchanged.
 
-    Some streams name no rows: those without a scheme, such as one of a `TextFile` or an `IterableDataset`, and those
-    whose scheme requests the next n rows (`ConstantScheme`). Of such a stream every worker reads all batches, and keeps
-    the k-th, the (k+N)-th, and so on: see `DealtStream`. Transformers that yield one batch for each that they read stay
-    above it and process only this worker's batches; a `Batch`, a `Filter` and the like stay below it. So is a stream
-    divided with a `Cache` or a strict `Batch`, which leave out the rows that fill no batch.
+    Some streams name no rows: those without a scheme, as for a `TextFile` or an `IterableDataset`,
+    and those with a `ConstantScheme`. Every worker then reads all batches and keeps its part
+    (`DealtStream`), and transformers that yield one batch for each that they read process only this
+    part. The same holds for a stream with a `Cache` or a strict `Batch`, which drop incomplete
+    batches.
 
-    The function copies the stream and does not change the original; both share the data set. Call it before an epoch of
-    the stream begins. A `MultiProcessing` in the chain starts a second process, for the copy; put it around the sharded
-    stream instead. A transformer with its own generator (``rng``) draws different numbers on each worker. A function
-    that uses NumPy's global generator draws the same numbers on all workers if the script has seeded it with the same
-    seed; seed it with ``platoon_base.sharding.shard_seed(seed, connect().global_rank)``. A `Filter` may pass more
-    batches on one worker than on another, whatever ``uneven`` is.
-
-    The workers compare the schemes and a few rows of the data. Different data, such as a random split without a seed,
-    are an error.
+    The function copies the stream; both share the data set. Call it before an epoch begins, and put
+    a `MultiProcessing` around the result, since the copy of one inside starts a second process. A
+    transformer with a generator (``rng``) draws different numbers on each worker. For NumPy's
+    global generator, seed each worker with ``platoon_base.sharding.shard_seed(seed,
+    connect().global_rank)``. A `Filter` may pass more batches on one worker than on another,
+    whatever ``uneven`` is.
 
     Parameters
     ----------
     stream : AbstractDataStream
         A `DataStream`, or any chain of transformers above such streams.
     mode : {"shard", "broadcast"}
-        "broadcast" gives all workers the same batches, for a stream that only one process can read: the first worker
-        sends them to the others, see `BroadcastStream`.
+        "broadcast" is for a stream that only one process can read: the first worker sends each
+        batch to all others.
     uneven : {"keep", "drop", "wrap"}
-        What to do if the batches cannot be divided evenly, see `ShardedScheme` and `DealtStream`. Only for mode
-        "shard".
+        With "shard": what to do if the batches cannot be divided evenly, see `ShardedScheme`.
     rank, size : int, optional
-        Return shard number ``rank`` of ``size`` shards, in a process that is not a worker, such as a data server.
+        Return shard number ``rank`` of ``size``, in a process that is not a worker, such as a data
+        server.
     seed : int, optional
-        With ``rank`` and ``size``: the seed, the same for all shards; 0 by default.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    AbstractDataStream
-        For a single worker, the stream itself.
+        With ``rank`` and ``size``: the common seed of all shards; 0 by default.
+    worker : Worker, default ``connect()``
 
     Raises
     ------
     ConfigurationError
-        If an argument cannot work, if the stream comes from a data server or is sharded already, or if another worker
-        has passed another stream.
+        If an argument is invalid, if the stream comes from a data server or is sharded already, or
+        if another worker has another scheme or data, such as a random split without a seed.
 
     Examples
     --------
-    >>> train = shard_stream(Flatten(DataStream(mnist, iteration_scheme=ShuffledScheme(50000, 100))))  # doctest: +SKIP
+    >>> stream = DataStream(mnist, iteration_scheme=ShuffledScheme(50000, 100))    # doctest: +SKIP
+    >>> train = shard_stream(Flatten(stream))                                      # doctest: +SKIP
 
     One Fuel server for each of 2 shards, and the stream with which a worker reads its shard:
 
-    >>> for r in range(2):                                                                      # doctest: +SKIP
-    ...     Process(target=start_server, args=(shard_stream(stream, rank=r, size=2), 5557 + r)).start()
-    >>> train = ServerDataStream(sources, False, port=5557 + connect().global_rank)             # doctest: +SKIP
+    >>> for r in range(2):                                                         # doctest: +SKIP
+    ...     part = shard_stream(stream, rank=r, size=2)
+    ...     Process(target=start_server, args=(part, 5557 + r)).start()
+    >>> port = 5557 + connect().global_rank                                        # doctest: +SKIP
+    >>> train = ServerDataStream(sources, False, port=port)                        # doctest: +SKIP
     """
     if mode not in MODES:
         raise ConfigurationError(f"got mode={mode!r}: it must be one of {', '.join(MODES)}")
@@ -124,7 +119,8 @@ def shard_stream(
         _refuse_server(source)
     if mode == "broadcast":
         return BroadcastStream(stream, worker=reader)
-    if isinstance(reader, Worker):  # a Shard has no job in which to compare
+    # A Shard belongs to no job, so there is nothing to compare.
+    if isinstance(reader, Worker):
         require_same_stream(stream, reader, "shard_stream")
     links = list(all_streams(stream))
     if any(map(_leaves_rest_out, links)) or not all(map(_names_rows, (s.iteration_scheme for s in sources_of(stream)))):
@@ -156,24 +152,7 @@ def _given_shard(rank: int | None, size: int | None, seed: int | None, mode: str
 def with_scheme(
     stream: AbstractDataStream, wrap: Callable[[IterationScheme], IterationScheme], rank: int = 0
 ) -> AbstractDataStream:
-    """Return a copy of a stream with another iteration scheme below all its transformers.
-
-    Copies are shallow: they share data sets and open files. The copy of a `MultiProcessing` starts its own process.
-
-    Parameters
-    ----------
-    stream : AbstractDataStream
-        If it merges several streams, each of them gets another scheme.
-    wrap : callable
-        Takes a scheme and returns its replacement; it must not change its argument.
-    rank : int
-        Seeds the transformers' generators; on rank 0 they keep theirs.
-
-    Raises
-    ------
-    ConfigurationError
-        If this is no stream, or a stream at the bottom has no iteration scheme.
-    """
+    """Return a shallow copy with another scheme below all transformers, seeded by ``rank``."""
     for source in sources_of(stream):
         _require_scheme(source)
 
@@ -184,7 +163,7 @@ def with_scheme(
 
 
 def _dealt(stream: Any, deal: Callable[[Any], DealtStream], reader: Worker | Shard) -> Any:
-    """Return a copy of a stream with a `DealtStream` below all transformers that map batches one to one."""
+    """Return a copy of a stream with a `DealtStream` below its one-to-one transformers."""
     if not maps_one_to_one(stream):
         # All workers read the same batches, so generators below must not depend on the rank.
         return deal(_copied(stream, _reopen, 0))
@@ -195,7 +174,8 @@ def _dealt(stream: Any, deal: Callable[[Any], DealtStream], reader: Worker | Sha
 
 
 def _reopen(source: Any) -> None:
-    if isinstance(source, DataStream):  # otherwise the copy would share the file position with the original
+    # Otherwise the copy would share the file position with the original.
+    if isinstance(source, DataStream):
         source.data_state = source.dataset.open()
 
 
@@ -218,12 +198,11 @@ def _copied(stream: Any, change: Callable[[Any], None], rank: int) -> Any:
 
 
 def _leaves_rest_out(link: Any) -> bool:
-    """Return whether a transformer leaves out the last rows: of each worker's part, they would be N times as many."""
+    """Return whether a transformer drops the last rows, which dividing would multiply by N."""
     return isinstance(link, Cache) or (isinstance(link, Batch) and bool(link.strictness))
 
 
 def _names_rows(scheme: Any) -> bool:
-    """Return whether a scheme's requests name rows."""
     return scheme is not None and not any(isinstance(part, BatchSizeScheme) for part in all_schemes(scheme))
 
 

@@ -1,4 +1,4 @@
-"""A stream that every worker reads completely, keeping every N-th batch, for data without row numbers."""
+"""A stream that every worker reads completely, keeping every N-th batch."""
 
 from __future__ import annotations
 
@@ -29,34 +29,12 @@ _REMEDY = (
 
 
 class DealtStream(StreamAbove):
-    """Divide the batches of a stream without row numbers among the workers, such as a stream of a text file.
+    """Divide the batches of a stream without row numbers, such as a text file, among the workers.
 
-    Every worker reads all batches. Of the batches b_0, b_1, ... of an epoch (or examples), worker k of N keeps b_k,
-    b_{k+N}, b_{k+2N}, ...: as with a `ShardedScheme`, the N batches of one round together are the batch of a single
-    process that takes N times as many rows. An epoch ends with the epoch of the stream.
-
-    A pickled stream continues where it was, also in the middle of an epoch, and with any number of workers, if the
-    stream below can be pickled. The pickle is at the end of a round, assuming that all workers are at the same step.
-
-    The workers compare the first batches that they read, and the number of batches in each epoch, without waiting.
-
-    Parameters
-    ----------
-    stream : AbstractDataStream
-        Must have the same batches in the same order on every worker.
-    uneven : {"keep", "drop", "wrap"}
-        If N does not divide the number of batches, some workers have one more ("keep"), or the last, incomplete round
-        is skipped ("drop", with a warning) or completed by repeating its batches ("wrap").
-    worker : Worker or Shard
-        The stream stores only the rank, the number of workers and the seed, as a `ShardedScheme` does.
-    name : str
-        The name of this stream in comparisons, the same on all workers and unique; empty to compare nothing.
-
-    Attributes
-    ----------
-    stream : AbstractDataStream
-    epoch : int
-        Number of epochs that have begun.
+    Every worker reads all batches of an epoch (or examples); worker k of N keeps b_k, b_{k+N}, ...,
+    with the ``uneven`` of a `ShardedScheme`. The workers compare their batches under ``name``,
+    unless it is empty. A pickle, taken to be at the end of a round, continues with any number of
+    workers.
     """
 
     def __init__(self, stream: AbstractDataStream, *, uneven: str, worker: Worker | Shard, name: str = "") -> None:
@@ -70,24 +48,17 @@ class DealtStream(StreamAbove):
         self._compared = self._warned = False
 
     def get_epoch_iterator(self, **kwargs: Any) -> DataIterator:
-        """Start the next epoch."""
         self._batches = self.stream.get_epoch_iterator()
         self._read, self._ended = 0, False
         self.epoch += 1
         return super().get_epoch_iterator(**kwargs)
 
     def get_data(self, request: Any = None) -> Any:
-        """Read a round of batches and return this worker's batch.
-
-        Raises
-        ------
-        ConfigurationError
-            If this worker has no batch in the epoch, or if another worker has read other batches.
-        """
         if request is not None:
             raise ValueError(f"got the request {request!r}: this stream takes none")
         if self._ended or self._batches is None:
-            raise StopIteration  # without reading: some streams would start the next epoch
+            # Some streams would start the next epoch if they were read now.
+            raise StopIteration
         rank, size, _ = self._current.get()
         together = list(islice(self._batches, size))
         read_before, self._read = self._read, self._read + len(together)
@@ -111,7 +82,7 @@ class DealtStream(StreamAbove):
         return "examples" if self.produces_examples else "batches"
 
     def _compare(self, together: list[Any]) -> None:
-        """Raise if another worker has read other batches; does nothing in a process that is not a worker."""
+        """Raise if another worker has read other batches; do nothing outside of a job."""
         worker = connected()
         if worker is None or worker.global_size == 1 or not self.name:
             return

@@ -1,4 +1,4 @@
-"""Monitoring divided among the workers, with the records of a single process that has all the data."""
+"""Monitoring divided among the workers, with the records of a single process on all data."""
 
 from __future__ import annotations
 
@@ -30,36 +30,13 @@ _BATCH_BY_BATCH = (FilterSources, Mapping, Padding, Rename, SourcewiseTransforme
 
 
 class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
-    """A `DatasetEvaluator` that can divide its batches among the workers.
-
-    Parameters
-    ----------
-    variables, updates
-        See `DatasetEvaluator`.
-    """
-
     def __init__(self, variables: Sequence[Any], updates: Any = None) -> None:
         super().__init__(variables, updates)
         self.monitored_quantities_buffer = RecordedQuantities(self.monitored_quantities_buffer)
         self._accumulators = Accumulators(self.theano_buffer)
 
     def evaluate_together(self, training: Training, name: str, stream: Any, sharded: bool) -> dict[str, Any] | None:
-        """Compute the variables over the whole stream; a collective call.
-
-        Parameters
-        ----------
-        training : Training
-        name : str
-            Name of the monitoring, the same on all workers.
-        stream : AbstractDataStream
-        sharded : bool
-            Whether the stream has only this worker's batches.
-
-        Returns
-        -------
-        dict of str to value, or None
-            None if this main loop has to end now, because another one has ended.
-        """
+        """Evaluate the stream; a collective call. Return None if this main loop has to end."""
         with training.worker.validating():
             return self._evaluate_together(training, name, stream, sharded)
 
@@ -82,12 +59,14 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
                     training, name, ranks, share, self._accumulators, self.monitored_quantities_buffer, not sharded
                 )
                 if combined:
-                    values = dict(self.get_aggregated_values())  # within the `with`: it may read the parameters
+                    # This may read the parameters, so it stays within the `with`.
+                    values = dict(self.get_aggregated_values())
                     training.keep_evaluated()
                     if sharded:
                         training.warn_of_missing(name, contributors)
                     break
-                ranks = contributors  # a worker left meanwhile: the others repeat the evaluation
+                # A worker left meanwhile: the others repeat the evaluation.
+                ranks = contributors
         training.begin_round()
         return values
 
@@ -99,7 +78,8 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         if self._aggregate_fun is not None:
             for batch in _epoch(batches):
                 self.process_batch(batch)
-                worker.progress()  # the workers that wait for this one time out only without its progress
+                # Progress keeps the waiting workers from timing out.
+                worker.progress()
                 count += 1
         return Share(count, self._accumulators.values(), self.monitored_quantities_buffer.records)
 
@@ -113,21 +93,7 @@ def _combine(
     quantities: RecordedQuantities,
     dealt: bool,
 ) -> tuple[bool, list[int]]:
-    """Combine the shares of all workers in this worker's accumulators and quantities; a collective call of ``ranks``.
-
-    Parameters
-    ----------
-    dealt : bool
-        Whether the k-th batches of all workers come before their (k+1)-th; otherwise all batches of the first worker
-        come first.
-
-    Returns
-    -------
-    combined : bool
-        False if a worker left meanwhile.
-    ranks : list of int
-        The workers that took part.
-    """
+    """Combine all shares in the accumulators and quantities; a collective call of ``ranks``."""
     shares, contributors = gather_shares(training.worker, name, share, ranks, timeout_s=training.timeout_s)
     if not shares:
         return False, contributors
@@ -139,7 +105,6 @@ def _combine(
 
 
 def _part(stream: Any, shard: Shard) -> Any:
-    """Return this worker's batches of a stream: for worker k of N the k-th, the (k+N)-th, and so on."""
     if is_sharded(stream):
         raise ConfigurationError(
             "got a stream that is sharded: pass the whole stream, of which each worker takes its part, or "
@@ -161,7 +126,7 @@ def _part(stream: Any, shard: Shard) -> Any:
 
 
 class _EveryNth:
-    """Reads all batches of a stream and yields every N-th, for streams whose batches cannot be divided below."""
+    """Read all batches and yield every N-th, for streams that `with_scheme` cannot divide."""
 
     def __init__(self, stream: Any, shard: Shard) -> None:
         self._stream, self._shard = stream, shard
@@ -177,18 +142,18 @@ def _epoch(stream: Any) -> Iterator[Any]:
 
 
 class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type: ignore[misc]
-    """`DataStreamMonitoring` with the batches divided among the workers, and the same records in the log of each.
+    """`DataStreamMonitoring` divided among the workers, with the same records on each.
 
-    Each worker evaluates its part of the batches. Then the workers combine their accumulators, not their results, so
-    the records are those of a single process on the whole stream. That holds for variables averaged over batches, for
-    every aggregation scheme of Blocks (for your own see `register_aggregation`), and for monitored quantities, which
-    get the values of all batches on every worker. With a rule, the parameters have the center's values meanwhile.
+    Each worker evaluates its part of the batches. The workers combine their accumulators, not their
+    results, so the records are those of a single process on the whole stream. This holds for
+    averages over batches, for every aggregation scheme of Blocks (for your own see
+    `register_aggregation`), and for monitored quantities, which get the values of all batches on
+    every worker. With a rule, the parameters have the center's values meanwhile.
 
-    Each evaluation is a collective call, so it must be triggered alike on all workers: at the end of epochs, or at
-    every n-th batch with averaged gradients. If a worker dies meanwhile, the others evaluate its part. Stopping
-    extensions after this one in the list decide alike on all workers.
-
-    For a single worker it is `DataStreamMonitoring`.
+    Each evaluation is a collective call: trigger it alike on all workers, at the ends of epochs, or
+    every n-th batch with averaged gradients. If a worker fails, the others evaluate its part.
+    Stopping extensions behind this one decide alike on all workers. For a single worker it is
+    `DataStreamMonitoring`.
 
     Parameters
     ----------
@@ -197,19 +162,20 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
         The whole stream, with the same batches on all workers; not the result of `shard_stream`.
     updates : list of tuple or OrderedDict, optional
     sharded : bool
-        Whether the stream has only this worker's batches; workers may have different numbers of them. If a worker dies,
-        its batches are missing.
+        Whether the stream has only this worker's batches; those of a failed worker are then
+        missing.
     **kwargs
         ``prefix``, ``suffix``, ``name`` and the triggers of `DataStreamMonitoring`.
 
     Raises
     ------
     ConfigurationError
-        If an aggregation scheme is unknown, or the stream may have different batches on each worker.
+        If an aggregation scheme is unknown, or the stream may have different batches on each
+        worker.
 
     Examples
     --------
-    >>> DistributedMonitoring([cost, error], valid_stream, prefix="valid", after_epoch=True)    # doctest: +SKIP
+    >>> DistributedMonitoring([cost], stream, prefix="valid", after_epoch=True)    # doctest: +SKIP
     """
 
     def __init__(
@@ -220,7 +186,6 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
         self._sharded = sharded
 
     def do(self, callback_name: str, *args: Any) -> None:
-        """Write the values of monitored variables to the log."""
         training = self.training
         if training is None or training.worker.closed:
             super().do(callback_name, *args)
@@ -235,19 +200,17 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
             self.add_records(self.main_loop.log, values.items())
 
     def add_records(self, log: Any, record_tuples: Iterable[tuple[str, Any]]) -> None:
-        """Write records to the log, and report the numbers among them to the launcher."""
         records = dict(record_tuples)
         super().add_records(log, records.items())
         report_records(self.main_loop, {self._record_name(name): value for name, value in records.items()})
 
 
 class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring):  # type: ignore[misc]
-    """`TrainingDataMonitoring` over the batches that all workers have processed since the last records.
+    """`TrainingDataMonitoring` over the batches of all workers since the last records.
 
-    Writing records is a collective call, so it must be triggered alike on all workers. For a value that does not depend
-    on data, the record is the value of the last worker that has a batch.
-
-    For a single worker it is `TrainingDataMonitoring`.
+    Writing records is a collective call. Trigger it alike on all workers. A value that does not
+    depend on data is recorded from the last worker that has a batch. For a single worker it is
+    `TrainingDataMonitoring`.
 
     Parameters
     ----------
@@ -260,11 +223,12 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
         super().__init__(variables, **kwargs)
         self._non_variables = RecordedQuantities(self._non_variables)
         self._accumulators = Accumulators(self._variables)
-        self._batches = 0  # since the last records
+        # Counted since the last records.
+        self._batches = 0
         self._loaded = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle and mark it: all workers load the first worker's accumulators, but only one may add them."""
+        """Mark the state as loaded: only the first worker may count the pickled accumulators."""
         self.__dict__.update(state, _loaded=True)
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
@@ -278,7 +242,6 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
         super().dispatch(callback_invoked, *from_main_loop)
 
     def do(self, callback_name: str, *args: Any) -> None:
-        """Write the values of monitored variables to the log, or only accumulate a batch."""
         training = self.training
         _, from_user = self.parse_args(callback_name, args)
         if callback_name == "before_training":
@@ -295,12 +258,11 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
             self._batches = 0
 
     def _take_in(self) -> None:
-        """Accumulate the current batch, unless it was accumulated already."""
         self._batches += self.main_loop.status["iterations_done"] > self._last_time_called
         super().do("after_batch", None, "just_aggregate")
 
     def _combine(self, training: Training) -> bool:
-        """Combine the accumulators of all workers; return False if this main loop has to end, as another has ended."""
+        """Combine all workers' accumulators; return False if this main loop has to end now."""
         meeting = training.meet(_title(self))
         if meeting is None:
             return False
@@ -314,6 +276,5 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
 
 
 def _title(extension: Any) -> str:
-    """Return the name of a monitoring extension, the same on all workers."""
     names = [name for name in (extension.name, extension.prefix, extension.suffix) if name]
     return f"monitoring {' '.join(names)}"

@@ -1,4 +1,4 @@
-"""The base class of this package's extensions, which share a main loop's `Training`; reports to the launcher."""
+"""The base class of this package's extensions, and reports of a main loop to the launcher."""
 
 from __future__ import annotations
 
@@ -44,37 +44,35 @@ LEADER_ONLY = (Printing, ProgressBar, Checkpoint)
 _OF_THE_CENTER = (Checkpoint, DataStreamMonitoring)
 
 _LIMITS = {"after_n_epochs": "last_epoch", "after_n_batches": "last_step"}
-_MAX_REPORTED_NUMBERS = 100  # of one monitoring extension: the controller's table is bounded
+# Bound for one monitoring extension, as the controller's table is bounded.
+_MAX_REPORTED_NUMBERS = 100
 
 # The latest training of each main loop; None with one worker.
 _trainings: weakref.WeakKeyDictionary[Any, Training | None] = weakref.WeakKeyDictionary()
 
 
 class Cost:
-    """The cost of the latest batch, which the main loop's compiled function stores in a shared variable.
-
-    Reading a value on a GPU waits for it, so it is reported at most once per second.
-    """
+    """The cost of the latest batch, which the compiled function stores in a shared variable."""
 
     def __init__(self) -> None:
         self._latest: Any = None
         self._next_s = 0.0
 
     def watch(self, algorithm: Any) -> None:
-        """Make the compiled function store the cost; call it before the algorithm is initialized."""
+        """Make the compiled function store the cost; the algorithm is not yet initialized."""
         cost = getattr(algorithm, "cost", None)
         if self._latest is None and getattr(cost, "ndim", None) == 0 and hasattr(algorithm, "add_updates"):
             self._latest = theano.shared(np.array(np.nan, cost.dtype), name="platoon_cost")
             algorithm.add_updates([(self._latest, cost)])
 
     def report(self, worker: Worker, now: bool = False) -> None:
-        """Report the cost to the launcher, if a second has passed since the last report, or ``now``."""
+        """Report the cost at most once per second, or ``now``: reading it waits for the GPU."""
         if self._latest is not None and (now or time.monotonic() >= self._next_s):
             self._next_s = time.monotonic() + 1.0
             worker.progress(loss=float(self._latest.get_value()))
 
 
-# The main loop reads a batch behind `after_batch` and `before_epoch`.
+# The main loop reads a batch after `after_batch` and `before_epoch`.
 _PHASES = {
     "before_epoch": LOADING,
     "before_batch": COMPUTE,
@@ -85,32 +83,21 @@ _PHASES = {
 
 
 class DistributedExtension(TrainingExtension):  # type: ignore[misc]
-    """Base class of extensions that take part in the training of several workers.
+    """Base class of distributed extensions; the first one called starts and ends the training."""
 
-    The first such extension that a main loop calls starts the training, and ends it.
-
-    Attributes
-    ----------
-    order : int
-        Its position in the list of extensions: before all others (-1), where the user put it (0), or after them (1).
-    settings : Settings or None
-        Settings of the training; at most one extension of a main loop has them.
-    stops_together : bool
-        Whether it ends the main loops of all workers together.
-    """
-
+    # Position among the extensions: -1 before all others, 0 as placed, 1 after them.
     order = 0
+    # At most one extension of a main loop has settings.
     settings: Settings | None = None
     stops_together = False
 
     @property
     def training(self) -> Training | None:
-        """The training of the main loop; None for a single worker."""
         return training_of(self.main_loop)
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
-        """Start or end the training; then run the extension if it is due."""
-        callback = str(callback_invoked)  # comparing a CallbackName with another text raises
+        # Comparing a CallbackName with another text raises.
+        callback = str(callback_invoked)
         training = _entered(self.main_loop, callback)
         if training is not None and callback == "on_error":
             training.abandon(from_main_loop[0])
@@ -122,7 +109,7 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
 
 
 def training_of(main_loop: Any) -> Training | None:
-    """Return the current or latest training of a main loop, or else a new one; None for a single worker."""
+    """Return the latest training of a main loop, or a new one; None for a single worker."""
     return _trainings[main_loop] if main_loop in _trainings else _new_training(main_loop)
 
 
@@ -133,7 +120,8 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
     training = training_of(main_loop)
     if training is None:
         return None
-    if training.finished:  # the main loop is run again
+    # After the end of a training, the main loop runs again.
+    if training.finished:
         training = _new_training(main_loop)
     if not training.prepared:
         _sort(main_loop)
@@ -146,7 +134,6 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
 
 
 def report_cost(main_loop: Any, cost: Cost, now: bool = False) -> None:
-    """Report the cost of the latest batch to the launcher, at most once per second unless ``now``."""
     worker = _worker_of(main_loop)
     if worker.advanced.launched and not worker.closed:
         cost.report(worker, now)
@@ -162,7 +149,7 @@ def report_batch(main_loop: Any) -> None:
 
 
 def report_limits(main_loop: Any) -> None:
-    """Announce to the launcher after how many epochs or batches the main loop ends, if `FinishAfter` limits them."""
+    """Report the number of epochs or batches that `FinishAfter` sets."""
     worker = _worker_of(main_loop)
     if not worker.advanced.launched:
         return
@@ -175,7 +162,7 @@ def report_limits(main_loop: Any) -> None:
 
 
 def report_records(main_loop: Any, records: Mapping[str, Any]) -> None:
-    """Report the numbers among the records to the launcher; only the leader does."""
+    """Report the scalars among the records to the launcher, from the leader only."""
     training = training_of(main_loop)
     worker = _worker_of(main_loop) if training is None else training.worker
     if not worker.advanced.launched or worker.closed or not is_leader(main_loop):
@@ -187,7 +174,6 @@ def report_records(main_loop: Any, records: Mapping[str, Any]) -> None:
 
 
 def _settings_of(main_loop: Any) -> Settings:
-    """Return the settings of the training of a main loop."""
     found = [each.settings for each in _ours(main_loop) if each.settings is not None]
     if len(found) > 1:
         raise ConfigurationError(
@@ -212,7 +198,7 @@ def _new_training(main_loop: Any) -> Training | None:
         raise ConfigurationError("got StopTogether twice in one main loop: there is one decision; leave one out")
     worker = _worker_of(main_loop)
     alone = worker.global_size == 1
-    # Of a stream that one worker reads for all, each makes as many steps as one process.
+    # With a broadcast stream each worker makes as many steps as one process.
     decay_statistics(main_loop.algorithm, 1 if is_broadcast(main_loop.data_stream) else worker.global_size)
     training = None if alone else Training(worker, main_loop, settings, stops_together=bool(stops))
     _trainings[main_loop] = training
@@ -220,7 +206,7 @@ def _new_training(main_loop: Any) -> Training | None:
 
 
 def _sort(main_loop: Any) -> None:
-    """Move this package's extensions to their positions, in a new list: the main loop iterates over the old one."""
+    # A new list, as the main loop iterates over the old one.
     main_loop.extensions = sorted(main_loop.extensions, key=_order)
 
 
@@ -242,17 +228,14 @@ def _adapt_users_extensions(main_loop: Any, training: Training) -> None:
 
 
 def center_of(main_loop: Any) -> contextlib.AbstractContextManager[None]:
-    """Return the context in which the parameters of a main loop have the center's values."""
     training = training_of(main_loop)
     return contextlib.nullcontext() if training is None else training.center()
 
 
 def is_leader(main_loop: Any) -> bool:
-    """Return whether a main loop runs on the leader, or on a single worker."""
     training = training_of(main_loop)
     return training is None or training.leads
 
 
 def find(main_loop: Any, kind: type) -> Any:
-    """Return the first extension of a class, or None."""
     return next((found for found in all_extensions(main_loop.extensions) if isinstance(found, kind)), None)

@@ -1,4 +1,4 @@
-"""Synchronous training: a step rule that averages the gradients of all workers before any other step rule."""
+"""Synchronous training: a step rule that averages the gradients of all workers."""
 
 from __future__ import annotations
 
@@ -27,36 +27,30 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
 
         g := 1/N sum_i g_i        (or sum_i g_i)
 
-    The compiled function computes it by one flattened all-reduce for each dtype. So all workers must process the same
-    number of batches (``shard_stream(stream, uneven="drop")``), of the same size. With batches of B rows and a cost
-    that is a mean over rows, N workers then train like a single process with batches of N B rows. If the sizes differ,
-    each worker still has the same weight in the mean, whatever its number of rows. For a cost that is a sum over rows
-    pass ``average=False``, or use `prepare`, which sees it.
+    The compiled function runs one flattened all-reduce for each dtype (Das et al., arXiv
+    1602.06709), so all workers must process the same number of batches (``shard_stream(stream,
+    uneven="drop")``). With batches of B rows and a cost that is a mean over rows, N workers train
+    like a single process with batches of N B rows. Each worker has the same weight, even if batch
+    sizes differ. For a single worker the gradients are unchanged.
 
-    Add ``ParameterSync()`` to the extensions: it copies the first worker's parameters to all others when training
-    begins. Without it they are copied when `GradientDescent` is constructed, so the initial values must be in place
-    before. Dropout then draws the same numbers on all workers, and models that become different raise no error.
-
-    For a single worker the gradients are unchanged.
+    Add ``ParameterSync()`` to the extensions: it copies the first worker's parameters to all others
+    when training begins. Without it they are copied when `GradientDescent` is constructed, dropout
+    draws the same numbers on all workers, and models that become different raise no error.
 
     Parameters
     ----------
     step_rule : StepRule, optional
-        Computes steps from the averaged gradients, such as ``CompositeRule([StepClipping(1.0), Adam()])``. The default
-        returns the averages, for use as the first component of a CompositeRule.
+        Computes steps from the averaged gradients. The default returns the averages, for use as the
+        first component of a CompositeRule.
     average : bool, optional
-        Whether to take the mean, the default; False takes the sum. Without it a warning says if the cost is a sum.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    References
-    ----------
-    Das et al.: Distributed deep learning using synchronous stochastic gradient descent, arXiv 1602.06709.
+        False takes the sum, for a cost that is a sum over rows; `prepare` detects such a cost. The
+        default is the mean, with a warning if the cost is a sum.
+    worker : Worker, default ``connect()``
 
     Examples
     --------
-    >>> AllReduceGradients(Momentum(0.1, 0.9))                                      # doctest: +SKIP
-    >>> CompositeRule([AllReduceGradients(), StepClipping(1.0), Scale(0.1)])        # doctest: +SKIP
+    >>> AllReduceGradients(Momentum(0.1, 0.9))                                     # doctest: +SKIP
+    >>> CompositeRule([AllReduceGradients(), StepClipping(1.0), Scale(0.1)])       # doctest: +SKIP
     """
 
     def __init__(
@@ -69,11 +63,9 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
         self._worker = worker
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the worker, which belongs to a running job."""
         return {**self.__dict__, "_worker": None}
 
     def compute_steps(self, previous_steps: Mapping[Any, Any]) -> tuple[Any, list[Any]]:
-        """Return the steps of all parameters, and the updates of the step rule; see `StepRule.compute_steps`."""
         worker = connect() if self._worker is None else self._worker
         if worker.global_size > 1:
             previous_steps = self._reduced(previous_steps, worker)
@@ -88,29 +80,8 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
 
 
 def average_gradients_of(algorithm: Any, worker: Worker, average: bool | None = None) -> dict[Any, Any]:
-    """Make an algorithm average its gradients, as if its step rule had been given to `AllReduceGradients`.
-
-    A `GradientDescent` has computed its updates when it was made, but compiles them when training begins. Until then
-    they are replaced by copies with the averages in place of the gradients.
-
-    Parameters
-    ----------
-    algorithm : GradientDescent
-        Not initialized yet.
-    worker : Worker
-    average : bool, optional
-        Whether to take the mean, or the sum; by default the sum if the cost is a sum over the rows.
-
-    Returns
-    -------
-    dict
-        Variables of the algorithm that may be monitored, and those that take their place.
-
-    Raises
-    ------
-    ConfigurationError
-        If it has no gradients, or is compiled already.
-    """
+    """Put averages in place of the gradients of a `GradientDescent`, before it is compiled."""
+    # Returns the replacement of each variable that may be monitored.
     if not (hasattr(algorithm, "gradients") and hasattr(algorithm, "step_rule")):
         raise ConfigurationError(
             f"got the algorithm {type(algorithm).__name__}, which has no gradients and step rule that could be "
@@ -128,7 +99,8 @@ def average_gradients_of(algorithm: Any, worker: Worker, average: bool | None = 
         algorithm.gradients[p]: averaged[p] for p in algorithm.parameters if averaged is not algorithm.gradients
     }
     algorithm.step_rule = AllReduceGradients(algorithm.step_rule, average=average, worker=worker)
-    if not replaced:  # for a single worker
+    # A single worker has nothing to average.
+    if not replaced:
         return {}
     targets, values = zip(*algorithm.updates)
     steps = [algorithm.steps[p] for p in algorithm.parameters]
@@ -144,7 +116,7 @@ def average_gradients_of(algorithm: Any, worker: Worker, average: bool | None = 
 
 
 def _sums_rows(algorithm: Any, worker: Worker) -> bool:
-    """Return whether the cost is a sum over the rows; warn on the first worker if a part is, or it is unknown."""
+    """Return whether the cost is a sum over the rows; warn if only a part is, or it is unknown."""
     if worker.global_size == 1:
         return False
     _, kinds = add_up_sums(algorithm.cost, worker.global_size)
@@ -160,7 +132,7 @@ def _sums_rows(algorithm: Any, worker: Worker) -> bool:
 
 
 def warn_of_sums(algorithm: Any, worker: Worker) -> None:
-    """Warn if a step rule of the user's takes the mean over the workers of a cost that is a sum over the rows."""
+    """Warn if a user's step rule averages over the workers a cost that is a sum over the rows."""
     rules = [rule for rule in _averaging_rules(algorithm) if rule.average is None]
     if rules and _sums_rows(algorithm, worker) and not worker.global_rank:
         warn_once(
@@ -170,7 +142,7 @@ def warn_of_sums(algorithm: Any, worker: Worker) -> None:
 
 
 def _name_alike(old: Any, new: Any) -> None:
-    """Give a copy the name of a variable, and its aggregation scheme, which monitoring leaves in the variable's tag."""
+    """Copy a variable's name, and the aggregation scheme that monitoring has put into its tag."""
     new.name = old.name
     scheme = getattr(old.tag, "aggregation_scheme", None)
     if scheme is not None:
@@ -181,14 +153,13 @@ def _name_alike(old: Any, new: Any) -> None:
 
 
 def averages_gradients(algorithm: Any) -> bool:
-    """Return whether an algorithm's function has an all-reduce, so that workers process each batch together."""
     values = [value for _, value in updates_of(algorithm)]
     nodes = (variable.owner for variable in ancestors(values) if variable.owner is not None)
     return any(isinstance(node.op, AllReduce) for node in nodes)
 
 
 def has_averaging_rule(algorithm: Any) -> bool:
-    """Return whether an algorithm has the step rule `AllReduceGradients`, even if a single worker compiled it."""
+    """Return whether the step rule is `AllReduceGradients`, even if a single worker compiled it."""
     return any(True for _ in _averaging_rules(algorithm))
 
 

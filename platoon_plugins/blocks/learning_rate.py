@@ -26,7 +26,7 @@ _TRIGGERS = {*SimpleExtension.INTEGER_TRIGGERS, *SimpleExtension.BOOLEAN_TRIGGER
 
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
-    """Multiply a learning rate by the number of workers, or its square root, for training with averaged gradients.
+    """Scale a learning rate for averaged gradients: by the number of workers, or its square root.
 
     Parameters
     ----------
@@ -35,47 +35,36 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
     how : {"linear", "sqrt", "none"}
         "linear" for plain gradient descent and momentum, "sqrt" for Adam and RMSProp; see
         `platoon_base.learning_rate.scale_factor`.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    float
-        For a step rule. Unchanged for a single worker.
+    worker : Worker, default ``connect()``
 
     Examples
     --------
-    >>> step_rule = AllReduceGradients(Momentum(scale_learning_rate(0.1), 0.9))     # doctest: +SKIP
+    >>> AllReduceGradients(Momentum(scale_learning_rate(0.1), 0.9))                # doctest: +SKIP
     """
     return scaled(learning_rate, (connect() if worker is None else worker).global_size, how)
 
 
 def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = None) -> Callable[[int], float]:
-    """Adapt a schedule that was written for one process, so that it ends at the same epoch on N workers.
+    """Adapt a schedule for one process, so that it ends at the same epoch on N workers.
 
     ::
 
         lr(k) := schedule(N k)        where k counts the batches of this worker
 
-    (Do not scale a schedule that was written for batches N times as large.)
+    Do not scale a schedule that was written for batches N times as large. A pickled schedule keeps
+    the number of workers.
 
     Parameters
     ----------
     schedule : callable
-        A function of the number of batches done, for `SharedVariableModifier`. Only its argument is scaled; scale its
-        learning rates by `scale_learning_rate`.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    callable
-        For a single worker, the schedule itself. A pickled schedule keeps the number of workers of its job.
+        A function of the number of batches done, for `SharedVariableModifier`. Only its argument is
+        scaled; use `scale_learning_rate` for its values.
+    worker : Worker, default ``connect()``
 
     Examples
     --------
-    >>> schedule = scale_schedule(lambda n: numpy.float32(0.1 * 0.5 ** (n // 5000)))  # doctest: +SKIP
-    >>> SharedVariableModifier(rule.learning_rate, schedule)                        # doctest: +SKIP
+    >>> schedule = scale_schedule(lambda n: np.float32(0.1 * 0.5 ** (n // 5000)))  # doctest: +SKIP
+    >>> SharedVariableModifier(rule.learning_rate, schedule)                       # doctest: +SKIP
     """
     if callable(schedule) and _takes_the_old_value(schedule):
         raise ConfigurationError(
@@ -87,7 +76,7 @@ def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = 
 
 
 def warn_of_unscaled_schedules(extensions: Iterable[Any], workers: int) -> None:
-    """Warn of each `SharedVariableModifier` whose schedule counts the batches of a worker and was not scaled."""
+    """Warn of each `SharedVariableModifier` whose schedule counts batches and was not scaled."""
     for extension in extensions:
         if isinstance(extension, SharedVariableModifier) and _counts_batches(extension):
             log.warning(
@@ -102,12 +91,13 @@ def warn_of_unscaled_schedules(extensions: Iterable[Any], workers: int) -> None:
 
 def _counts_batches(extension: Any) -> bool:
     function, given = extension._function, extension._num_args
-    # The result of scaled_schedule; it may have been pickled.
+    # This is the result of scaled_schedule, perhaps unpickled.
     if isinstance(function, functools.partial) and function.func.__module__ == scaled_schedule.__module__:
         return False
     if given is None and function is not None:
         takes_old = _takes_the_old_value(function)
-    else:  # a subclass may have a method in place of the function
+    else:
+        # A subclass may have a method in place of the function.
         takes_old = extension.num_args > 1
     # A function of one argument gets the number of batches, even at the ends of epochs.
     return not takes_old or any("batch" in str(callback) for callback, _, _ in extension._conditions)
@@ -116,45 +106,39 @@ def _counts_batches(extension: Any) -> bool:
 def _takes_the_old_value(schedule: Callable[..., Any]) -> bool:
     try:
         signature = inspect.signature(schedule)
-    except ValueError:  # some functions in C have no signature
+    except ValueError:
+        # Some functions in C have no signature.
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return len([p for p in signature.parameters.values() if p.kind in kinds and p.default is p.empty]) > 1
 
 
 class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
-    """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
+    """Raise the learning rate from that of one worker to that of N during the first epochs.
 
-    Each trigger sets the shared variable by the equation of `platoon_base.learning_rate.Warmup` until the initial value
-    is reached again. Afterwards the extension does not change it, so a `SharedVariableModifier` may. For a single
-    worker the value stays.
-
-    Epochs are those of the main loop's status, so a main loop that `Checkpoint` pickled resumes the warm-up too.
+    Each trigger sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`
+    (Goyal et al., arXiv 1706.02677, section 2.2) until its initial value is reached. Afterwards a
+    `SharedVariableModifier` may change it. For a single worker the value stays. A main loop that
+    `Checkpoint` pickled resumes the warm-up.
 
     Parameters
     ----------
     learning_rate : Theano shared variable
-        The learning rate of a step rule. Its initial value is the one after the warm-up, such as that of
-        `scale_learning_rate`.
+        The learning rate of a step rule after the warm-up, as from `scale_learning_rate`.
     warmup_epochs : float
         Length of the warm-up.
     steps_per_epoch : int, optional
-        Number of this worker's batches in an epoch. Without it the rate is raised epoch by epoch.
+        This worker's batches in an epoch. Without it the rate is raised epoch by epoch.
     how : {"linear", "sqrt", "none"}
         How the learning rate was scaled.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
     **kwargs
         The triggers of `SimpleExtension`, and its ``name``; without triggers ``before_batch=True``.
 
-    References
-    ----------
-    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.2.
-
     Examples
     --------
-    >>> rule = Momentum(scale_learning_rate(0.1), 0.9)                              # doctest: +SKIP
-    >>> extensions = [ParameterSync(), LearningRateWarmup(rule.learning_rate, steps_per_epoch=500)]  # doctest: +SKIP
+    >>> rule = Momentum(scale_learning_rate(0.1), 0.9)                             # doctest: +SKIP
+    >>> warmup = LearningRateWarmup(rule.learning_rate, steps_per_epoch=500)       # doctest: +SKIP
     """
 
     def __init__(
@@ -182,7 +166,6 @@ class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
         self._warmup = Warmup(learning_rate.get_value(), warmup_epochs, size, how)
 
     def do(self, which_callback: str, *args: Any) -> None:
-        """Set the learning rate."""
         status = self.main_loop.status
         epochs = status["epochs_done"]
         if self.steps_per_epoch is not None:

@@ -1,4 +1,4 @@
-"""Search of a main loop for its trained parameters, step rule state, hyperparameters and statistics."""
+"""Search of a main loop for its parameters, step rule state, hyperparameters and statistics."""
 
 from __future__ import annotations
 
@@ -26,20 +26,13 @@ __all__ = [
 
 
 def updates_of(algorithm: Any) -> list[tuple[Any, Any]]:
-    """Return the shared variables that an algorithm updates, each with the Theano variable of its new value."""
+    """Return the shared variables that an algorithm updates, each with its new symbolic value."""
     updates = getattr(algorithm, "updates", None) or []
     pairs = list(updates.items()) if hasattr(updates, "items") else list(updates)
     return [(variable, value) for variable, value in pairs if isinstance(value, theano.Variable)]
 
 
 def trained_parameters(main_loop: Any) -> list[Any]:
-    """Return the parameters that a main loop trains.
-
-    Raises
-    ------
-    ConfigurationError
-        If neither its algorithm nor its model has parameters.
-    """
     found = getattr(main_loop.algorithm, "parameters", None)
     if not found and main_loop._model is not None:
         found = main_loop.model.parameters
@@ -52,7 +45,7 @@ def trained_parameters(main_loop: Any) -> list[Any]:
 
 
 def step_rule_state(algorithm: Any) -> list[Any]:
-    """Return the state that the step rule keeps between batches: velocities, moments, a count of batches."""
+    """Return the float state of the step rule, such as velocities and moments."""
     if not isinstance(algorithm, GradientDescent):
         return []
     kept = {id(variable): variable for variable, _ in algorithm.step_rule_updates}
@@ -60,7 +53,7 @@ def step_rule_state(algorithm: Any) -> list[Any]:
 
 
 def moments_of(algorithm: Any, parameters: list[Any]) -> list[Any]:
-    """Return the moments of parameters: the state of the step rule that Blocks has made for them, but for scalars'."""
+    """Return the step rule's state of the given parameters, without scalars."""
     made_for = ((state, getattr(state.tag, "for_parameter", None)) for state in step_rule_state(algorithm))
     return [state for state, parameter in made_for if parameter in parameters and state.ndim]
 
@@ -74,21 +67,15 @@ def hyperparameters(algorithm: Any) -> list[Any]:
 
 
 def collected_statistics(algorithm: Any) -> list[Any]:
-    """Return the population statistics of BatchNormalization, which each batch updates without training."""
+    """Return the population statistics of BatchNormalization that the algorithm updates."""
     targets = [variable for variable, _ in updates_of(algorithm)]
     return list(VariableFilter(roles=[BATCH_NORM_POPULATION_STATISTICS])(targets))
 
 
 def require_loaded_model(main_loop: Any) -> None:
-    """Raise if `Load` has read the parameters of another model; Blocks itself only logs it.
-
-    Raises
-    ------
-    LayoutMismatchError
-        If the names of the parameters in the file differ from those of the model.
-    """
+    """Raise if `Load` has read the parameters of another model; Blocks itself only logs it."""
     path = main_loop.log.current_row.get(LOADED_FROM)
-    # An extension of the user's may note any place, with its own files.
+    # A user's extension may set LOADED_FROM for files of its own.
     loads = (each for each in main_loop.extensions if isinstance(each, Load) and type(each).load_to is Load.load_to)
     if path is None or path not in [each.path for each in loads]:
         return

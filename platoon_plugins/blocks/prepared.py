@@ -35,24 +35,25 @@ def prepare(
     average: bool | None = None,
     worker: Worker | None = None,
 ) -> Any:
-    """Give a main loop the stream and the extensions with which several workers train one model.
+    """Give a main loop the stream and the extensions to train one model on several workers.
 
-    - The stream goes through `shard_stream`, unless it has. With averaged gradients batches that cannot be divided
-      evenly are dropped.
-    - `ParameterSync` and `StopTogether` are added, where they are missing.
-    - `DataStreamMonitoring` becomes `DistributedMonitoring`, so its records are over the whole stream, the same on all
-      workers. So does `TrainingDataMonitoring`, with averaged gradients or if it records at the ends of epochs only.
-      Subclasses stay as they are.
+    - The stream goes through `shard_stream`, unless it has. With averaged gradients, batches that
+      cannot be divided evenly are dropped.
+    - `ParameterSync` and `StopTogether` are added where they are missing.
+    - `DataStreamMonitoring` becomes `DistributedMonitoring`, with the same records on all workers.
+      `TrainingDataMonitoring` becomes `DistributedTrainingMonitoring` with averaged gradients, or
+      if it records at the ends of epochs only. Subclasses stay as they are.
 
-    Call it before ``run``, on each worker. Under plain ``python`` the main loop is unchanged.
+    Call it on each worker before ``run``. It returns the same main loop, unchanged under plain
+    ``python``.
 
     Parameters
     ----------
     main_loop : MainLoop
     mode : {"async", "sync"}, optional
-        Whether the workers synchronize with a common center, at their own speed, or average the gradients of each step.
-        The default is what the algorithm does. With "sync" a `GradientDescent` gets the step rule
-        `AllReduceGradients`, unless it has it; it must not be initialized.
+        "async" synchronizes each worker with a common center; "sync" averages the gradients of each
+        step. The default follows the algorithm. With "sync" a `GradientDescent` that is not
+        initialized gets the step rule `AllReduceGradients`, unless it has it.
     strategy : Rule, optional
         A rule such as `EASGD`, with "async"; see `ParameterSync`.
     sync_every : int, optional
@@ -60,28 +61,21 @@ def prepare(
     policy : {"any", "all", "leader"}
         See `StopTogether`.
     leader_only : extension class or tuple of them, optional
-        Extensions of your own that write files: they run on the first worker only, with the center's values; see
-        `ParameterSync`.
+        Your extensions that write files: only the first worker runs them, with the center's values.
     average : bool, optional
-        With "sync": whether to take the mean of the gradients, or their sum. By default it is the sum if the cost is a
-        sum over the rows of a batch.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    MainLoop
-        The same object.
+        With "sync": take the mean of the gradients, or their sum. The default is the sum if the
+        cost is a sum over the rows of a batch.
+    worker : Worker, default ``connect()``
 
     Raises
     ------
     ConfigurationError
-        If the arguments do not fit each other or the algorithm.
+        If the arguments contradict each other or the algorithm.
 
     Examples
     --------
-    >>> main_loop = MainLoop(algorithm, stream, model=Model(cost), extensions=extensions)    # doctest: +SKIP
-    >>> prepare(main_loop).run()                                                             # doctest: +SKIP
+    >>> main_loop = MainLoop(algorithm, stream, model=Model(cost))           # doctest: +SKIP
+    >>> prepare(main_loop).run()                                             # doctest: +SKIP
     """
     worker = connect() if worker is None else worker
     averages, becomes = _averages(main_loop, mode)
@@ -116,7 +110,8 @@ def prepare(
     extensions = [_distributed(extension, averages, replaced) for extension in main_loop.extensions]
     for added in (sync, stop):
         if not any(isinstance(extension, type(added)) for extension in extensions):
-            extensions.insert(0, added)  # they move to their places by themselves
+            # Both extensions move to their positions in `_sort`.
+            extensions.insert(0, added)
     main_loop.extensions[:] = extensions
     return main_loop
 
@@ -136,10 +131,6 @@ def _averages(main_loop: Any, mode: str | None) -> tuple[bool, bool]:
 
 
 def _distributed(extension: Any, averages: bool, replaced: dict[Any, Any]) -> Any:
-    """Return a monitoring extension of Blocks as that of this package; others as they are.
-
-    Variables of the algorithm that are ``replaced`` are monitored by those in their place.
-    """
     if type(extension) is DataStreamMonitoring:
         evaluator = extension._evaluator
         variables = [*evaluator.theano_variables, *evaluator.monitored_quantities]
@@ -154,7 +145,6 @@ def _distributed(extension: Any, averages: bool, replaced: dict[Any, Any]) -> An
 
 
 def _with_settings_of(found: Any, extension: Any, *own: str) -> Any:
-    """Give an extension the name, prefix and triggers of another one, and all that is not its own."""
     found.__dict__.update({name: value for name, value in vars(extension).items() if name not in own})
     return found
 

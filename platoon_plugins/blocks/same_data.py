@@ -1,4 +1,4 @@
-"""Checks that all workers divide the same stream, and a warning if each of them trains on the whole stream."""
+"""Checks that all workers divide the same stream."""
 
 from __future__ import annotations
 
@@ -22,28 +22,14 @@ __all__ = ["require_dealt_out", "require_same_stream"]
 log = logging.getLogger(__name__)
 
 _PART, _WHOLE, _BROADCAST = "a part of", "all of", "what worker 0 reads"
-_ROWS = 16  # rows of a data set that are compared
-_DEPTH = 4  # levels of nested objects in a data set whose attributes are compared
+# Rows of a data set to compare.
+_ROWS = 16
+# Levels of nested objects whose attributes are compared.
+_DEPTH = 4
 
 
 def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
-    """Raise if another worker has called it with a different stream before; does not wait.
-
-    It compares the chain of transformers, the schemes with their rows, and a few rows of the data sets; see
-    `Advanced.require_same_data`.
-
-    Parameters
-    ----------
-    stream : AbstractDataStream
-    worker : Worker
-    user : str
-        The name of the function or extension that divides the stream.
-
-    Raises
-    ------
-    ConfigurationError
-        If another worker has a different stream.
-    """
+    """Raise if another worker has passed a different stream before; does not wait."""
     links = list(all_streams(stream))
     worker.advanced.require_same_data(
         *(part for link in links for part in _contents(link)), kind=f"{_kind(links[-1])}, given to {user}"
@@ -51,23 +37,7 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
 
 
 def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: float) -> None:
-    """Raise if workers train on parts of different streams; warn if each trains on a whole stream. A collective call.
-
-    Parameters
-    ----------
-    stream : AbstractDataStream or None
-        The stream that this worker trains on.
-    worker : Worker
-    name : str
-        Name of the training, the same on all workers.
-    timeout_s : float
-        Bound on the wait for the other workers.
-
-    Raises
-    ------
-    ConfigurationError
-        On all workers, if they read parts of different streams.
-    """
+    """Raise if workers train on parts of different streams; a collective call."""
     rank, mine = worker.global_rank, _what_is_read(stream)
     read = dict(worker.gather([rank, mine], name=f"the data of {name}", timeout_s=timeout_s))
     parts = {other: what for other, what in read.items() if what.startswith(_PART)}
@@ -91,7 +61,7 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
 
 
 def _what_is_read(stream: Any) -> str:
-    """Describe whether a stream has a part of the rows or all of them, with their fingerprint, or "something else"."""
+    """Describe whether a stream has a part of the rows or all, with their fingerprint."""
     if is_broadcast(stream):
         return _BROADCAST
     links = list(all_streams(stream))
@@ -103,14 +73,16 @@ def _what_is_read(stream: Any) -> str:
     for source, parts in zip(sources, schemes):
         if any(isinstance(part, (BatchScheme, IndexScheme)) for part in parts):
             continue
-        if not hasattr(source, "dataset"):  # such as a ServerDataStream, whose server may divide the batches
+        # The server of a ServerDataStream, for instance, may divide the batches.
+        if not hasattr(source, "dataset"):
             return "something else"
-        contents.append(_attributes(source.dataset, _DEPTH))  # without a scheme only these may differ by the rows
+        # Without a scheme, only the attributes may depend on the rows.
+        contents.append(_attributes(source.dataset, _DEPTH))
     return f"{_WHOLE} {fingerprint(*contents)}"
 
 
 def _attributes(value: Any, depth: int) -> Any:
-    """Return the attributes of an object for `fingerprint`, which uses only the class of most objects."""
+    """Return attributes for `fingerprint`, which uses only the class of most objects."""
     if isinstance(value, np.random.RandomState):
         return value.get_state(legacy=True)[1:3]
     if isinstance(value, np.random.Generator):
@@ -127,7 +99,7 @@ def _kind(source: Any) -> str:
 
 
 def _contents(link: Any) -> list[Any]:
-    """Return the contents by which two links of a chain differ, for `fingerprint`."""
+    """Return the contents by which links of different streams differ, for `fingerprint`."""
     if isinstance(link, DealtStream):
         return [link.uneven, *(part for below in all_streams(link.stream) for part in _contents(below))]
     scheme, dataset = getattr(link, "iteration_scheme", None), getattr(link, "dataset", None)
@@ -146,6 +118,7 @@ def _contents(link: Any) -> list[Any]:
         # The same kind of requests as the scheme makes: batches or examples.
         requests = picked if scheme.requests_examples else [sorted(set(picked))]
         once, again = (fingerprint(*(list(link.get_data(request)) for request in requests)) for _ in range(2))
-        if once == again:  # otherwise the data set draws random numbers
+        # A data set that draws random numbers is not compared.
+        if once == again:
             found.append(once)
     return found

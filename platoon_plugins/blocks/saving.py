@@ -1,4 +1,4 @@
-"""Files that extensions of the user's write on several workers: a warning names the extension and the file."""
+"""A warning about files that extensions of several workers write."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ _known: set[str] = set()
 
 
 def watch_files(worker: Worker) -> None:
-    """Warn from now on if an extension writes a file that an extension of another worker has written too.
-
-    Python reports each file that it opens or renames; files that libraries open in C, such as h5py, are not seen.
-    """
+    """Start to warn if an extension writes a file that another worker's has written."""
     global _worker, _hooked
     _worker = weakref.ref(worker)
     _known.clear()
-    if not _hooked:  # a hook cannot be removed
+    # A hook cannot be removed. It sees no files that C libraries open, such as h5py.
+    if not _hooked:
         _hooked = True
         sys.addaudithook(_note)
 
@@ -46,7 +44,6 @@ def _note(event: str, arguments: Any) -> None:
 
 
 def _compare(path: Any) -> None:
-    """Ask whether another worker has written this file, once for each."""
     global _asking
     worker = None if _worker is None else _worker()
     if worker is None or worker.closed or _asking or not isinstance(path, (str, bytes, os.PathLike)):
@@ -57,10 +54,12 @@ def _compare(path: Any) -> None:
     _known.add(name)
     kind = type(extension).__name__
     remedy = f"prepare(main_loop, leader_only=({kind},)) lets the first worker write it, with the center's values"
-    _asking = True  # the request may open files
+    # The request itself may open files.
+    _asking = True
     try:
         worker.advanced.require_same(f"the writer of {name}"[:256], f"rank {worker.global_rank}", remedy)
-    except ConfigurationError:  # raised on the worker that writes later
+    except ConfigurationError:
+        # This is raised on the worker that writes later.
         warn_once(
             f"{kind} writes {name}, which another worker has written too, each with parameters of its own: {remedy}"
         )
@@ -78,7 +77,7 @@ def _is_special(path: str) -> bool:
 
 
 def _running() -> TrainingExtension | None:
-    """Return the extension of the user's that calls this, in a frame of a method of its own; None if there is none."""
+    """Return the user's extension whose method is on the stack, or None."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         found = frame.f_locals.get("self")

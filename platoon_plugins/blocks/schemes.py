@@ -20,15 +20,7 @@ __all__ = ["CurrentShard", "Shard", "ShardedRequests", "ShardedScheme", "all_sch
 
 
 class Shard(NamedTuple):
-    """Number of a shard and number of shards, in place of a `Worker` in a process that is not a worker.
-
-    Attributes
-    ----------
-    global_rank, global_size : int
-        See `Worker`.
-    seed : int
-        The same for all shards.
-    """
+    """A shard's number, the number of shards and their common seed, in place of a `Worker`."""
 
     global_rank: int
     global_size: int
@@ -43,9 +35,9 @@ class CurrentShard:
         self._unpickled = False
 
     def get(self) -> Shard:
-        """Return the shard; after unpickling, that of this process's worker, or the pickled one without a worker."""
         if self._unpickled:
-            worker = connected()  # not connect(): a data server must not join the job
+            # A data server must not join the job, so this is not connect().
+            worker = connected()
             self._shard = self._shard if worker is None else _shard_of(worker)
             self._unpickled = False
         return self._shard
@@ -64,47 +56,44 @@ def _shard_of(worker: Worker | Shard) -> Shard:
 class ShardedScheme(IterationScheme):
     """Divide the requests of another scheme among the workers.
 
-    Of the requests r_0, r_1, ... of an epoch, batches or examples, worker k of N gets r_k, r_{k+N}, r_{k+2N}, ...: the
-    N batches of one round together are the batch of a single process that takes N times as many rows.
+    Of the requests r_0, r_1, ... of an epoch, worker k of N gets r_k, r_{k+N}, r_{k+2N}, ...: the N
+    batches of one round are the batch of a single process with N times as many rows.
 
-    All workers divide the same order. A scheme that has an ``rng``, such as `ShuffledScheme`, or contains such schemes,
-    is copied for each epoch. The copy's generator is seeded by the job's seed and the number of the epoch, whatever
-    generator the scheme has; the scheme itself is not changed. A scheme without ``rng`` must make the same requests on
-    every worker, in the same order. Each call of `get_request_iterator` counts as an epoch, so make the same number of
-    calls on every worker.
+    All workers divide the same order. A scheme with an ``rng``, such as `ShuffledScheme`, is copied
+    for each epoch, with a generator seeded by the job's seed and the epoch. A scheme without
+    ``rng`` must make the same requests in the same order on every worker. Each
+    `get_request_iterator` counts as an epoch, so call it equally often on every worker.
 
     Parameters
     ----------
     scheme : IterationScheme
-        Its requests must name rows. Sizes of batches (`ConstantScheme`) do not say which worker reads which rows.
+        Its requests must name rows, not sizes of batches as those of `ConstantScheme`.
     uneven : {"keep", "drop", "wrap"}
-        If N does not divide the number of requests, some workers have one more ("keep"), or the last, incomplete round
-        is skipped ("drop") or completed with the first requests of the epoch ("wrap"). Synchronous training needs the
-        same number of steps on every worker: "drop" or "wrap".
-    worker : Worker or Shard, optional
-        The default is ``connect()``. The scheme stores only the rank, the number of workers and the seed. Unpickled in
-        a process that has joined a job, it uses that worker's shard; in any other process the stored one.
+        If N does not divide the number of requests, some workers have one more ("keep"), or the
+        last, incomplete round is skipped ("drop") or completed with the first requests of the epoch
+        ("wrap"). Synchronous training needs equal numbers of steps: "drop" or "wrap".
+    worker : Worker or Shard, default ``connect()``
+        Only its rank, number of workers and seed are stored. Unpickled in a process that has joined
+        a job, the scheme uses the shard of that worker.
 
     Attributes
     ----------
     epoch : int
         Number of epochs that have begun.
-    requests_examples : bool
-        That of ``scheme``.
-    batch_size : int
-        Rows in a request; missing if ``scheme`` has none.
     num_examples : int
-        This worker's steps in an epoch times ``batch_size``, since a progress bar divides it by ``batch_size``. A last,
-        smaller batch counts in full. Missing if ``scheme`` has no number of rows.
+        This worker's steps in an epoch times ``batch_size``, for progress bars: a smaller last
+        batch counts in full. Missing if ``scheme`` has no number of rows.
 
     Raises
     ------
     ConfigurationError
-        If a scheme cannot be divided, or is a `ShardedScheme`; at the first request of an epoch if "drop" leaves none.
+        If a scheme cannot be divided, or is a `ShardedScheme`; at the first request of an epoch if
+        "drop" leaves none.
 
     Examples
     --------
-    >>> DataStream(data, iteration_scheme=ShardedScheme(ShuffledScheme(50000, 100)))            # doctest: +SKIP
+    >>> scheme = ShardedScheme(ShuffledScheme(50000, 100))                         # doctest: +SKIP
+    >>> DataStream(data, iteration_scheme=scheme)                                  # doctest: +SKIP
     """
 
     def __init__(self, scheme: IterationScheme, *, uneven: str = "keep", worker: Worker | Shard | None = None) -> None:
@@ -141,21 +130,7 @@ class ShardedScheme(IterationScheme):
 
 
 class ShardedRequests(Iterator[Any]):
-    """The requests of one worker in one epoch; they can be pickled in the middle of the epoch.
-
-    The pickle has the number of requests done by all workers together, assuming that they are at the same step. The
-    workers that unpickle it divide the remaining requests among themselves, in the same order.
-
-    Parameters
-    ----------
-    scheme : IterationScheme
-        Makes the requests of all workers.
-    seed : list of int
-        Seed of the order in this epoch.
-    uneven : {"keep", "drop", "wrap"}
-    current : CurrentShard
-        The shard of this process.
-    """
+    """The requests of one worker in one epoch, which can be pickled in the middle of the epoch."""
 
     def __init__(self, scheme: IterationScheme, seed: list[int], uneven: str, current: CurrentShard) -> None:
         self._scheme = scheme
@@ -190,27 +165,16 @@ class ShardedRequests(Iterator[Any]):
     def _from_the_first(self) -> Iterator[Any]:
         return iter(same_epoch(self._scheme, self._seed).get_request_iterator())
 
+    # The pickle counts the requests of all workers, which are taken to be at the same step. The
+    # workers that unpickle it divide the remaining requests among themselves, in the same order.
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_upcoming": None}
 
 
 def same_epoch(scheme: IterationScheme, seed: Sequence[int]) -> IterationScheme:
-    """Return a copy of a scheme that makes the same requests for the same seed, on any worker.
-
-    The copy, and each scheme within it, gets a generator seeded by ``seed`` and its number among them, if it has an
-    ``rng``. ``scheme`` itself is not changed. A scheme without ``rng`` is taken to be deterministic.
-
-    Parameters
-    ----------
-    scheme : IterationScheme
-    seed : sequence of int
-        Numbers >= 0, such as the job's seed and the number of the epoch.
-
-    Returns
-    -------
-    IterationScheme
-        For one epoch only: a second epoch would draw the next random numbers of the same generator.
-    """
+    """Return a copy of a scheme that makes the same requests for the same seed, in one epoch."""
+    # A second epoch would draw the next numbers of the new generators. A scheme without `rng` is
+    # taken to be deterministic.
     return _seeded(scheme, seed, itertools.count())
 
 
@@ -229,7 +193,6 @@ def _seeded(scheme: IterationScheme, seed: Sequence[int], numbers: Iterator[int]
 
 
 def _inner(scheme: IterationScheme) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that are schemes, or lists of them."""
     for name, value in list(vars(scheme).items()):
         parts = value if isinstance(value, (list, tuple)) else [value]
         if parts and all(isinstance(part, IterationScheme) for part in parts):
@@ -237,7 +200,6 @@ def _inner(scheme: IterationScheme) -> Iterator[tuple[str, Any]]:
 
 
 def all_schemes(scheme: Any) -> Iterator[Any]:
-    """Yield a scheme and all schemes within it."""
     yield scheme
     if isinstance(scheme, IterationScheme):
         for _, value in _inner(scheme):

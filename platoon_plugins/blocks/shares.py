@@ -17,17 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Share(NamedTuple):
-    """The contribution of one worker: its accumulators, and the values for its monitored quantities.
-
-    Attributes
-    ----------
-    batches : int
-        Number of batches.
-    accumulators : list of ndarray
-        Arrays of real dtypes.
-    records : list of list of ndarray
-        For each batch, the values for the monitored quantities.
-    """
+    """One worker's number of batches, real accumulators, and quantity values for each batch."""
 
     batches: int
     accumulators: list[Array]
@@ -37,20 +27,10 @@ class Share(NamedTuple):
 def gather_shares(
     worker: Worker, name: str, share: Share, ranks: Sequence[int], *, timeout_s: float
 ) -> tuple[list[Share], list[int]]:
-    """Gather the shares of all workers, through the controller; a collective call of ``ranks``.
-
-    Each worker packs its arrays into one vector of float64 (integers beyond 2^53 are rounded). The workers gather the
-    lengths of the vectors, which may differ. Then they sum vectors of the total length, in which each worker has its
-    values at its own position and zeros elsewhere. If a worker dies, the call returns without shares.
-
-    Returns
-    -------
-    shares : list of Share
-        The shares of ``ranks``, bitwise equal on every worker; empty if a worker was lost meanwhile.
-    ranks : list of int
-        The workers that took part: ``ranks``, or the remaining ones of them.
-    """
+    """Gather the shares of ``ranks``, or no shares if one is lost, and the ranks that took part."""
+    # A collective call. Values travel as float64, so integers beyond 2^53 are rounded.
     packed = _pack(share)
+    # The lengths may differ. Each worker adds its values at its own position of a vector of zeros.
     told = worker.gather([worker.global_rank, len(packed)], name=f"{name}, lengths", timeout_s=timeout_s)
     lengths = {rank: length for rank, length in told}
     if list(lengths) != list(ranks):
@@ -66,7 +46,7 @@ def gather_shares(
 
 
 def _pack(share: Share) -> Array:
-    """Pack a share into one vector: four counts, the number of dimensions and shape of each array, and all values."""
+    """Pack a share into one vector: four counts, ndim and shape of each array, and all values."""
     arrays = [np.asarray(array) for array in [*share.accumulators, *(v for values in share.records for v in values)]]
     for array in arrays:
         if array.dtype.kind not in "biuf":

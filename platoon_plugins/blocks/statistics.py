@@ -16,26 +16,17 @@ log = logging.getLogger(__name__)
 
 
 class Statistics:
-    """Averages the population statistics of one main loop, and records when they were last equal on all workers.
-
-    Parameters
-    ----------
-    worker : Worker
-    name : str
-        Name of the training, the same on all workers.
-    timeout_s : float
-        Bound on each wait for the other workers.
-    """
+    """Averages the population statistics, and records when they were last equal on all workers."""
 
     def __init__(self, worker: Worker, name: str, timeout_s: float) -> None:
         self._worker = worker
         self._name = name
         self._timeout_s = timeout_s
-        self._averaged_at: int | None = None  # in batches; None before training begins
+        # In batches; None before training begins.
+        self._averaged_at: int | None = None
         self._warned = False
 
     def start(self, main_loop: Any) -> None:
-        """Record the start of training, at which the statistics are equal on all workers."""
         self._averaged_at = main_loop.status["iterations_done"]
 
     def average(self, main_loop: Any) -> None:
@@ -48,7 +39,7 @@ class Statistics:
         agree(states, self._worker, f"statistics of {self._name}", timeout_s=self._timeout_s)
 
     def warn_if_own(self, main_loop: Any) -> None:
-        """Warn, once, if the statistics have changed on this worker since the last average."""
+        """Warn once if the statistics have changed on this worker since the last average."""
         done = main_loop.status["iterations_done"]
         if self._warned or self._averaged_at in (None, done):
             return
@@ -64,10 +55,8 @@ class Statistics:
 
 
 def decay_statistics(algorithm: Any, workers: int) -> None:
-    """Let population statistics that are moving averages decay as in ``workers`` times as many steps.
-
-    In an algorithm that is compiled already, only the number of workers can be changed.
-    """
+    """Let moving averages decay as in ``workers`` times as many steps."""
+    # In a compiled algorithm, only the number of workers can be changed.
     statistics = set(collected_statistics(algorithm))
     if not statistics:
         return

@@ -1,4 +1,4 @@
-"""`StopTogether`, the extension by which all workers decide together to stop."""
+"""`StopTogether`, the extension that stops all workers together."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _INTERRUPTS = ("epoch_interrupt_received", "batch_interrupt_received")
 
 
 class StopTogether(DistributedExtension):
-    """End the main loops of all workers together, when extensions of one or more of them request a stop.
+    """End the main loops of all workers together when extensions of some of them request a stop.
 
-    Add one to the list of extensions, at any position: it moves itself to the last. A request to stop, such as that of
-    `FinishAfter` or `FinishIfNoImprovementAfter`, becomes this worker's vote, which stays. The main loop continues
-    until the votes suffice. An interrupt of one main loop (Ctrl-C, SIGTERM), or a stop of the job, ends all of them.
+    Add one to the list of extensions, at any position: it moves itself to the last. A request to
+    stop, such as that of `FinishAfter` or `FinishIfNoImprovementAfter`, becomes this worker's
+    permanent vote. Training continues until the votes suffice. An interrupt of one main loop
+    (Ctrl-C, SIGTERM), or a stop of the job, ends all main loops.
 
-    With averaged gradients all workers end after the same batch. With a rule they wait for each other at the end of
-    each epoch, and a stop in the middle of an epoch reaches the others at their next batch.
-
-    For a single worker this extension does nothing.
+    With averaged gradients all workers end after the same batch. With a rule they wait for each
+    other at the end of each epoch, and a stop in the middle of an epoch reaches the others at their
+    next batch. For a single worker this extension does nothing.
 
     Parameters
     ----------
@@ -45,15 +45,12 @@ class StopTogether(DistributedExtension):
         self._votes = self._interrupted = False
 
     def before_training(self) -> None:
-        """Reset the vote."""
         self._votes = self._interrupted = False
 
     def on_resumption(self) -> None:
-        """Reset the vote, as a resumed main loop is to continue."""
         self._votes = self._interrupted = False
 
     def after_batch(self, batch: Any) -> None:
-        """Vote; end the main loop after this batch if the votes suffice."""
         training = self.training
         if training is not None and not training.finished:
             self._apply_stop_request("batch_interrupt_received")
@@ -61,7 +58,6 @@ class StopTogether(DistributedExtension):
             self._end_or_go_on(training, stop, "batch_interrupt_received")
 
     def after_epoch(self) -> None:
-        """Vote; end the main loop after this epoch if the votes suffice."""
         training = self.training
         if training is not None and not training.finished:
             self._apply_stop_request(*_INTERRUPTS)
@@ -84,7 +80,6 @@ class StopTogether(DistributedExtension):
         return bool(ends.any()) or votes_suffice(self.policy, np.flatnonzero(votes).tolist(), range(worker.global_size))
 
     def _decide_alone(self, training: Training) -> bool:
-        """Decide by the votes so far, without waiting."""
         worker = training.worker
         if self._votes:
             worker.advanced.stop_votes.cast()
@@ -93,7 +88,6 @@ class StopTogether(DistributedExtension):
         return self._interrupted or worker.should_stop or worker.advanced.stop_votes.passed(self.policy, training.ranks)
 
     def _end_or_go_on(self, training: Training, stop: bool, *interrupts: str) -> None:
-        """End the main loop, or cancel its requests to stop."""
         row, status = self.main_loop.log.current_row, self.main_loop.status
         if stop:
             training.request_finish()

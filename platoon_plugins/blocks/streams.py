@@ -1,4 +1,4 @@
-"""Parts of a Fuel stream: the streams below its transformers, and the random generators of transformers."""
+"""Parts of a Fuel stream: the streams below its transformers, and their random generators."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
     "sources_of",
 ]
 
-# The methods of Fuel that read one batch of the stream below for each batch that they return.
+# These methods of Fuel read one batch for each batch that they return.
 _ONE_TO_ONE = (Transformer.get_data, Mapping.get_data)
 
 
 def all_streams(stream: Any) -> Iterator[Any]:
-    """Yield a stream and all streams below it, also those that it merges."""
+    """Yield a stream and all streams below it, including merged ones."""
     yield stream
     for below in streams_below(stream):
         yield from all_streams(below)
@@ -47,19 +47,18 @@ def sources_of(stream: Any) -> Iterator[Any]:
 
 
 def is_sharded(stream: AbstractDataStream) -> bool:
-    """Return whether a stream has this worker's part only, by a `ShardedScheme` at its bottom or a `DealtStream`."""
     sources = list(sources_of(stream))
     schemes = (scheme for source in sources for scheme in all_schemes(source.iteration_scheme))
     return any(isinstance(part, (DealtStream, ShardedScheme)) for part in (*sources, *schemes))
 
 
 def is_broadcast(stream: Any) -> bool:
-    """Return whether the first worker reads a stream for all workers, so that each batch is a collective call."""
+    """Return whether each batch is a collective call, as the first worker reads for all."""
     return any(isinstance(link, BroadcastStream) for link in all_streams(stream))
 
 
 def maps_one_to_one(stream: Any) -> bool:
-    """Return whether a stream is a transformer that yields one batch, or example, for each that it reads."""
+    """Return whether a transformer yields one batch, or example, for each that it reads."""
     kind = type(stream)
     return (
         isinstance(stream, Transformer)
@@ -70,10 +69,7 @@ def maps_one_to_one(stream: Any) -> bool:
 
 
 def draw_by_rank(transformer: Any, rank: int) -> None:
-    """Replace the random generators of a transformer by new ones, seeded from the old ones and the rank.
-
-    Rank 0 keeps its generators, so it draws the same numbers as a single process.
-    """
+    """Reseed the random generators of a transformer by the rank; rank 0 keeps its generators."""
     for name, value in list(vars(transformer).items()) if rank else ():
         if isinstance(value, np.random.RandomState):
             drawn = copy.deepcopy(value).randint(2**31 - 1)
@@ -84,7 +80,6 @@ def draw_by_rank(transformer: Any, rank: int) -> None:
 
 
 def require_stream(stream: Any) -> None:
-    """Raise `ConfigurationError` unless this is a Fuel stream."""
     if not isinstance(stream, AbstractDataStream):
         raise ConfigurationError(
             f"got {type(stream).__name__}: pass a Fuel stream, such as DataStream(dataset, iteration_scheme=...)"

@@ -1,4 +1,4 @@
-"""`ParameterSync`, the extension that makes the main loops of several workers train one model."""
+"""`ParameterSync`, the extension that trains one model with the main loops of all workers."""
 
 from __future__ import annotations
 
@@ -35,64 +35,59 @@ _DURING_TRAINING = {"before_epoch", "after_epoch", "before_batch", "after_batch"
 
 
 class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc]
-    """Synchronize the main loop with those of the other workers, so that all train one model.
+    """Synchronize the main loop with those of the other workers to train one model.
 
-    Add one to the list of extensions, at any position: it moves itself to the first. Before the first batch (after
-    `Load` and the like) all workers get the values of the first worker. Then each trigger applies the rule between this
-    worker's parameters and the center. `DistributedMonitoring`, `DataStreamMonitoring` and `Checkpoint` see the
-    center's values, and the parameters have them after training.
+    Add one to the list of extensions, at any position: it moves itself to the first. Before the
+    first batch, after `Load` and the like, all workers get the values of the first worker. Each
+    trigger then applies the rule between this worker's parameters and the center.
+    `DistributedMonitoring`, `DataStreamMonitoring` and `Checkpoint` use the center's values, and
+    the parameters have them after training. For a single worker this extension does nothing.
 
-    With averaged gradients (`AllReduceGradients`) this extension only copies the first worker's parameters and step
-    rule state to all others, and compares the models. If they have become different, for instance by a different
-    learning rate on one worker or by an extension that changes the parameters of some, all workers raise a
-    `ConfigurationError` when they next wait for each other, as at an evaluation.
+    With averaged gradients (`AllReduceGradients`) it copies the first worker's parameters and step
+    rule state, and compares the models whenever the workers wait for each other, as at an
+    evaluation. If the models differ, for instance by a learning rate, all workers raise
+    `ConfigurationError`.
 
-    The population statistics of BatchNormalization are averaged at each evaluation by `DistributedMonitoring` and at
-    the end of training. A `Checkpoint` at another time saves the leader's statistics with the center's parameters, and
-    warns once. Put it behind `DistributedMonitoring`, with the same triggers.
+    `DistributedMonitoring` averages the population statistics of BatchNormalization at each
+    evaluation, and this extension averages them at the end of training. At other times `Checkpoint`
+    saves the leader's own statistics and warns once, so put it behind `DistributedMonitoring`, with
+    the same triggers. Random streams, such as those of dropout and of Fuel's transformers, differ
+    between workers.
 
-    Extensions that print or write run on the first worker only. Random streams of the compiled function, such as those
-    of dropout, and the generators of Fuel's transformers differ between workers.
-
-    At the end of training the workers wait for each other if all of them end. A worker that ends earlier than the
-    others, or by an exception, leaves the job, and the others continue. With `StopTogether`, or averaged gradients, all
-    end together.
-
-    A main loop that `Checkpoint` pickled can be resumed with any number of workers: all of them load the same file. (A
-    main loop that averages gradients must have been made in a job of several workers: the compiled function of a single
-    worker averages nothing.) For a single worker this extension does nothing.
+    A worker that ends early, or by an exception, leaves the job, and the others continue. With
+    `StopTogether`, or averaged gradients, all end together. A pickle of `Checkpoint` can be resumed
+    by any number of workers, which all load the same file; with averaged gradients it must come
+    from a job of several workers.
 
     Parameters
     ----------
     rule : Rule, None or "auto"
-        A rule such as ``EASGD()``, ``DiLoCo()``; None with `AllReduceGradients`. "auto" is None if the algorithm
-        averages gradients, whatever the triggers are, and `platoon_base.rules.default_rule` otherwise:
-        ``AveragedEASGD()``, and ``CenterMomentum()`` for longer periods.
+        None with `AllReduceGradients`. "auto" is None if the algorithm averages gradients, and
+        otherwise `platoon_base.rules.default_rule`.
     parameters : list of Theano shared variable, optional
         Parameters of float dtypes. The default is those of the algorithm, or else of the model.
     leader_only : tuple of type
-        Extensions of these classes run on the first worker only; ``()`` for none. The default is `Printing`,
-        `ProgressBar` and `Checkpoint`; ``(*LEADER_ONLY, Mine)`` adds a class of your own, which then finds the center's
-        values in the parameters, as `Checkpoint` does.
+        Extensions of these classes run on the first worker only, by default `Printing`,
+        `ProgressBar` and `Checkpoint`. A class that you add, as in ``(*LEADER_ONLY, Mine)``, finds
+        the center's values in the parameters.
     on_nonfinite : {"raise", "skip", "restore"}
-        What the rule does with a NaN or an infinity of this worker; see `Worker.init_shared_params`.
+        How the rule treats a NaN or an infinity; see `Worker.init_shared_params`.
     timeout_s : float
-        Bound on each wait for the other workers, which may reach the end of an epoch at different times.
-    worker : Worker, optional
-        The default is ``connect()``.
+        Bound on each wait for the other workers.
+    worker : Worker, default ``connect()``
     **kwargs
-        The triggers of `SimpleExtension`, and its ``name``. Without triggers ``every_n_batches`` is the default of the
-        rule, see `platoon_base.rules.default_period`.
+        The triggers of `SimpleExtension`, and its ``name``. Without triggers ``every_n_batches`` is
+        `platoon_base.rules.default_period` of the rule.
 
     Raises
     ------
     ConfigurationError
-        If the arguments cannot work, or the triggers never fire while the main loop trains.
+        If the arguments contradict each other, or the triggers never fire during training.
 
     Examples
     --------
-    >>> MainLoop(algorithm, shard_stream(stream), model=model,                      # doctest: +SKIP
-    ...          extensions=[ParameterSync(), FinishAfter(after_n_epochs=5), Printing()]).run()
+    >>> extensions = [ParameterSync(), FinishAfter(after_n_epochs=5), Printing()]  # doctest: +SKIP
+    >>> MainLoop(algorithm, shard_stream(stream), extensions=extensions).run()     # doctest: +SKIP
     """
 
     order = -1
@@ -125,7 +120,6 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         self._cost = Cost()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the worker, which belongs to a running job."""
         return {**self.__dict__, "settings": self.settings._replace(worker=None)}
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
@@ -152,13 +146,11 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
             self._warn_if_idle(training)
 
     def do(self, which_callback: str, *args: Any) -> None:
-        """Apply the rule."""
         training = self.training
         if training is not None and training.started and not training.finished and not training.averages:
             training.synchronize(whole=which_callback != "after_batch")
 
     def _stop_together(self, training: Training) -> None:
-        """Add a StopTogether in lockstep: signals may reach the workers at different batches, and must end all."""
         if training.lockstep and find(self.main_loop, StopTogether) is None:
             stop = StopTogether()
             stop.main_loop = self.main_loop
@@ -175,7 +167,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
 
 
 def _with_triggers(rule: Rule | str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Check the triggers in ``kwargs``; return ``kwargs``, with a default trigger if there is none."""
+    """Check the triggers in ``kwargs``, and add a default trigger if there is none."""
     for name in SimpleExtension.INTEGER_TRIGGERS & kwargs.keys():
         value = kwargs[name]
         whole = isinstance(value, numbers.Real) and not isinstance(value, bool) and value % 1 == 0

@@ -14,7 +14,7 @@ END = "the end of training"
 
 
 class Vote(enum.IntEnum):
-    """A worker's vote on stopping: `END` ends the main loops of all workers, whatever the policy."""
+    """A worker's vote on stopping; `END` stops all workers, whatever the policy."""
 
     NO = 0
     YES = 1
@@ -22,17 +22,7 @@ class Vote(enum.IntEnum):
 
 
 class SyncPoint(NamedTuple):
-    """The result of a collective wait.
-
-    Attributes
-    ----------
-    ranks : list of int
-        The workers that took part.
-    voters : set of int
-        Those that voted to stop.
-    ends : bool
-        Whether one of them voted `Vote.END`.
-    """
+    """The result of a collective wait: its ranks, those that voted to stop, and any `Vote.END`."""
 
     ranks: list[int]
     voters: set[int]
@@ -40,25 +30,7 @@ class SyncPoint(NamedTuple):
 
 
 class SyncPoints:
-    """The collective waits of one training: every main loop makes the same number of them, each naming its point.
-
-    A main loop that ends waits at `END` for the others. If they are at another point, they are informed there.
-
-    Parameters
-    ----------
-    worker : Worker
-    name : str
-        Name of the training, the same on all workers.
-    stops_together : bool
-        Whether all main loops end if one of them ends; otherwise the others continue without it.
-    timeout_s : float
-        Bound on each wait for the other workers.
-
-    Attributes
-    ----------
-    ranks : list of int
-        The ranks that took part in the latest wait.
-    """
+    """The collective waits of one training; a main loop that ends informs the others at `END`."""
 
     def __init__(self, worker: Worker, name: str, stops_together: bool, timeout_s: float) -> None:
         self.ranks: list[int] = []
@@ -68,26 +40,7 @@ class SyncPoints:
         self._timeout_s = timeout_s
 
     def attend(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait until the main loops of all workers have reached a point.
-
-        Parameters
-        ----------
-        point : str
-            A description, such as "the first batch".
-        vote : Vote
-
-        Returns
-        -------
-        SyncPoint or None
-            None if this main loop has to end now: another one has ended, or the others continue without it.
-
-        Raises
-        ------
-        ConfigurationError
-            If other main loops are at another point.
-        CollectiveTimeoutError
-            If some workers did not call it within the timeout; the message names them.
-        """
+        """Wait for all main loops at a named point; None if this main loop has to end now."""
         rank = self._worker.global_rank
         while True:
             told = self._worker.gather(

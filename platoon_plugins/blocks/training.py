@@ -30,70 +30,33 @@ _SAME_MODEL = (
     "averaged gradients keep models the same only if all workers take the same steps: give all of them the same step "
     "rule and learning rate, and the same extensions that change parameters or the learning rate"
 )
-_LEAVING_TIMEOUT_S = 10.0  # short: the main loop has an error to report
+# Short, as the main loop has an error to report.
+_LEAVING_TIMEOUT_S = 10.0
 _numbers = itertools.count(1)
 
 
 class Settings(NamedTuple):
-    """Settings of a training.
+    """Settings of a training, from the arguments of `ParameterSync`."""
 
-    Attributes
-    ----------
-    rule : Rule, None or "auto"
-        None for averaged gradients; "auto" for None if the algorithm averages gradients, or else the default rule.
-    parameters : sequence of Theano shared variable or None
-        None for those of the algorithm, or of the model.
-    leader_only : tuple of type
-        Classes of extensions that run on the first worker only.
-    on_nonfinite : {"raise", "skip", "restore"}
-    timeout_s : float
-        Bound on each wait for the other workers.
-    worker : Worker or None
-        None for the worker of this process.
-    period : int or None
-        Batches in which all parameters are synchronized; None if that follows from other triggers.
-    every : int or None
-        Batches from one synchronization to the next: fewer, if the rule has fragments.
-    """
-
+    # None for averaged gradients; "auto" follows the algorithm.
     rule: Rule | str | None
     parameters: Sequence[Any] | None = None
     leader_only: tuple[type, ...] = ()
     on_nonfinite: str = "raise"
     timeout_s: float = DEFAULT_TIMEOUT_S
     worker: Worker | None = None
+    # Batches in which all parameters are synchronized; None if other triggers decide.
     period: int | None = None
+    # Batches from one synchronization to the next: fewer than `period` if the rule has fragments.
     every: int | None = None
 
 
 class Training:
     """One run of a main loop on this worker; the extensions of the main loop share it.
 
-    All collective calls outside the compiled function follow a call of `meet`, at which all main loops wait for each
-    other; each of them makes the same number of these calls. If one main loop ends, its worker waits at the end.
-    The others, at their next `meet`, end too (with `StopTogether`), or continue without it.
-
-    Parameters
-    ----------
-    worker : Worker
-    main_loop : blocks.main_loop.MainLoop
-    settings : Settings
-    stops_together : bool
-
-    Attributes
-    ----------
-    averages : bool
-        Whether the workers average gradients.
-    lockstep : bool
-        Whether they process each batch together: they average gradients, or one of them reads the batches for all.
-    compared : set
-        The evaluators whose streams were compared between the workers.
-    prepared, started, finished : bool
-        Whether the user's extensions were adapted, and whether training has started and ended.
-    synchronized : bool
-        Whether the rule was applied before the end of training.
-    keeps_evaluated : bool
-        Whether to keep a copy of the evaluated parameters until the next batch, for extensions that save them.
+    Every main loop makes the same calls of `meet`, and collective calls outside the compiled
+    function only follow these. After the end of one main loop the others end at `meet`, or continue
+    without it.
     """
 
     def __init__(self, worker: Worker, main_loop: Any, settings: Settings, stops_together: bool) -> None:
@@ -101,8 +64,12 @@ class Training:
         self.settings = settings
         self.timeout_s = settings.timeout_s
         self.averages = averages_gradients(main_loop.algorithm)
+        # In lockstep the workers process each batch together.
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
+        # The evaluators whose streams were compared between the workers.
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
+        # prepared: the user's extensions were adapted. synchronized: the rule was applied before
+        # the end. keeps_evaluated: an extension saves, so evaluated parameters are copied.
         self.prepared = self.started = self.finished = self.synchronized = self.keeps_evaluated = False
         # Weak, so that the main loop is freed when the script drops it.
         self._main_loop_ref = weakref.ref(main_loop)
@@ -111,21 +78,22 @@ class Training:
         self._statistics = Statistics(worker, self._name, self.timeout_s)
         self._rule = self._chosen_rule(main_loop.algorithm)
         self._synchronized_at = self._evaluated_at = 0
-        self._validated_at = -1  # as _evaluated_at, but set when an evaluation is over
+        # Like _evaluated_at, but set at the end of an evaluation.
+        self._validated_at = -1
         self._evaluated: list[Any] = []
-        self._owners: dict[str, set[int]] = {}  # for each sharded monitoring, the workers whose batches it included
+        # For each sharded monitoring, the workers that contributed batches.
+        self._owners: dict[str, set[int]] = {}
         self._warned = False
-        self._led = worker.is_leader  # at the latest `meet`, as the leader may change at any time
+        # The value at the latest `meet`, since the leader may change at any time.
+        self._led = worker.is_leader
         self._longest = settings.every or 0
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that took part in the latest `meet`."""
         return self._sync_points.ranks
 
     @property
     def leads(self) -> bool:
-        """Whether this worker is the leader, or the lowest rank of the latest `meet`."""
         return self.worker.is_leader or self.worker.global_rank == min(self.ranks, default=0)
 
     @property
@@ -161,7 +129,7 @@ class Training:
     # The start.
 
     def start(self) -> None:
-        """Copy the first worker's values to all, after the before_training of all extensions; a collective call."""
+        """Copy the first worker's values to all, after every `before_training`; collective."""
         main_loop = self._main_loop
         if self.averages:
             warn_of_sums(main_loop.algorithm, self.worker)
@@ -197,7 +165,6 @@ class Training:
         self.started = True
 
     def _compare_main_loops(self, participants: Sequence[int]) -> None:
-        """Raise on all workers if they differ in their rules, progress or data."""
         main_loop = self._main_loop
         status = main_loop.status
         way = "averaged gradients" if self._rule is None else f"{self._rule}"
@@ -205,7 +172,7 @@ class Training:
         require_dealt_out(main_loop.data_stream, self.worker, self._name, timeout_s=self.timeout_s)
 
     def _require_same_model(self) -> None:
-        """Raise on all workers if their models, which averaged gradients keep equal, have become different."""
+        """Raise on all workers if averaged gradients have not kept their models equal."""
         if not self.averages:
             return
         kept = [*hyperparameters(self._main_loop.algorithm), *self._kept_the_same()]
@@ -217,13 +184,11 @@ class Training:
         return trained_parameters(self._main_loop) if given is None else list(given)
 
     def _kept_the_same(self) -> list[Any]:
-        """Return the variables that averaged gradients keep equal on all workers: parameters and step rule state."""
         return [*self._parameters(), *step_rule_state(self._main_loop.algorithm)]
 
     # Training.
 
     def batch_done(self) -> None:
-        """Count a batch; end the main loop if the job stops."""
         self._evaluated = []
         status = self._main_loop.status
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
@@ -235,22 +200,17 @@ class Training:
             self.request_finish()
 
     def request_finish(self) -> None:
-        """Make the main loop end after this batch or epoch."""
         self._main_loop.log.current_row["training_finish_requested"] = True
 
     def synchronize(self, whole: bool = False) -> None:
-        """Apply the rule once, if there is one; ``whole`` as in `Worker.sync_params`."""
         if self.worker.advanced.shares:
             self.worker.sync_params(part=self._part_of_period(), whole=whole, timeout_s=self.timeout_s)
             self.synchronized |= not self.finished
 
     def end_round(self) -> None:
-        """Synchronize before an evaluation if the rule waits, to end a round that is not complete.
-
-        Otherwise a worker with fewer batches than others would start behind the center, and its next contribution would
-        be ignored. With any rule it also synchronizes if batches were trained but none was followed by a
-        synchronization since the last evaluation: the center would not have changed.
-        """
+        """Synchronize before an evaluation if the rule waits, or was not applied since the last."""
+        # A worker with fewer batches would otherwise start behind the center, and its next
+        # contribution would be ignored. Without a synchronization the center is unchanged.
         never = self._never_synchronized()
         if never and not self._warned:
             self._warned = True
@@ -268,18 +228,18 @@ class Training:
         self._evaluated_at = self._main_loop.status["iterations_done"]
 
     def _never_synchronized(self) -> bool:
-        """Return whether batches were trained since the last evaluation, but fewer than one period."""
+        """Return whether batches, but fewer than a period, followed the last evaluation."""
         if self.finished or not self.settings.period or self._rule is None or not self.worker.advanced.shares:
             return False
         return self._synchronized_at <= self._evaluated_at < self._main_loop.status["iterations_done"]
 
     def average_hosts(self) -> None:
-        """Average the centers of all hosts, while no worker trains."""
+        """Average the centers of all hosts; no worker may train meanwhile."""
         if not self.worker.closed:
             self.worker.average_hosts(timeout_s=self.timeout_s)
 
     def begin_round(self) -> None:
-        """Copy the center to the parameters if the rule waits, so that all workers begin the next round there."""
+        """Copy the center if the rule waits, so all workers begin the round there."""
         if self._in_rounds:
             self.worker.copy_to_local(timeout_s=self.timeout_s)
 
@@ -288,7 +248,7 @@ class Training:
         return self._rule is not None and waits(self._rule) and self.worker.advanced.shares and not self.finished
 
     def _part_of_period(self) -> float:
-        """Return the batches since the last synchronization, divided by the period or the longest interval so far."""
+        """Return the batches since the last synchronization divided by the longest interval."""
         done = self._main_loop.status["iterations_done"]
         batches, self._synchronized_at = done - self._synchronized_at, done
         self._longest = max(self._longest, batches)
@@ -296,16 +256,15 @@ class Training:
 
     @contextlib.contextmanager
     def center(self) -> Iterator[None]:
-        """Give the parameters the center's values within the ``with`` block, or those evaluated after this batch.
-
-        Statistics are not changed: they are averages if an evaluation followed this batch, otherwise this worker's own.
-        These fit the center better than the averages of an earlier evaluation, made with other parameters.
-        """
+        """Give the parameters the center's values, or those evaluated after this batch."""
+        # Statistics stay: without an evaluation after this batch, this worker's own fit the center
+        # better than the averages of an earlier evaluation.
         if not self.finished:
             self._statistics.warn_if_own(self._main_loop)
         if self.worker.closed:
             yield
-        elif self._evaluated:  # the center may have changed since the evaluation
+        elif self._evaluated:
+            # The center may have changed since the evaluation.
             with _values_in(self._parameters(), self._evaluated):
                 yield
         else:
@@ -313,13 +272,12 @@ class Training:
                 yield
 
     def keep_evaluated(self) -> None:
-        """Record that the evaluated values are in the parameters; keep a copy if an extension is to save them."""
+        """Record an evaluation; copy the evaluated values if an extension is to save them."""
         self._validated_at = self._main_loop.status["iterations_done"]
         if self.keeps_evaluated and self.worker.advanced.shares:
             self._evaluated = [parameter.get_value() for parameter in self._parameters()]
 
     def warn_of_missing(self, name: str, ranks: Sequence[int]) -> None:
-        """Warn if a monitoring of sharded batches continues without the batches of a worker that is gone."""
         missing, self._owners[name] = self._owners.get(name, set()) - set(ranks), set(ranks)
         if missing and self.worker.global_rank == min(ranks):
             log.warning(
@@ -330,8 +288,9 @@ class Training:
             )
 
     def meet(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait until the main loops of all workers have reached a point; see `SyncPoints.attend`."""
-        if self.worker.advanced.round_under_way:  # what the others read then has it
+        """Wait for all workers at a point; see `SyncPoints.attend`."""
+        # The others then read a center with this worker's contribution.
+        if self.worker.advanced.round_under_way:
             self.worker.advanced.complete_round(timeout_s=self.timeout_s)
         meeting = self._sync_points.attend(point, vote)
         led, self._led = self._led, self.leads
@@ -347,32 +306,35 @@ class Training:
         return meeting
 
     def average_statistics(self) -> None:
-        """Average the population statistics of BatchNormalization; a collective call."""
         self._statistics.average(self._main_loop)
 
     # The end.
 
     def finish(self) -> None:
-        """End together with the others if they end too; leave the job otherwise. The parameters get the center."""
+        """End together with the others, or leave the job; the parameters get the center."""
         if self.worker.closed or self.finished:
             return
         self.finished, self._evaluated = True, []
         try:
             together = self._end_together()
-        except (CollectiveTimeoutError, WorkerLostError) as error:  # others still train, or the controller is gone
+        except (CollectiveTimeoutError, WorkerLostError) as error:
+            # Others still train, or the controller is lost.
             log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
             together = False
-        except KeyboardInterrupt:  # Blocks has removed its signal handler; extensions that save must still run
+        except KeyboardInterrupt:
+            # Blocks has removed its signal handler, but extensions that save must still run.
             log.warning("rank %d was interrupted at its end: it no longer waits for others", self.worker.global_rank)
             together = False
         if not together:
             self._leave(self.timeout_s)
 
     def _end_together(self) -> bool:
-        """Wait for the ends of the others, and copy the center to the parameters; return whether they end too."""
+        """Wait for the others' ends and copy the center; return whether they end too."""
         stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
-        if not stays:  # otherwise the last record of a monitoring describes the present center, which must stay
-            self.synchronize(whole=True)  # adds the latest steps to the center
+        # If it stays, the last monitoring record describes the present center. Otherwise the latest
+        # steps are added to the center.
+        if not stays:
+            self.synchronize(whole=True)
         if self.meet(END) is None:
             return False
         self.average_statistics()
@@ -384,7 +346,7 @@ class Training:
         return True
 
     def abandon(self, error: BaseException) -> None:
-        """Leave the job after an error: the others do not wait for this worker, and extensions save the center."""
+        """Leave the job after an error, without waiting; extensions then save the center."""
         if self.worker.closed or self.finished:
             return
         if self.lockstep and isinstance(error, PlatoonError):
@@ -396,7 +358,8 @@ class Training:
         self.finished, self._evaluated = True, []
         try:
             self._leave(_LEAVING_TIMEOUT_S)
-        except PlatoonError as leaving:  # the main loop reports the first error
+        except PlatoonError as leaving:
+            # The main loop reports the first error.
             log.warning("rank %d left the job without the center's values: %s", self.worker.global_rank, leaving)
 
     def _leave(self, timeout_s: float) -> None:
@@ -409,7 +372,6 @@ class Training:
 
 @contextlib.contextmanager
 def _values_in(parameters: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
-    """Give the parameters other values within the ``with`` block, and their own afterwards."""
     own = [parameter.get_value() for parameter in parameters]
     try:
         for parameter, value in zip(parameters, values):
@@ -421,7 +383,6 @@ def _values_in(parameters: Sequence[Any], values: Sequence[Any]) -> Iterator[Non
 
 
 def refuse_on_nonfinite(choice: str) -> None:
-    """Raise `ConfigurationError` if ``on_nonfinite`` is set, which has no effect with averaged gradients."""
     if choice != "raise":
         raise ConfigurationError(
             f"got on_nonfinite={choice!r} and no rule: averaged gradients bring a NaN of one worker to all at once; "

@@ -1,4 +1,4 @@
-"""Changes to the user's extensions of a main loop: run on the leader only, or with the center's values."""
+"""Changes to the user's extensions: run on the leader only, or with the center's values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ IsLeader = Callable[[Any], bool]
 
 
 def all_extensions(extensions: Iterable[Any]) -> Iterator[Any]:
-    """Yield extensions and the extensions that they contain."""
     for extension in extensions:
         yield extension
         managed = list(getattr(extension, "sub_extensions", ()))
@@ -27,7 +26,7 @@ def all_extensions(extensions: Iterable[Any]) -> Iterator[Any]:
 
 
 class _OnLeader:
-    """Replacement of an extension's ``dispatch``; it is pickled with the extension, so it has no worker itself."""
+    """Replacement of an extension's ``dispatch``; it is pickled, so it holds no worker."""
 
     def __init__(self, extension: Any, is_leader: IsLeader) -> None:
         self._extension = extension
@@ -39,23 +38,14 @@ class _OnLeader:
 
 
 def run_on_leader(extension: Any, is_leader: IsLeader) -> None:
-    """Make an extension run on the leader only; a second call changes nothing.
-
-    Parameters
-    ----------
-    extension : TrainingExtension
-    is_leader : callable
-        Returns whether a main loop runs on the leader, or on a single worker. It must be a function of a module, since
-        it is pickled with the extension.
-    """
+    """Make an extension run on the leader only; ``is_leader``, a module's function, is pickled."""
     if not isinstance(vars(extension).get("dispatch"), _OnLeader):
         extension.dispatch = _OnLeader(extension, is_leader)
 
 
 class _InCenter:
-    """Replacement of a method of an extension, pickled with the extension."""
-
-    _name = "do"  # where an earlier version pickled it
+    # The default for pickles of an earlier version.
+    _name = "do"
 
     def __init__(self, extension: Any, name: str, center_of: CenterOf) -> None:
         self._extension = extension
@@ -68,16 +58,7 @@ class _InCenter:
 
 
 def run_in_center(extension: Any, center_of: CenterOf) -> None:
-    """Make an extension run with the center's values in the parameters; a second call changes nothing.
-
-    Parameters
-    ----------
-    extension : TrainingExtension
-        Its ``do`` runs so; of one without, the callbacks that it defines.
-    center_of : callable
-        Returns, for a main loop, the context in which its parameters have the center's values. It must be a function of
-        a module, since it is pickled with the extension.
-    """
+    """Run ``do``, or else the callbacks, with the center's values; ``center_of`` is pickled."""
     names = (
         ["do"]
         if hasattr(extension, "do")

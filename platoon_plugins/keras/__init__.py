@@ -1,4 +1,4 @@
-"""Data parallelism for Keras scripts by callbacks of ``fit``, on Keras 2.3.1 with Theano and on Keras 3."""
+"""Data-parallel training of Keras models, on Keras 2.3.1 with Theano and on Keras 3."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from platoon_base import (
     world_size,
 )
 
-compat.apply()  # before Keras is imported, by this package or by the script
+# This must run before Keras is imported.
+compat.apply()
 
 from platoon_plugins.keras.importing import require_backend  # noqa: E402
 
@@ -75,7 +76,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "prepare":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # To import it seeds generators: scripts with `shard` and `distribute` go without.
+    # Importing `prepared` seeds random generators, which scripts without `prepare` do not expect.
     from platoon_plugins.keras.prepared import prepare
 
     globals()[name] = prepare

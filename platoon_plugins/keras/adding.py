@@ -1,4 +1,4 @@
-"""Whether a metric class of the user only adds to its variables, read from the code of its methods."""
+"""Inspects whether the methods of a user's metric class only add to its variables."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ _FRAMEWORKS = ("keras", "tensorflow", "torch", "jax", "jaxlib")
 
 
 def only_adds(metric: Any) -> bool:
-    """Return whether all that is done with the metric's variables is a call of ``assign_add`` in ``update_state``.
-
-    Then a state is a sum over batches, and the states of several workers can be added. Metrics of Keras within it may
-    be updated. False also means unknown: other methods that it calls could do anything, so they are not followed.
-    """
+    """Return whether ``update_state`` only adds to variables, as with ``assign_add``."""
+    # Then states are sums over batches. The result is False if it calls other methods, as these are
+    # not inspected.
     code, result = _code_of(type(metric), "update_state"), _code_of(type(metric), "result")
     if code is None or result is None or not code.co_varnames or any(_is_code(each) for each in code.co_consts):
         return False
     if any(name.startswith("assign") for name in result.co_names):
         return False
-    owner, variables = code.co_varnames[0], getattr(metric, "variables", ())  # none on Keras 2
-    if owner in code.co_cellvars or "__class__" in code.co_freevars or not variables:  # super() hides a call
+    # Metrics of Keras 2 have no `variables`.
+    owner, variables = code.co_varnames[0], getattr(metric, "variables", ())
+    if owner in code.co_cellvars or "__class__" in code.co_freevars or not variables:
         return False
     kept = {id(variable) for variable in variables}
     uses = list(_uses(code, owner))
-    # A variable that is left out here is changed elsewhere, as a maximum in another method.
+    # Another method may change a variable that is not added to here, such as a maximum.
     return all(_is_harmless(metric, kept, *use) for use in uses) and kept <= _added(metric, uses)
 
 
 def _code_of(cls: type, name: str) -> types.CodeType | None:
-    """Return the code of a method, without decorators of frameworks; None for decorators of the user."""
+    """Return the code of a method without decorators of frameworks; None if a user decorated it."""
     method = getattr(cls, name, None)
     while hasattr(method, "__wrapped__"):
         module = getattr(method, "__globals__", {}).get("__name__") or type(method).__module__
@@ -47,19 +46,19 @@ def _code_of(cls: type, name: str) -> types.CodeType | None:
 
 
 def _added(metric: Any, uses: list[tuple[str, str]]) -> set[int]:
-    """Return the ids of the variables that these uses add to."""
     values = [getattr(metric, name, None) for name, next_name in uses if next_name in (*_CALLS_ADD, "update_state")]
     return {id(variable) for value in values for variable in getattr(value, "variables", [value])}
 
 
 def _uses(code: types.CodeType, owner: str) -> Iterator[tuple[str, str]]:
-    """Yield, for each use of ``owner``, the attribute that is taken, and the one that is taken of that; or ''."""
+    """Yield the attributes in ``owner.first.second`` for each use of ``owner``; '' if absent."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
     for number, step in enumerate(steps):
         loads = step.argval if isinstance(step.argval, tuple) else (step.argval,)
         if "_FAST" not in step.opname or owner not in loads:
             continue
-        plain = "LOAD_FAST" in step.opname and owner not in loads[:-1]  # one instruction may load two
+        # One instruction may load two.
+        plain = "LOAD_FAST" in step.opname and owner not in loads[:-1]
         names = [_attribute(each) for each in steps[number + 1 : number + 3]]
         yield (names[0], names[1] if names[0] else "") if plain and len(names) == 2 else ("", "")
 
@@ -69,7 +68,7 @@ def _attribute(step: dis.Instruction) -> str:
 
 
 def _is_harmless(metric: Any, kept: set[int], name: str, next_name: str) -> bool:
-    """Return whether a variable is only added to; settings that are plain values may be read."""
+    """Return whether a use only adds to a variable or reads a setting that is a plain value."""
     if not name or _is_own_property(type(metric), name):
         return False
     value = getattr(metric, name, None)
@@ -81,7 +80,7 @@ def _is_harmless(metric: Any, kept: set[int], name: str, next_name: str) -> bool
 
 
 def _is_own_property(cls: type, name: str) -> bool:
-    """Return whether an attribute is computed by code of the user, which may read a variable."""
+    """Return whether an attribute is computed by the user's code, which may read a variable."""
     found = inspect.getattr_static(cls, name, None)
     of = str(getattr(getattr(found, "fget", None), "__module__", ""))
     return hasattr(found, "__get__") and of.partition(".")[0] != "keras"

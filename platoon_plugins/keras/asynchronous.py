@@ -1,4 +1,4 @@
-"""Asynchronous training: each worker trains on its own, and synchronizes with the center every N batches."""
+"""Asynchronous training: workers train independently and synchronize with the center."""
 
 from __future__ import annotations
 
@@ -27,17 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Asynchronous(Mode):
-    """Mode in which each worker trains its own weights, and synchronizes them with the center by a rule.
-
-    Parameters
-    ----------
-    worker : Worker
-    backend : Backend
-    rule : Rule
-    every_n_batches : int
-    policy : {"any", "all", "leader"}
-        Which votes end the fit.
-    """
+    """Mode in which each worker synchronizes its own weights with the center every N batches."""
 
     def __init__(self, worker: Worker, backend: Backend, rule: Rule, every_n_batches: int, policy: str) -> None:
         self.rule = rule
@@ -54,7 +44,6 @@ class Asynchronous(Mode):
         self._entered_checksums: list[int] = []
 
     def describe(self, model: Any) -> str:
-        """Return a text of the settings that must be the same on all workers."""
         return f"rule={self.rule!r}, every_n_batches={self._every_n_batches}"
 
     def moments(self, model: Any) -> list[Any]:
@@ -65,20 +54,22 @@ class Asynchronous(Mode):
         return self._backend.moments(model)
 
     def start(self, model: Any, participants: list[int]) -> None:
-        """Record the model, whose weights are shared already."""
+        """Start; the weights are shared already."""
         self._model, self._participants = model, participants
         self._weights = self._backend.weights(model)
         self._moments = self._backend.moments(model) if shares_moments(self.rule) else []
         self._apply_constraints = constraints_of(self._weights)
-        if self._worker.resume_at.steps:  # the center of a checkpoint is as the rule has left it
+        # The rule does not apply constraints to the center in a checkpoint.
+        if self._worker.resume_at.steps:
             self._constrain()
 
     def batches_done(self, count: int) -> None:
-        """Synchronize if it is due; complete a round that overlaps after that part of the period."""
+        """Synchronize if it is due; complete an overlapping round after its part of the period."""
         due = sum(self._period.due() for _ in range(count))
         overlap = overlap_of(self.rule)
         if due:
-            for _ in range(min(due, fragments_of(self.rule))):  # several after several batches of one execution
+            # One execution may have several batches.
+            for _ in range(min(due, fragments_of(self.rule))):
                 self._sync(1.0)
         elif overlap and self._worker.advanced.round_under_way and self._period.is_past(overlap):
             self._backend.attach(self._model, only_weights=True)
@@ -87,12 +78,10 @@ class Asynchronous(Mode):
 
     @property
     def stops(self) -> bool:
-        """Whether the votes so far suffice to end the fit."""
         votes = self._worker.advanced.stop_votes
         return bool(votes.voters()) and votes.passed(self._policy, self._participants)
 
     def vote(self) -> None:
-        """Vote for the end of the fit."""
         self._worker.advanced.stop_votes.cast()
 
     def epoch_ends(self) -> None:
@@ -112,12 +101,12 @@ class Asynchronous(Mode):
         self._period = EveryN(self._period.n)
 
     def set_participants(self, ranks: list[int]) -> None:
-        """Record the participants."""
         self._participants = ranks
 
     def enter_center(self) -> None:
         """Give the model the center's weights, after all workers have synchronized."""
-        if not _entered:  # for scripts that end by an exception: at that point the back end can still import modules
+        # If the script ends by an exception, the back end can still import modules in atexit.
+        if not _entered:
             atexit.unregister(_leave_all)
             atexit.register(_leave_all)
         _entered[self._worker] = self
@@ -128,7 +117,7 @@ class Asynchronous(Mode):
         self._entered_checksums = self._checksums()
 
     def take_loss(self, loss: float) -> None:
-        """Shorten steps if the loss has risen, which is the same on all; the first participant warns of divergence."""
+        """Shorten steps if the loss, which is equal on all workers, has risen."""
         first = self._worker.global_rank == min(self._participants, default=0)
         if not self._losses.epoch_ends(loss, self.rule, tells=first):
             return
@@ -146,14 +135,14 @@ class Asynchronous(Mode):
         return {"changed": float(self._swapped is not None and self._checksums() != self._entered_checksums)}
 
     def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
-        """Copy weights that callbacks have changed to the center; all workers have read it, and wait for the copy."""
+        """Copy weights that callbacks have changed to the center; then a barrier."""
         if any(report["changed"] for report in reports.values()):
             if reports[self._worker.global_rank]["changed"]:
                 self.leave_center()
             self._worker.barrier(f"keras weights of callbacks {self._epochs_over}")
 
     def leave_center(self) -> None:
-        """Restore the worker's own weights; weights that a callback has changed stay, and are copied to the center."""
+        """Restore the worker's own weights; changes by callbacks are copied to the center."""
         if self._swapped is None:
             return
         changed = self._checksums() != self._entered_checksums
@@ -162,13 +151,13 @@ class Asynchronous(Mode):
         if changed:
             _set(self._shared(), now)
             self._worker.copy_to_global()
-        elif waits(self.rule):  # all workers begin the next round at the center, also those with fewer rounds so far
+        elif waits(self.rule):  # Workers with fewer rounds start there too.
             self._worker.copy_to_local()
             self._constrain()
 
     @contextlib.contextmanager
     def center(self) -> Any:
-        """Give the model the center's weights within the ``with`` block, in the middle of an epoch."""
+        """Give the model the center's weights within the ``with`` block, in mid-epoch."""
         if self._swapped is not None:
             yield
             return
@@ -178,22 +167,21 @@ class Asynchronous(Mode):
             yield
 
     def finish(self) -> None:
-        """End the fit, with the center's weights in the model."""
         self._backend.steps_are_over()
         if keeps_averages(self._model):
-            self.leave_for_good()  # Keras, not a callback, has changed the weights: it has put in the averages
+            self.leave_for_good()  # Keras has put the averages into the weights.
         self.pause()
         end_averages(self._model)
 
     def pause(self) -> None:
-        """Stop sharing the weights, with the center's in the model."""
+        """Stop sharing the weights; the model gets the center's."""
         self.leave_center()
         self._worker.copy_to_local()
         self._constrain()
         self._worker.release_shared_params()
 
     def abandon_center(self) -> None:
-        """Clean up after a fit that is over: the model keeps its current weights."""
+        """Clean up after a fit; the model keeps its current weights."""
         now = _copies(self._weights)
         self.leave_for_good()
         _set(self._backend.weights(self._model), now)
@@ -208,21 +196,20 @@ class Asynchronous(Mode):
     def _sync(self, part: float, whole: bool = False) -> None:
         self._backend.attach(self._model, only_weights=True)
         if self.stops and not all(np.isfinite(values).all() for values in _copies(self._weights)):
-            return  # TerminateOnNaN ends the fit, so `on_nonfinite` must not raise
+            return  # TerminateOnNaN ends the fit: `on_nonfinite` must not raise.
         self._worker.sync_params(part=part, whole=whole)
         self._constrain()
 
     def _constrain(self) -> None:
-        """Apply the constraints of weights: the rule moves weights after the optimizer has applied them."""
+        """Apply the constraints of weights, which the rule does not apply."""
         if self._apply_constraints is not None:
             self._apply_constraints()
 
     def _checksums(self) -> list[int]:
-        """Return a checksum of each shared variable: copies would take the memory of the model once or twice more."""
+        """Return a checksum of each shared variable; copies would need more memory."""
         return [checksum(v.get_value(borrow=True)) for v in self._shared()]
 
     def _shared(self) -> list[Variable]:
-        """Return the weights, and the moments if they are shared."""
         return [*self._weights, *self._moments]
 
 
@@ -242,7 +229,7 @@ def abandon_center(worker: Worker) -> None:
 
 
 def _leave_all() -> None:
-    """Restore the own weights of all workers of this process, when it exits."""
+    """Restore the own weights of all workers of this process at exit."""
     for worker, fit in list(_entered.items()):
         try:
             fit.leave_for_good()
@@ -250,5 +237,6 @@ def _leave_all() -> None:
             log.debug("rank %d: the center stays in the model at the end: %s", worker.global_rank, exc)
 
 
-# Fits whose models have the center's weights. Referenced here, as garbage collection would restore the own weights.
+# Fits whose models have the center's weights. The reference prevents garbage collection, which
+# would restore the own weights.
 _entered: dict[Worker, Asynchronous] = {}

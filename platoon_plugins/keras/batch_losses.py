@@ -1,4 +1,4 @@
-"""The loss of an epoch or an evaluation that is not a mean over rows, combined over the workers batch by batch."""
+"""Losses that are not means over rows: combined over the workers batch by batch."""
 
 from __future__ import annotations
 
@@ -21,42 +21,26 @@ ADDED = (
 
 
 class BatchLosses:
-    """Stores the loss of each batch, and combines the k-th batches of all workers as one large batch.
+    """The losses of batches; the k-th batches of all workers are combined as one large batch."""
 
-    ::
-
-        loss := sum_k R_k L_k / sum_k R_k        L_k = sum_i w_ik l_ik / sum_i w_ik        R_k = sum_i rows_ik
-
-    for worker i; w is the divisor of the loss, such as the number of tokens that are not masked. With batches of B rows
-    on N workers this is the value that Keras computes in one process with batches of N B rows. For losses that are
-    sums, L_k = sum_i l_ik.
-
-    Only batches of an epoch or evaluation that `begin` has started are stored, until the end of the fit.
-
-    Attributes
-    ----------
-    phase : {"train", "test"}
-        The phase of batches that are added without ``training``.
-    """
+    # loss := sum_k R_k L_k / sum_k R_k, L_k = sum_i w_ik l_ik / sum_i w_ik, where R_k is the number
+    # of rows of batch k and w_ik the divisor of worker i's loss. Losses that are sums add up. Only
+    # batches of an epoch or evaluation that `begin` has started are recorded.
 
     def __init__(self) -> None:
         self.phase = "train"
         self._batches: dict[str, list[tuple[Any, Any, Any]]] = {}
 
     def begin(self, phase: str) -> None:
-        """Start an epoch or evaluation: drop the batches of the previous one."""
+        """Start an epoch or evaluation ("train" or "test"), which becomes the phase of `add`."""
         self.phase = phase
         self._batches[phase] = []
 
     def end(self) -> None:
-        """Drop all batches, and store no more: later batches are not part of a fit."""
         self._batches = {}
 
     def add(self, loss: Any, weight: Any, rows: Any, training: bool | None = None) -> None:
-        """Record a batch. Its weight is the divisor of its loss: 0 if all of it is masked, None if the loss is a sum.
-
-        Values may be scalars on a device: they are fetched later, many at a time, so that steps do not wait for them.
-        """
+        """Record a batch; ``weight`` divides its loss: 0 if all is masked, None for a sum."""
         batches = self._batches.get(self.phase if training is None else "train" if training else "test")
         if batches is not None:
             batches.append((loss, weight, rows))
@@ -64,19 +48,10 @@ class BatchLosses:
                 batches[-_FETCHED_AT_ONCE:] = map(_fetched, batches[-_FETCHED_AT_ONCE:])
 
     def count(self, phase: str) -> int:
-        """Return the number of recorded batches, whose loss is not a mean over rows."""
         return len(self._batches.get(phase, ()))
 
     def combined(self, phase: str, worker: Worker, name: str) -> float:
-        """Return the loss over all workers, the same on each; a collective call.
-
-        Parameters
-        ----------
-        phase : {"train", "test"}
-        worker : Worker
-        name : str
-            A different one for each call.
-        """
+        """Return the loss over all workers; a collective call with a unique ``name``."""
         length = max(worker.gather(self.count(phase), name=f"{name}, batches"))
         table = np.zeros((length, 3))
         for row, (loss, weight, rows) in zip(table, map(_fetched, self._batches.get(phase, ()))):
@@ -88,6 +63,6 @@ class BatchLosses:
 
 
 def _fetched(batch: tuple[Any, Any, Any]) -> tuple[float, float | None, float]:
-    """Return a batch's values as numbers, waiting for the device if necessary."""
+    """Return a batch's values as numbers; waits for the device."""
     loss, weight, rows = batch
     return float(loss), None if weight is None else float(weight), float(rows)

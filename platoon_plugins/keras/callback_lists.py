@@ -1,4 +1,4 @@
-"""Checks of each fit: callbacks beside those of `distribute` are moved into them, fits without it are detected."""
+"""Checks of each fit: adds callbacks to the list of `distribute`, and detects fits without it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ __all__ = ["watch_fits"]
 
 
 def watch_fits() -> None:
-    """Patch ``CallbackList`` and ``train_on_batch`` to detect training that would take place on one worker alone.
-
-    Keras makes a CallbackList for each fit. So callbacks that were passed beside those of `distribute`, and fits
-    without any of them, can be detected there.
-    """
+    """Patch ``CallbackList`` and ``train_on_batch`` to detect training on one worker alone."""
     lists: Any = keras.callbacks.CallbackList
     if hasattr(lists.__init__, "watches_fits"):
         return
@@ -43,7 +39,8 @@ def watch_fits() -> None:
         if alone:
             _refuse_trained(callback_list.model, "fit", "pass callbacks=distribute([...]) to it")
         begin(callback_list, logs)
-        if alone:  # checked after the script's own callbacks, which may have shared the weights
+        # The script's own callbacks may have shared the weights.
+        if alone:
             _warn_if_unsynchronized(callback_list.model)
 
     @functools.wraps(step)
@@ -63,10 +60,7 @@ def watch_fits() -> None:
 
 
 def _keeping_numpy(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Keras read a first batch to build a model without a draw from NumPy's generator.
-
-    On JAX it draws a permutation of this worker's rows, which takes other numbers from the generator on other workers.
-    """
+    """Let Keras build a model without advancing NumPy's generator."""
 
     @functools.wraps(build)
     def _symbolic_build(model: Any, *args: Any, **options: Any) -> Any:
@@ -78,7 +72,6 @@ def _keeping_numpy(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_epoch(model: Any, options: dict[str, Any]) -> int:
-    """Return the first epoch of a training loop of Keras 2."""
     given = int(options.get("initial_epoch") or 0)
     bounds = bounds_of(options.get("callbacks") or [])
     if not bounds:
@@ -91,7 +84,7 @@ _LOOP = "compile with DistributedOptimizer and call broadcast_variables(model) b
 
 
 def _refuse_trained(model: Any, call: str, remedy: str) -> None:
-    """Raise if a model that several workers have trained would now be trained on this worker alone."""
+    """Raise if a model that several workers have trained would now be trained on this one alone."""
     worker = _unsynchronized_worker(model, refuses=True)
     if worker is not None and model in trained.models:
         raise ConfigurationError(
@@ -113,10 +106,8 @@ def _warn_if_unsynchronized(model: Any) -> None:
 
 
 def _unsynchronized_worker(model: Any, refuses: bool = False) -> Worker | None:
-    """Return the worker if its job has several and nothing synchronizes the model with those of the others, else None.
-
-    With ``refuses``, raise if the model averages gradients and no fit has prepared it; a compiled step would raise too.
-    """
+    """Return the worker if its job has several and nothing synchronizes the model, else None."""
+    # With `refuses`, raise if the model averages gradients and no fit has prepared it.
     worker = connected()
     if model is None or worker is None or worker.global_size == 1:
         return None
@@ -125,6 +116,7 @@ def _unsynchronized_worker(model: Any, refuses: bool = False) -> Worker | None:
         if refuses:
             average.require_attached()
         return None
-    if worker.advanced.shares and worker not in trained.sharing:  # the script itself synchronizes the weights
+    # The script itself synchronizes the weights.
+    if worker.advanced.shares and worker not in trained.sharing:
         return None
     return None if backends.current().trains_together(model) else worker

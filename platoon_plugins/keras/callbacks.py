@@ -1,4 +1,4 @@
-"""The callbacks that `distribute` adds before and after the user's, and changes to those that save checkpoints."""
+"""The callbacks that `distribute` adds, and changes to callbacks that save checkpoints."""
 
 from __future__ import annotations
 
@@ -36,28 +36,7 @@ _REPORT_EACH_S = 0.05
 
 
 class Fits:
-    """The state that the callbacks of one list have in common: the settings and the fit in progress.
-
-    Parameters
-    ----------
-    worker : Worker
-    backend : Backend
-    settings : Settings
-    leader_only : tuple of type
-        Callbacks of these classes run on the leader only.
-
-    Attributes
-    ----------
-    worker, backend, leader_only
-        See the parameters.
-    leads : bool
-        Whether this worker runs the callbacks of ``leader_only``.
-    verbose : int or str
-        The argument of ``fit``.
-    swaps_at_epochs : bool
-        Whether a callback of the user replaces the weights by averages between epochs.
-    timer : FitTimer
-    """
+    """The state shared by the callbacks of one list: the settings and the fit in progress."""
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, leader_only: tuple[type, ...]) -> None:
         self.worker, self.backend, self.leader_only = worker, backend, leader_only
@@ -69,20 +48,19 @@ class Fits:
         self.swaps_at_epochs = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fits:
-        """Return the state for another list with the same worker, whose connection cannot be copied."""
+        """Share the worker, whose connection cannot be copied."""
         return Fits(self.worker, self.backend, copy.deepcopy(self._settings, memo), self.leader_only)
 
     def first_epoch(self, model: Any, epochs: int | None, given: int) -> int:
-        """Return the first epoch of the next fit; called before its callbacks, on Keras 2."""
+        """Return the first epoch of the next fit, on Keras 2; called before its callbacks."""
         if self.worker.late:
             return given
-        # Even without a center: other workers may have one, and all must make this collective call.
+        # This is a collective call: other workers may have a center.
         has_center = self._settings.rule is not None and average_of_model(model) is None
         resumption = agree_to_resume(self.worker, has_center)
         return given if resumption is None else resumption.first_epoch(epochs, given)
 
     def prepare(self, model: Any) -> None:
-        """Make the `Training` of the next fit."""
         self._training = Training(self.worker, self.backend, self._settings, model)
         self.timer = FitTimer(self.worker, model)
         if self.swaps_at_epochs:
@@ -99,22 +77,22 @@ class Fits:
 
     @property
     def testing(self) -> Training | None:
-        """The fit to which an evaluation belongs; None for a call of ``evaluate`` outside of a fit."""
+        """The fit that an evaluation belongs to; None outside of a fit."""
         return self._training if self._training is not None and self._training.begun else None
 
     def follow_leader(self, mine: keras.callbacks.Callback) -> None:
-        """Become the leader once all lower ranks are gone; call it within a hook of ``mine``."""
+        """Become the leader once all lower ranks have left; call it within a hook of ``mine``."""
         if not self.leads and self.training.leads:
             self.leads = True
             take_over(mine, self.worker.global_rank, self.verbose)
 
     def center(self) -> contextlib.AbstractContextManager[None]:
-        """Give the model the center's weights within the ``with`` block, if a fit is in progress."""
+        """Give the model the center's weights within ``with``, if a fit is in progress."""
         return contextlib.nullcontext() if self._training is None else self._training.center()
 
 
 class _First(keras.callbacks.Callback):  # type: ignore[misc]
-    """The callback before the user's callbacks: it puts the values over all workers into their ``logs``."""
+    """The callback before the user's: it puts the values over all workers into their ``logs``."""
 
     def __init__(self, fits: Fits) -> None:
         super().__init__()
@@ -122,16 +100,14 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
 
     def set_params(self, params: Any) -> None:
-        """Store the parameters, a dict that all callbacks share; silence the progress bar except on the leader."""
         super().set_params(params)
         self._fits.verbose = params.get("verbose", 0)
         if not self._fits.leads:
             self._fits.backend.silence(params)
 
     def set_model(self, model: Any) -> None:
-        """Store the model."""
         super().set_model(model)
-        self._owner = model  # self.model would fetch JAX's state at every batch
+        self._owner = model  # `self.model` would fetch JAX's state at every batch.
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._fits.prepare(self._owner)
@@ -139,7 +115,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._fits.training.epoch_begins(epoch, self.params or {})
 
-    # Not on_train_batch_end: if no callback overrides it, Keras does not wait for the logs of each batch.
+    # If no callback overrides on_train_batch_end, Keras does not wait for the logs of each batch.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._fits.training.batch_begins(batch)
         self._fits.timer.batch_begins()
@@ -151,7 +127,8 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._fits.testing is not None:
-            self._fits.worker.progress()  # the workers that wait for this one time out only without its progress
+            # Other workers wait for this one as long as it reports progress.
+            self._fits.worker.progress()
 
     def on_test_end(self, logs: Any = None) -> None:
         if self._fits.testing is not None:
@@ -169,7 +146,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _FirstAtBatches(_First):
-    """A `_First` that is also called at the end of batches, for back ends whose metrics need that."""
+    """A `_First` for back ends whose metrics are called at the end of batches."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._fits.training.batch_ends({} if logs is None else logs)
@@ -180,7 +157,7 @@ class _FirstAtBatches(_First):
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
-    """The callback after the user's callbacks, whose decisions become decisions of all workers."""
+    """The callback after the user's: their decisions become decisions of all workers."""
 
     def __init__(self, fits: Fits, standbys: Sequence[Standby] = ()) -> None:
         super().__init__()
@@ -189,7 +166,6 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
 
     def set_model(self, model: Any) -> None:
-        """Store the model."""
         super().set_model(model)
         self._owner = model
 
@@ -212,18 +188,15 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _LastAtBatches(_Last):
-    """A `_Last` that also handles stops in the middle of an epoch."""
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._fits.training.callbacks_end_batch()
         self._fits.timer.loads()
 
 
 class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
-    """Reports the progress of a single worker's fit to the launcher, and stops the fit if the job stops.
+    """Reports the progress of a single worker's fit, and stops the fit if the job stops."""
 
-    Both at most every 50 ms: in a training loop neither the objects nor the code for it are in the processor's cache.
-    """
+    # It reports at most every 50 ms, as its code is usually not in the processor's cache.
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -234,13 +207,12 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches_at_once, self._report_at = 1, 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ProgressReporter:
-        """Return a reporter for another list with the same worker, whose connection cannot be copied."""
+        """Share the worker, whose connection cannot be copied."""
         return type(self)(self._worker)
 
     def set_model(self, model: Any) -> None:
-        """Store the model."""
         super().set_model(model)
-        self._owner = model  # self.model would fetch JAX's state at every batch
+        self._owner = model  # `self.model` would fetch JAX's state at every batch.
 
     def on_train_begin(self, logs: Any = None) -> None:
         restored = getattr(self._owner, "_initial_epoch", None) or given_initial_epoch(self._owner)
@@ -282,14 +254,15 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         self.timer.end()
 
     def _count_to(self, batches: int) -> None:
-        batches = min(batches, (self.params or {}).get("steps") or batches)  # the last execution may make fewer
+        # The last execution may be shorter.
+        batches = min(batches, (self.params or {}).get("steps") or batches)
         if batches > self._counted:
             self._worker.progress(steps=batches - self._counted)
             self._counted = batches
 
 
 class _PhaseReporter(keras.callbacks.Callback):  # type: ignore[misc]
-    """The callback before the user's callbacks of a single worker: enters the phases in which these run."""
+    """The callback before those of the user of a single worker: enters the phases of the timer."""
 
     def __init__(self, reporter: _ProgressReporter) -> None:
         super().__init__()
@@ -306,33 +279,28 @@ class _PhaseReporter(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _ProgressReporterAtBatches(_ProgressReporter):
-    """A `_ProgressReporter` that is also called at the end of batches, where Keras 2 or a user's callback is too."""
+    """A `_ProgressReporter` with a hook at the end of batches."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.timer.loads()
 
 
 def with_progress_reports(callbacks: list[Any], worker: Worker, at_batches: bool) -> list[Any]:
-    """Return callbacks between those that report the progress of a single worker's fit to the launcher."""
     reporter = (_ProgressReporterAtBatches if at_batches else _ProgressReporter)(worker)
     return [_PhaseReporter(reporter), *callbacks, reporter]
 
 
 def make_first(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:
-    """Make the callback before the user's callbacks."""
     return (_FirstAtBatches if at_batches else _First)(fits)
 
 
 def make_last(fits: Fits, at_batches: bool, standbys: Sequence[Standby]) -> keras.callbacks.Callback:
-    """Make the callback after the user's callbacks."""
     return (_LastAtBatches if at_batches else _Last)(fits, standbys)
 
 
 def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:
-    """Return, for each call of `distribute`, the positions of its first and last callback in a list, and their `Fits`.
-
-    A list without the last one belongs to a training loop of the user, and is left out.
-    """
+    """Return the positions of the first and last callback of each `distribute`, and its `Fits`."""
+    # A list without the last one belongs to a training loop of the user, and is left out.
     firsts = {id(callback.fits): i for i, callback in enumerate(callbacks) if isinstance(callback, _First)}
     lasts = [(i, callback.fits) for i, callback in enumerate(callbacks) if isinstance(callback, _Last)]
     return [(firsts[id(fits)], i, fits) for i, fits in lasts if id(fits) in firsts]
@@ -348,10 +316,11 @@ def hooks_into_batches(callback: Any) -> bool:
 
 
 def in_center(callback: Any, fits: Fits) -> None:
-    """Make a callback save the center's weights when it writes a checkpoint in the middle of an epoch."""
-    callback.platoon_fits = fits  # an attribute, so that a deep copy of all callbacks refers to the copied `Fits`
+    """Make a callback write the center's weights into its checkpoints in the middle of an epoch."""
+    callback.platoon_fits = fits  # A deep copy must refer to the copied `Fits`.
     base: Any = type(callback)
-    if hasattr(base, "saves_center"):  # done for an earlier fit
+    # An earlier fit has patched it.
+    if hasattr(base, "saves_center"):
         return
 
     def saving(name: str) -> Callable[..., Any]:
@@ -369,10 +338,9 @@ def in_center(callback: Any, fits: Fits) -> None:
 
 
 def saves_in_mid_epoch(callback: Any) -> bool:
-    """Return whether a callback writes checkpoints at a period in batches."""
     save_freq = getattr(callback, "save_freq", None)
     return isinstance(save_freq, int) and any(callable(getattr(callback, name, None)) for name in _SAVES)
 
 
-# The methods with which ModelCheckpoint and BackupAndRestore, and OrbaxCheckpoint, write.
+# The methods that write in ModelCheckpoint and BackupAndRestore, and in OrbaxCheckpoint.
 _SAVES = ("_save_model", "_save_checkpoint")

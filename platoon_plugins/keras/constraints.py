@@ -1,4 +1,4 @@
-"""The constraints of weights, such as NonNeg, which a rule does not know."""
+"""The constraints of weights, such as NonNeg, which rules do not apply."""
 
 from __future__ import annotations
 
@@ -12,22 +12,16 @@ __all__ = ["constraints_of"]
 
 
 def constraints_of(weights: Sequence[Any]) -> Callable[[], object] | None:
-    """Return a function that applies the constraints of trainable weights; None if no weight has one.
-
-    Parameters
-    ----------
-    weights : sequence of Variable
-        What `Backend.weights` returns.
-    """
+    """Return a function that applies the constraints of `Backend.weights`; None without any."""
     found = [(weight, getattr(getattr(weight, "variable", weight), "constraint", None)) for weight in weights]
     constrained = [(weight, constraint) for weight, constraint in found if constraint is not None]
     if not constrained:
         return None
-    if not hasattr(keras, "ops"):  # Keras 2, whose constraints take and return symbolic values
+    if not hasattr(keras, "ops"):  # Constraints of Keras 2 are symbolic.
         compiled = keras.backend.function([], [], updates=[(weight, each(weight)) for weight, each in constrained])
         return lambda: compiled([])
 
-    # Keras passes variables; those of the model itself may be empty, as they are within an epoch on JAX.
+    # Constraints take variables. Those of the model may be empty within an epoch on JAX.
     passed = [keras.Variable(weight.get_value(), trainable=False) for weight, _ in constrained]
 
     def apply() -> None:

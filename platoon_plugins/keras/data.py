@@ -1,4 +1,4 @@
-"""`shard`, which returns a worker's part of the data: nested arrays, data sets or sequences of batches."""
+"""`shard`, which returns a worker's part of arrays, data sets and sequences of batches."""
 
 from __future__ import annotations
 
@@ -32,63 +32,57 @@ def shard(
 ) -> Any:
     """Return this worker's part of each argument, as in ``fit(*shard(x, y))``.
 
-    From arrays, worker r of N gets the rows r, r + N, r + 2N, ..., so each row belongs to one worker, and the k-th
-    mini-batches of all workers together are the k-th mini-batch of a single process with mini-batches N times as large.
-    Lists, tuples and dicts of arrays are sharded array by array.
+    Of arrays worker r of N gets the rows r, r + N, r + 2N, ... The k-th mini-batches of all workers
+    together are the k-th mini-batch of one process with mini-batches N times as large. Lists,
+    tuples and dicts of arrays are sharded array by array.
 
-    By default a ``fit`` that shuffles, with the callbacks of `distribute`, divides the rows of these arrays again in
-    each epoch: it draws one permutation of all rows, the same on all workers, of which each takes every N-th row. So in
-    each epoch one worker gets a row, and in other epochs other workers do. The returned arrays are not changed; ``fit``
-    reads copies of the epoch's rows. This takes the memory of one more shard, and keeps the original arrays in memory
-    as long as the returned ones. Each worker keeps its rows
+    A ``fit`` that shuffles, with the callbacks of `distribute`, divides the rows of these arrays
+    again in each epoch, by one permutation of all rows. It needs the memory of one more shard and
+    keeps the original arrays in memory. The returned arrays do not change. Each worker keeps its
+    rows
 
-    - in validation and with ``fit(shuffle=False)``, where it keeps their order too;
-    - if ``fit`` gets anything but unchanged arrays of `shard`, such as ``x / 255`` (with a warning if only some are);
-    - if ``fit`` gets ``steps_per_epoch``, ``validation_split``, ``shuffle="batch"`` or, on Keras 2, ``class_weight``;
+    - in validation and with ``fit(shuffle=False)``, which keeps their order too;
+    - if ``fit`` gets other arrays, such as ``x / 255``: preprocess arrays before `shard`;
+    - if ``fit`` gets ``steps_per_epoch``, ``validation_split``, ``shuffle="batch"`` or, on Keras 2,
+      ``class_weight``;
     - if arrays are in files (`numpy.memmap`), on a GPU, or of objects or strings of TensorFlow;
     - in your own training loops.
 
-    So preprocess arrays before `shard`.
+    A `keras.utils.PyDataset` or `Sequence` is wrapped in one with the same number of batches on
+    every worker; the last step divides the rows of the remaining batches. In ``on_epoch_begin`` and
+    ``on_epoch_end`` the global random generators are equal on all workers. Seed other generators
+    alike: after these calls the workers compare the first and the last batch. If the inputs are
+    random, such as noise or crops, they compare only the labels.
 
-    A `keras.utils.PyDataset` or `Sequence` is wrapped in one with the same number of batches on every worker. If N does
-    not divide the number of batches, the rows of the remaining ones are divided in a last step, so each row is still
-    used once per epoch. During ``on_epoch_begin`` and ``on_epoch_end`` the global random generators are equal on all
-    workers, so that all shuffle alike. Seed other generators alike on all workers: after each of these calls the first
-    batch is compared, by its labels if it has some. Random values in a batch, such as noise and crops, may differ
-    between workers.
-
-    A `tf.data.Dataset` is divided by its own method ``shard``. Its elements must come in the same order on every
-    worker, so shard before you shuffle. From a torch `DataLoader` a new one with every N-th row is made: in the order
-    of its data set or, if it shuffles, of a permutation common to all workers. In your own training loop call
-    ``loader.sampler.set_epoch(epoch)`` before each epoch, as `fit` does.
+    A `tf.data.Dataset` is divided by its method ``shard`` and must have the same order on every
+    worker, so shard before you shuffle. A torch `DataLoader` is replaced by one with every N-th
+    row, of a common permutation if it shuffles. In your own training loop call
+    ``loader.sampler.set_epoch(epoch)`` before each epoch.
 
     Parameters
     ----------
     *data : array, nested arrays, or PyDataset, Sequence, tf.data.Dataset, DataLoader
         For instance x, y and sample_weight; all arrays must have the same number of rows.
     uneven : {"keep", "drop", "wrap"}
-        If N does not divide the number of rows, some workers have one more ("keep"), the last rows are skipped
-        ("drop"), or some workers get one of the first rows too ("wrap"). Only for arrays.
+        If N does not divide the number of rows, some workers have one more ("keep"), the last rows
+        are skipped ("drop"), or some workers get one of the first rows too ("wrap"). Arrays only.
     validation_split : float
-        Reserve this fraction for validation, and return ``(train, validation)``, two tuples. It is taken from the last
-        rows of the whole arrays, as ``fit`` does in a single process. (``fit(validation_split=...)`` would take the
-        last rows of each shard, which depend on the number of workers.) Only for arrays.
+        Reserve this fraction of the rows, the last ones of the whole arrays, for validation, and
+        return ``(train, validation)``, two tuples. Arrays only.
     reshuffle : bool
-        Whether ``fit`` may divide the rows again in each epoch, as above; otherwise each worker keeps its rows. Only
-        for arrays.
+        Whether ``fit`` may divide the rows again in each epoch. Arrays only.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     tuple, or a single value for one argument
-        This worker's part of each argument.
 
     Raises
     ------
     ConfigurationError
-        If the numbers of rows differ, there are fewer rows than workers, a kind of data cannot be divided, or another
-        worker has passed other data, such as its own random split.
+        If the numbers of rows differ, there are fewer rows than workers, a kind of data cannot be
+        divided, or another worker has passed other data, such as its own random split.
 
     Examples
     --------
@@ -147,7 +141,6 @@ def _common_rows(data: tuple[Any, ...]) -> int:
 
 
 def _counts(data: Any) -> list[int]:
-    """Return the number of rows of each array in nested data."""
     counts: list[int] = []
     map_arrays(data, lambda array: counts.append(_count(array)))
     return counts
@@ -177,10 +170,10 @@ def _rows(array: Any, start: int, stop: int, uneven: str, worker: Worker, reshuf
 
 
 def _with_rows(array: Any) -> Any:
-    """Return the NumPy array of a tensor of TensorFlow, which has no rows by their numbers; others as they are."""
+    """Return an EagerTensor as a NumPy array, as it cannot be indexed by row; others unchanged."""
     if type(array).__name__ != "EagerTensor":
         return array
-    values = np.asarray(array)  # the same memory, where it is on the host
+    values = np.asarray(array)  # This shares memory on the host.
     return values if values.dtype.kind in "biuf" else array
 
 
@@ -191,7 +184,7 @@ def _first_rows(array: Any, cut: Cut) -> Any:
         return take(array, start + epoch_indices(stop - start, rank, size, uneven=uneven))
     if uneven == "drop":
         stop -= left_over
-    chosen = slice(start + rank, stop, size)  # a slice returns a view, for arrays that have views
+    chosen = slice(start + rank, stop, size)  # A slice makes a view where possible.
     return array.iloc[chosen] if hasattr(array, "iloc") else array[chosen]
 
 
@@ -199,12 +192,11 @@ def _first_rows(array: Any, cut: Cut) -> Any:
 
 
 def is_sequence(data: Any) -> bool:
-    """Return whether data are a PyDataset or Sequence of batches."""
     return isinstance(data, _SequenceBase)
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether data are a tf.data.Dataset, by its methods, without importing TensorFlow."""
+    """Return whether data are a tf.data.Dataset, without importing TensorFlow."""
     return callable(getattr(data, "shard", None)) and callable(getattr(data, "batch", None))
 
 
@@ -214,7 +206,6 @@ def is_sharded(data: Any) -> bool:
 
 
 def _shuffles(dataset: Any) -> bool:
-    """Return whether a tf.data.Dataset, or a data set from which it is made, shuffles."""
     return any("Shuffle" in type(source).__name__ for source in sources(dataset))
 
 
@@ -239,13 +230,11 @@ def _shard_set(data: Any, worker: Worker) -> Any:
 
 
 def _batches(sequence: Any) -> int | None:
-    """Return the number of batches; None for an infinite PyDataset, which may have only ``num_batches``."""
+    """Return the number of batches; None for an infinite PyDataset."""
     return len(sequence) if hasattr(sequence, "__len__") else sequence.num_batches
 
 
 class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
-    """One worker's batches of a PyDataset or Sequence."""
-
     def __init__(self, whole: Any, worker: Worker) -> None:
         options = ("workers", "use_multiprocessing", "max_queue_size")
         known = {name: getattr(whole, name) for name in options if hasattr(whole, name)}
@@ -263,7 +252,6 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
 
     @property
     def num_batches(self) -> int | None:
-        """The number of this worker's batches; None if the whole data set has no end."""
         batches = _batches(self._whole)
         if batches is None:
             return None
@@ -278,7 +266,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         return steps
 
     def _count_steps(self, batches: int) -> int:
-        """Return the number of steps; the remaining batches make one, if they have a row for each worker."""
+        """Return the number of steps; the remaining batches make one if each worker gets a row."""
         full, left_over = divmod(batches, self._size)
         if not left_over or _counts(self._whole[batches - 1])[0] >= self._size:
             return full + bool(left_over)
@@ -291,10 +279,8 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         return full + (enough or alone)
 
     def _remaining(self, batches: int) -> tuple[bool, Any]:
-        """Return whether each worker has rows of the remaining batches, and those of this worker, or None.
-
-        The batches are divided together. If each is padded to its own length, some workers divide one batch.
-        """
+        """Return whether each worker has rows of the remaining batches, and this worker's rows."""
+        # Batches padded to different lengths are divided one by one, each among some workers.
         first = batches - batches % self._size
         remaining = [self._whole[i] for i in range(first, batches)]
         groups = 1 if _fit(remaining) else len(remaining)
@@ -320,18 +306,16 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def on_epoch_begin(self) -> None:
-        """Call the hook of the whole data set."""
         self._call_hook("on_epoch_begin")
 
     def on_epoch_end(self) -> None:
-        """Call the hook of the whole data set."""
         self._call_hook("on_epoch_end")
 
     def _call_hook(self, name: str) -> None:
-        """Call a hook of the whole data set, if it overrides it, with the same random numbers on all workers."""
+        """Call an overridden hook of the whole data set, with the same seed on all workers."""
         hook = getattr(self._whole, name, None)
         if hook is None or getattr(hook, "__func__", None) is getattr(_SequenceBase, name, hook):
-            return  # the hook of Keras's class does nothing
+            return  # Keras's own hook does nothing.
         self._calls += 1
         with seeds.Common([self._seed, self._calls]):
             hook()

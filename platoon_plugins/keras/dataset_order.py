@@ -1,8 +1,4 @@
-"""The order of a tf.data.Dataset: whether it is the same in every process, and how it is compared between workers.
-
-A data set whose graph makes its order the same everywhere is not compared while it is read. Into others a step is put
-that keeps running checksums of the batches. It computes in TensorFlow's threads, without Python.
-"""
+"""The order of a tf.data.Dataset: fixed by its graph, or compared by running checksums."""
 
 from __future__ import annotations
 
@@ -26,36 +22,31 @@ _UNSEEDED = (
     "and miss rows. Give it one, dataset.shuffle(n, seed=0), or import `prepare` after tensorflow and before the data "
     "set is made: that seeds TensorFlow alike on all workers, if the script has not done it"
 )
-# Parts of a graph that read their input in order, or shuffle it by a seed.
+# Datasets that read their input in order, or shuffle it by a seed.
 _IN_ORDER = (
     *("AssertCardinality", "Batch", "Cache", "Concatenate", "Dense", "Filter", "Map", "Options", "PaddedBatch"),
     *("ParallelBatch", "ParallelMap", "Prefetch", "RaggedBatch", "Range", "Repeat", "Scan", "Shard", "Shuffle", "Skip"),
     *("Take", "TakeWhile", "Tensor", "TensorSlice", "Unbatch", "Window", "Zip"),
 )
-_PASSES, _POWERS = 4, 31  # readings whose marks are kept; marks after 1, 2, 4, ... batches
+# Number of readings whose marks are kept, and number of marks, after 1, 2, 4, ... batches.
+_PASSES, _POWERS = 4, 31
 
 
 def sources(dataset: Any) -> Iterator[Any]:
-    """Yield a tf.data.Dataset and all data sets from which it is made."""
+    """Yield a tf.data.Dataset and all data sets that it is made from."""
     yield dataset
     for made_from in dataset._inputs() if hasattr(dataset, "_inputs") else ():
         yield from sources(made_from)
 
 
 def comparable(dataset: Any, worker: Worker, what: str) -> Any:
-    """Return a data set of the same elements whose order is the same on all workers, or is compared between them.
-
-    Raises
-    ------
-    ConfigurationError
-        If it shuffles without a seed.
-    """
+    """Return an equal data set whose order is fixed or compared; raise if it shuffles unseeded."""
     import tensorflow as tf
 
     made_from = list(sources(dataset))
     if any(_shuffles_at_random(source) for source in made_from):
         raise ConfigurationError(_UNSEEDED)
-    if dataset.options().deterministic is False:  # only an option, which a later one replaces
+    if dataset.options().deterministic is False:  # A later option overrides it.
         options = tf.data.Options()
         options.deterministic = True
         dataset = dataset.with_options(options)
@@ -67,19 +58,18 @@ def comparable(dataset: Any, worker: Worker, what: str) -> Any:
 
 
 def watched(dataset: Any, size: int) -> Any:
-    """Return a data set that keeps the checksums that `comparable` needs, for ``size`` workers."""
+    """Return a data set that keeps checksums as `comparable` does, for ``size`` workers."""
     return _DatasetOrder("", size).watch(dataset)
 
 
 def is_in_order(source: Any) -> bool:
-    """Return whether this part of a graph has the same order in each process if its inputs have."""
+    """Return whether a data set has the same order in each process if its inputs have."""
     name = type(source).__name__.strip("_").replace("DatasetV2", "Dataset")
     in_order = name[: -len("Dataset")] in _IN_ORDER
     return in_order and getattr(source, "_deterministic", None) not in (False, "false")
 
 
 def _shuffles_at_random(source: Any) -> bool:
-    """Return whether a data set shuffles by a seed of its own in each process."""
     if "Shuffle" not in type(source).__name__:
         return False
     seeds = [getattr(source, name, 0) for name in ("_seed", "_seed2")]
@@ -87,11 +77,10 @@ def _shuffles_at_random(source: Any) -> bool:
 
 
 class _DatasetOrder:
-    """The order of a tf.data.Dataset, see `read_order.Order`.
+    """The order of a tf.data.Dataset, see `read_order.Order`."""
 
-    The marks are rows ``(batches, everything, labels, kinds)`` of a variable: one for the latest batch, one for each
-    power of two, and one for each of the latest rounds.
-    """
+    # The rows of `_marks` are (batches, everything, labels, kinds): for the latest batch, for each
+    # power of two, and for the latest rounds.
 
     def __init__(self, what: str, size: int) -> None:
         import tensorflow as tf
@@ -114,7 +103,7 @@ class _DatasetOrder:
         return watched.apply(tf.data.experimental.assert_cardinality(cardinality)) if known else watched
 
     def _step(self, state: Any, element: Any) -> Any:
-        """Record one batch: ``state`` is (reading, batches, everything, labels, different labels ...)."""
+        """Record a batch; ``state``: (reading, batches, everything, labels, different labels)."""
         import tensorflow as tf
 
         own = _hash(tf.nest.flatten(labels_of(element), expand_composites=True))
@@ -127,7 +116,7 @@ class _DatasetOrder:
         power = tf.cast(tf.round(tf.math.log(tf.cast(count, tf.float64)) / 0.6931471805599453), tf.int64)
         is_power = tf.bitwise.bitwise_and(count, count - 1) == 0
         rounds = 1 + _POWERS + count // self._size % ROUNDS
-        # Places that are not due are the first one, which has the latest batch anyway.
+        # Unused places write to the first row, which has the latest batch anyway.
         places = tf.stack([0, tf.where(is_power, 1 + power, 0), tf.where(count % self._size == 0, rounds, 0)])
         mark = tf.stack([count, everything, labels, tf.math.count_nonzero(known)])
         at = tf.stack([tf.repeat(number % _PASSES, 3), tf.cast(places, tf.int64)], axis=1)
@@ -142,7 +131,6 @@ class _DatasetOrder:
         return number
 
     def reading(self) -> Reading:
-        """Return the current reading."""
         number = int(self._number)
         rows = self._marks.numpy()[number % _PASSES].tolist()
         return Reading(number, [Mark(*row) for row in rows if row[0]])

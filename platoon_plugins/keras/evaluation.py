@@ -1,4 +1,4 @@
-"""Values of ``logs`` over the data of all workers: metrics and losses of an epoch and of its evaluation."""
+"""Metrics and losses of an epoch and its evaluation, over the data of all workers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class _Epoch:
-    """The state of one epoch.
-
-    Attributes
-    ----------
-    number : int
-        Number of the epoch, from 0.
-    train, test : dict of str to number or array
-        The values over the data of all workers, by their names in ``logs`` without ``val_``.
-    own_state : dict of str to list of ndarray
-        This worker's state of the metrics, of "train" and "test".
-    any_rank_evaluates, all_evaluate : bool
-        Whether any worker evaluates after this epoch, and whether all do.
-    """
+    """The state of an epoch; ``test`` has the names in ``logs`` without ``val_``."""
 
     number: int
     train: dict[str, Any] = field(default_factory=dict)
@@ -44,21 +32,7 @@ class _Epoch:
 
 
 class Evaluation:
-    """Sums the states of metrics and the losses of batches over the workers; there is one for each fit.
-
-    Parameters
-    ----------
-    worker : Worker
-    backend : Backend
-    model : keras.Model
-    average : ModelAverages or None
-        The average of the model's gradients, if its optimizer is a DistributedOptimizer.
-
-    Attributes
-    ----------
-    ranks : list of int
-        The ranks that took part in the latest sum.
-    """
+    """Sums the states of metrics and the losses of batches over the workers, for one fit."""
 
     def __init__(self, worker: Worker, backend: Backend, model: Any, average: Any) -> None:
         self._worker, self._backend = worker, backend
@@ -69,13 +43,11 @@ class Evaluation:
 
     @property
     def all_evaluate(self) -> bool:
-        """Whether all workers evaluate after this epoch."""
         return self._epoch.all_evaluate
 
     # Training.
 
     def epoch_begins(self, number: int) -> None:
-        """Record the start of an epoch, at which Keras has reset all metrics."""
         self._metrics.epoch_begins()
         self._losses.begin("train")
         self._epoch = _Epoch(number)
@@ -85,27 +57,7 @@ class Evaluation:
         self._metrics.train_batch(logs)
 
     def add_up_training(self, evaluates: bool, changed: Array, mode: Mode) -> Array:
-        """Sum the metrics and losses of an epoch's batches over the workers; a collective call.
-
-        Parameters
-        ----------
-        evaluates : bool
-            Whether this worker evaluates next.
-        changed : ndarray
-            Summed in the same round trip, see `Statistics.changed`.
-        mode : Mode
-            Gets the participants; its ``stops`` says whether the fit ends.
-
-        Returns
-        -------
-        ndarray
-            The sum of ``changed``.
-
-        Raises
-        ------
-        ConfigurationError
-            If some workers evaluate and others do not.
-        """
+        """Sum metrics, losses and ``changed`` over the workers; a collective call."""
         own = self._epoch.own_state["train"] = self._metrics.train_state()
         arrays = [*own, self._batches_with_losses("train"), changed]
         pairs = {"evaluate": (float(evaluates), 1.0)}
@@ -122,10 +74,10 @@ class Evaluation:
         return total_changed
 
     def _require_stop(self, evaluates: bool, mode: Mode) -> None:
-        """Raise, unless the fit ends, as some workers evaluate and others do not; a collective call."""
+        """Raise unless the fit ends, as only some workers evaluate; a collective call."""
         epoch = self._epoch.number
         told = self._worker.gather([self._worker.global_rank, evaluates], name=f"keras evaluates {epoch}")
-        if not mode.stops:  # after a stop in the middle of an epoch Keras 2 does not evaluate
+        if not mode.stops:  # Keras 2 does not evaluate after a stop in mid-epoch.
             evaluating = [rank for rank, does in told if does]
             raise ConfigurationError(
                 f"ranks {evaluating} evaluate after epoch {epoch + 1}, and the other ones of "
@@ -136,7 +88,6 @@ class Evaluation:
     # Evaluation.
 
     def test_begins(self) -> None:
-        """Record the start of an evaluation."""
         self._metrics.test_begins()
         self._losses.begin("test")
 
@@ -145,7 +96,7 @@ class Evaluation:
         self._metrics.test_batch(logs)
 
     def test_ends(self, logs: dict[str, Any]) -> None:
-        """Put the values over all workers into ``logs``, if all evaluate; then it is a collective call."""
+        """Put the values over all workers into ``logs``, by a collective call if all evaluate."""
         epoch = self._epoch
         if epoch.all_evaluate:
             epoch.test = self._add_up_test(str(epoch.number))
@@ -159,13 +110,7 @@ class Evaluation:
         self._metrics.epoch_begins()
 
     def together(self, number: int) -> dict[str, Any]:
-        """Return the values of an evaluation over all workers; a collective call.
-
-        Parameters
-        ----------
-        number : int
-            A different one for each evaluation.
-        """
+        """Return the values over all workers; a collective call with a unique ``number``."""
         values = self._add_up_test(f"by itself {number}")
         self._losses.end()
         return values
@@ -173,13 +118,7 @@ class Evaluation:
     # The end of an epoch.
 
     def fill(self, logs: dict[str, Any]) -> None:
-        """Put the values of all workers into the ``logs`` of an epoch; a collective call on Keras 3.
-
-        Raises
-        ------
-        ConfigurationError
-            If a value in ``logs`` cannot be made that of all workers.
-        """
+        """Put the values of all workers into ``logs``; a collective call on Keras 3."""
         epoch = self._epoch
         training = {name: value for name, value in logs.items() if not name.startswith("val_")}
         train = self._of_step("train", training, epoch.train)
@@ -192,19 +131,18 @@ class Evaluation:
             elif plain in test:
                 logs[name] = test[plain]
         if epoch.any_rank_evaluates and not epoch.all_evaluate:
-            # A worker that stopped in the middle of its batches does not evaluate, so no worker has these values.
+            # A worker that stopped in mid-epoch does not evaluate, so no worker has these values.
             for name in [name for name in logs if name.startswith("val_")]:
                 del logs[name]
 
     def end(self) -> None:
-        """Stop recording the losses of batches."""
         self._losses.end()
 
     def _of_step(self, phase: str, logs: Mapping[str, Any], total: dict[str, Any]) -> dict[str, Any]:
-        """Return the values to log: ``total``, unless a step has returned others; a collective call on Keras 3."""
+        """Return ``total``, or the values that a step has chosen; a collective call on Keras 3."""
         if not self._backend.lets_steps_choose_logs:
             return total
-        # All decide together: one without a batch has no logs, and cannot tell what the steps of the others return.
+        # A worker without a batch has no logs and cannot decide alone.
         name = f"keras {phase} logs {self._epoch.number}"
         chosen = self._worker.gather(len(logs) if is_of_own_step(logs, total) else 0, name=name)
         if not any(chosen):
@@ -227,9 +165,10 @@ class Evaluation:
         return self._results("test", state, count, name)
 
     def _results(self, phase: str, state: list[Array], count: Array, name: str = "") -> dict[str, Any]:
-        """Return the values to log for the summed state of all workers' metrics; a collective call."""
+        """Return the values to log for the metric state of all workers; a collective call."""
         results = self._metrics.results(state)
-        if not count:  # the losses of all workers are means over rows, which the metrics have
+        # All losses are means over rows, which the metrics have.
+        if not count:
             return results
         loss = self._losses.combined(phase, self._worker, f"keras {phase} losses {name or self._epoch.number}")
         return {**results, "loss": loss} if "loss" in results else results

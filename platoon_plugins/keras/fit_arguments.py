@@ -1,4 +1,4 @@
-"""The arguments of a `fit` of a prepared model: this worker's part of the data, and of the steps."""
+"""The arguments of ``fit`` for a prepared model: this worker's part of the data and steps."""
 
 from __future__ import annotations
 
@@ -25,22 +25,15 @@ from platoon_plugins.keras.torch_loaders import every_nth
 
 __all__ = ["batch_of", "build", "divide"]
 
-_ROWS = 32  # of Keras's batches, if nothing else is said
+_ROWS = 32  # The default batch size of Keras.
 
 
 def divide(model: Any, values: dict[str, Any], worker: Worker) -> None:
-    """Replace whole data among the arguments of ``fit`` by this worker's part; data of `shard` stay as they are.
-
-    Parameters
-    ----------
-    model : keras.Model
-    values : dict of str to object
-        The arguments by their names, which are changed. ``generator`` is that of Keras 2.
-    worker : Worker
-    """
+    """Replace whole data in the arguments of ``fit`` by this worker's part; keep shards."""
     name = "generator" if "generator" in values else "x"
     given = values.get(name), values.get("validation_data")
-    if values.get("validation_data") is not None:  # first: a validation_split is divided with the rows of training
+    # This comes first, as a validation_split is divided with the rows of training.
+    if values.get("validation_data") is not None:
         try:
             _divide_validation(values, worker)
         except ConfigurationError as exc:
@@ -56,7 +49,7 @@ def divide(model: Any, values: dict[str, Any], worker: Worker) -> None:
 
 
 def build(model: Any, values: dict[str, Any]) -> None:
-    """Build a model that has no weights yet by the shapes of a batch, as Keras does in ``fit`` on torch and JAX."""
+    """Build a model from the shapes of a batch, as Keras does in ``fit`` on torch and JAX."""
     x = values.get("x")
     if not hasattr(model, "_symbolic_build") or x is None or all(layer.built for layer in model._flatten_layers()):
         return
@@ -64,12 +57,12 @@ def build(model: Any, values: dict[str, Any]) -> None:
         data = tuple(values.get(name) for name in ("x", "y", "sample_weight"))
         batch = tuple(map_arrays(part, lambda array: np.asarray(array[:1])) for part in data)
     elif is_sequence(x):
-        with seeds.kept_numpy():  # batches of different workers may draw different numbers
+        with seeds.kept_numpy():  # Batches may draw random numbers.
             batch = x[0]
     else:
         batches = iter(x)
         batch = next(batches)
-        if batches is x:  # a generator, which does not begin anew
+        if batches is x:  # A generator cannot be restarted.
             values["x"] = _chained(batch, batches)
     model._symbolic_build(data_batch=batch)
 
@@ -80,7 +73,7 @@ def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def batch_of(data: tuple[Any, ...], worker: Worker) -> tuple[Any, ...]:
-    """Return this worker's rows of the arrays of one batch; all rows if there are fewer than workers."""
+    """Return this worker's rows of a batch; all rows if there are fewer than workers."""
     counts = [int(array.shape[0]) if hasattr(array, "shape") else len(array) for array in leaves(data)]
     if not counts or min(counts) < worker.global_size:
         return data
@@ -95,7 +88,7 @@ def _has_rows(data: Any) -> bool:
 
 
 def _fewer(steps: int, worker: Worker) -> int:
-    """Return the steps that a worker makes in place of those of one process, rounded up."""
+    """Return the steps of one worker for the steps of one process, rounded up."""
     return -(-int(steps) // worker.global_size)
 
 
@@ -113,7 +106,6 @@ def _divide_arrays(values: dict[str, Any], worker: Worker) -> None:
 
 
 def _is_from_shard(data: Any) -> bool:
-    """Return whether an array is one that `shard` has returned."""
     return any(is_part(array) for array in leaves(data))
 
 
@@ -126,7 +118,7 @@ def _divide_validation(values: dict[str, Any], worker: Worker) -> None:
             return
         if steps is not None:
             rows = values.get("validation_batch_size") or values.get("batch_size") or _ROWS
-            # The rows that one process validates.
+            # One process would validate these rows.
             data = tuple(map_arrays(part, lambda array: array[: int(steps) * rows]) for part in data)
             values["validation_steps"] = None
         own = shard(*data, worker=worker)
@@ -134,13 +126,12 @@ def _divide_validation(values: dict[str, Any], worker: Worker) -> None:
         return
     values["validation_data"] = own = _part_of_set(data, worker, "passed as validation_data")
     if is_sequence(own):
-        len(own)  # refuses too few rows, which Keras would ask for behind the first epoch
+        len(own)  # Raises now if there are too few rows.
     if steps is not None:
         values["validation_steps"] = _fewer(steps, worker)
 
 
 def _part_of_set(data: Any, worker: Worker, what: str) -> Any:
-    """Return this worker's part of a set of batches."""
     if is_sharded(data):
         return data
     if is_dataset(data):
@@ -154,14 +145,15 @@ def _part_of_set(data: Any, worker: Worker, what: str) -> Any:
     return shard(data, worker=worker)
 
 
-# The order of each generator, and its random numbers: a later fit continues where the last one has stopped reading.
+# The order and random generators of each generator. A later fit continues where the last one
+# stopped reading.
 _generators: weakref.WeakKeyDictionary[Any, tuple[ReadOrder, seeds.Common]] = weakref.WeakKeyDictionary()
 
 
 def _part_of_generator(data: Any, worker: Worker, what: str) -> Iterator[Any]:
     try:
         known = _generators.get(data)
-    except TypeError:  # a class without weak references
+    except TypeError:  # This class has no weak references.
         known = None
     if known is None:
         order = ReadOrder(f"the {type(data).__name__} {what}", REMEDY, worker.global_size)
@@ -169,7 +161,7 @@ def _part_of_generator(data: Any, worker: Worker, what: str) -> Iterator[Any]:
         with contextlib.suppress(TypeError):
             _generators[data] = known
     order, common = known
-    if order.batches:  # workers may have read ahead by different numbers of batches
+    if order.batches:  # Workers may have read ahead differently.
         counts = worker.gather(order.batches, name=f"keras {order.what}")
         for _ in every_nth(itertools.islice(data, max(counts) - order.batches), order, common, worker):
             pass
@@ -177,7 +169,8 @@ def _part_of_generator(data: Any, worker: Worker, what: str) -> Iterator[Any]:
 
 
 def _every(data: Iterator[Any], order: ReadOrder, common: seeds.Common, worker: Worker) -> Iterator[Any]:
-    yield from every_nth(data, order, common, worker)  # a generator even of the class that Keras asks for
+    # Keras requires an object of the generator class.
+    yield from every_nth(data, order, common, worker)
 
 
 def _part_of_dataset(data: Any, worker: Worker, what: str) -> Any:
@@ -190,7 +183,7 @@ def _part_of_dataset(data: Any, worker: Worker, what: str) -> Any:
     batches = int(data.cardinality())
     if not 0 < batches < size:
         return data.shard(size, rank)
-    # Each batch is divided among some workers: batches may be padded to different lengths, so they are not joined.
+    # Some workers share each batch: batches padded to different lengths cannot be joined.
     rows = [max(len(leaf) for leaf in leaves(batch)) for batch in data]
     sharing = [len(range(i, size, batches)) for i in range(batches)]
     if any(count < number for count, number in zip(rows, sharing)):

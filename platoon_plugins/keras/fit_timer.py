@@ -1,4 +1,4 @@
-"""The phases of a fit for the launcher's report: loading, computation and validation."""
+"""The phases of a fit in the launcher's report: loading, computation and validation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,10 @@ __all__ = ["FitTimer"]
 
 
 class FitTimer:
-    """Enters the phase that follows each hook of a fit.
+    """Enters the phase that follows each hook of a fit."""
 
-    Keras 2 and torch get a batch between two steps. JAX gets it within the step, from an iterator that is timed here.
-    With TensorFlow the compiled step gets it, so loading is a part of computation there.
-
-    Parameters
-    ----------
-    worker : Worker
-    model : keras.Model or None
-        None before the first fit.
-    """
+    # Keras 2 and torch load a batch between two steps, JAX within the step from an iterator that is
+    # timed here. On TensorFlow loading counts as computation.
 
     def __init__(self, worker: Worker, model: Any) -> None:
         self._worker, self._model = worker, model
@@ -39,13 +32,15 @@ class FitTimer:
         return self._worker.advanced.clock
 
     def begin(self, at_batches: bool) -> None:
-        """Watch the steps of the model; ``at_batches`` if `loads` is called at the end of each batch."""
-        self.computes()  # a fit that raised may have ended in another phase, and steps that it has not counted
+        """Watch the model's steps; ``at_batches`` if `loads` is called after each batch."""
+        # A fit that raised may have ended in another phase, with steps that it did not count.
+        self.computes()
         self._clock.ahead = 0
         step = getattr(self._model, "train_function", None)
         if step is None or self._backend not in ("torch", "jax") or (self._between and at_batches):
             return
-        step = getattr(step, "untimed", step)  # a fit that raised has left its own
+        # A fit that raised has left its own wrapper.
+        step = getattr(step, "untimed", step)
         clock, loads = self._clock, self.loads
 
         @functools.wraps(step)
@@ -62,29 +57,23 @@ class FitTimer:
         self._model.train_function = timed
 
     def loads(self) -> None:
-        """Wait for the next batch from here on."""
         if self._between:
             self._clock.enter(LOADING)
 
     def batch_begins(self) -> None:
-        """Compute from here on: the batch is there, or is waited for within the step."""
         if self._between:
             self._clock.enter(COMPUTE)
 
     def steps(self, number: int) -> None:
-        """Record steps that are counted later."""
         self._clock.step_ahead(number)
 
     def computes(self) -> None:
-        """Compute from here on."""
         self._clock.enter(COMPUTE)
 
     def validates(self) -> None:
-        """Validate from here on."""
         self._clock.enter(VALIDATION)
 
     def end(self) -> None:
-        """Leave the model as it was."""
         self.computes()
         if self._timed is not None and self._model.train_function is self._timed:
             self._model.train_function = self._step

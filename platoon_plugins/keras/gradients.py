@@ -1,7 +1,4 @@
-"""Synchronous training: any optimizer, applied to gradients that are averaged over the workers.
-
-Votes to stop, and flags of ranks without batches, are sent together with the gradients.
-"""
+"""Synchronous training: any optimizer, applied to gradients averaged over the workers."""
 
 from __future__ import annotations
 
@@ -43,39 +40,38 @@ NOT_ATTACHED = (
     "that of a model within the one that is trained, let the latter keep it in an attribute too, such as "
     "self.inner_optimizer = self.inner.optimizer: it is found there"
 )
-# Flags that are sent with the gradients, one for each rank: 0, or one of these.
+# Flags of the ranks in the header; 0 for none.
 VOTE, DONE = 1.0, 2.0
 _EXACT = deterministic_seed() is not None
-MIN_WEIGHT = 1e-8  # of a batch in which everything is masked
+MIN_WEIGHT = 1e-8  # The weight of a batch in which everything is masked.
 
 
 def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any:  # noqa: N802 - Horovod's name
-    """Make an optimizer average its gradients over all workers, before clipping and its own arithmetic.
+    """Make an optimizer average its gradients over all workers, before it clips and applies them.
 
     ::
 
         g := sum_i w_i g_i / sum_i w_i
 
-    where w_i is the divisor of worker i's loss, such as the number of its rows, or of its tokens that are not masked.
-    For losses that are sums, g is the sum. N workers with mini-batches of B rows train like a single process with
-    mini-batches of N B rows. A loss that a layer adds (``add_loss``) must be a mean over rows, and a loss function that
-    returns one number for a batch is taken to be one; both give a warning. In a ``train_step`` that does not call
-    ``compute_loss`` all w_i are 1.
+    where w_i is the divisor of worker i's loss, such as its number of rows or of unmasked tokens.
+    For losses that are sums, g is the sum. N workers with mini-batches of B rows train like one
+    process with mini-batches of N B rows. A loss that a layer adds (``add_loss``) must be a mean
+    over rows; a loss function that returns one number per batch is taken for such a mean. Both give
+    a warning. In a ``train_step`` that does not call ``compute_loss`` all w_i are 1.
 
-    Each step is one collective call, two with ``--hosts-compression``, so the workers wait for each other. If one has
-    fewer batches in an epoch, the others continue without it, and it gets their weights at the end of the epoch.
+    Each step is one collective call, two with ``--hosts-compression``. A worker with fewer batches
+    in an epoch gets the weights of the others at the end of the epoch.
 
-    Pass ``callbacks=distribute([...])`` to ``fit``: it gives all workers the same initial weights. For your own loop
-    over ``train_on_batch``, call `broadcast_variables` before the loop and after each ``fit``, and make the same number
-    of steps on each worker.
+    Pass ``callbacks=distribute([...])`` to ``fit``, so that all workers start from the same
+    weights. In your own loop over ``train_on_batch``, call `broadcast_variables` before the loop
+    and after each ``fit``, and make the same number of steps on each worker.
 
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer or str
-        An optimizer or its name, as for ``compile``. It is changed in place, and keeps its class name, so a saved model
-        can be loaded without this package. On Keras 3 its ``name`` becomes "distributed_NAME", by which `distribute`
-        recognizes it in a loaded or copied model. A model with several optimizers, such as a GAN, needs a
-        DistributedOptimizer for each.
+        Changed in place. It keeps its class name, so a saved model can be loaded without this
+        package. On Keras 3 its ``name`` becomes "distributed_NAME", which identifies it in loaded
+        and copied models. A model with several optimizers, such as a GAN, needs one for each.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -91,7 +87,8 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
 
     References
     ----------
-    Das et al.: Distributed deep learning using synchronous stochastic gradient descent, arXiv 1602.06709.
+    Das et al.: Distributed deep learning using synchronous stochastic gradient descent, arXiv
+    1602.06709.
     """
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -120,23 +117,15 @@ def plain_again(optimizer: Any) -> None:
 
 
 def average_of(optimizer: Any) -> GradientAverage | None:
-    """Return the average of a DistributedOptimizer's gradients; None for a plain optimizer."""
+    """Return the `GradientAverage` of a DistributedOptimizer; None for a plain optimizer."""
     found: GradientAverage | None = getattr(type(optimizer), "gradient_average", None)
     return found
 
 
 class Batch(NamedTuple):
-    """The gradients of one batch, to be averaged.
+    """The gradients of one batch; ``weight`` is the divisor of the loss, None for a sum."""
 
-    Attributes
-    ----------
-    gradients : sequence of array, tensor or None
-        One for each weight, in the same order on every worker.
-    weight : float, tensor or None
-        The divisor of the loss, such as the number of rows; None if the loss is a sum.
-    used : sequence of bool
-        Whether the step uses each weight; if not, its gradient is None or zeros.
-    """
+    # The gradients are in the same order on every worker, None or zeros for unused weights.
 
     gradients: Sequence[Any]
     weight: Any
@@ -144,34 +133,10 @@ class Batch(NamedTuple):
 
 
 class GradientAverage:
-    """Averages the gradients of a batch over the workers that have one.
+    """Averages the gradients of a batch over the workers whose epoch has not ended."""
 
-    ::
-
-        g := sum_i w_i g_i / sum_i w_i        over the workers whose epoch has not ended
-
-    where w_i is the divisor of worker i's loss, such as the number of rows or tokens in its batch. So g is the gradient
-    of the loss over all their rows. For losses that are sums, g is the sum. Workers may have different numbers of
-    batches: one that has ended its epoch makes calls without gradients, see `ModelAverages`. A worker whose step does
-    not use a weight contributes zeros for it.
-
-    Parameters
-    ----------
-    worker : Worker
-
-    Attributes
-    ----------
-    attached : bool
-        Whether a fit in progress has prepared the model; otherwise initial weights might differ between workers.
-    steps : int
-        Number of calls with gradients in this epoch.
-    like : sequence of ndarray
-        Zeros with the shapes and dtypes of the next gradients, as far as they are known.
-    variables : sequence
-        The variables of these gradients, as passed to `expect`.
-    lags : bool
-        Whether the votes received are those of an earlier batch, so that no worker has to wait for them.
-    """
+    # g := sum_i w_i g_i / sum_i w_i. Workers at the end of their epoch call without gradients, see
+    # `ModelAverages`. Unused weights contribute zeros.
 
     lags = False
     _lists = False
@@ -184,30 +149,22 @@ class GradientAverage:
         self.variables: Sequence[Any] = []
         self._policy = "any"
         self._calls: list[GradientAverage] | None = None
-        # With compression the header travels exactly, before the gradients, whose sum is then their result.
+        # With compression the header is sent uncompressed, before the gradients, which are summed.
         self._compresses = worker.advanced.compresses_gradients
         self._buffers = FlatBuffers(compress=self._compresses)
-        self._names: Sequence[Any] = []  # of the gradients' residuals
-        self._owners: dict[int, Any] = {}  # variables by their ids, which belong to others once a variable is gone
+        # Names of the gradients' residuals.
+        self._names: Sequence[Any] = []
+        # Keeps variables alive, as ids of deleted objects are reused.
+        self._owners: dict[int, Any] = {}
         self._mine = GradientHeader(worker.global_size, 0)
         self._all = GradientHeader(worker.global_size, 0)
         self._usual_weight = 1.0
 
     def place(self, device: Any) -> None:
-        """Prepare for gradients on a device, given as the back end's object for it; None for the host."""
+        """Prepare for gradients on a device of the back end; None for the host."""
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Start a fit.
-
-        Parameters
-        ----------
-        policy : {"any", "all", "leader"}
-            Which votes end the fit.
-        like : sequence of ndarray
-            Arrays with the shapes and dtypes of the gradients.
-        calls : list, optional
-            Each call with gradients appends this average to it; for models with several averages.
-        """
+        """Start a fit; each call with gradients appends this average to ``calls``, if any."""
         self.attached, self._calls = True, calls
         self._policy = policy
         self._usual_weight = 1.0
@@ -219,14 +176,14 @@ class GradientAverage:
         self.attached, self._calls = False, None
 
     def send(self, flag: float) -> float:
-        """Send 0, `VOTE` or `DONE` with the next calls; return the flag that was sent so far."""
+        """Send 0, `VOTE` or `DONE` with the next calls; return the previous flag."""
         flags, rank = self._mine.flags, self.worker.global_rank
         before, flags[rank] = float(flags[rank]), flag
         return before
 
     @property
     def stops(self) -> bool:
-        """Whether the votes received with the latest call suffice to end the fit; the same on every worker."""
+        """Whether the latest votes suffice to end the fit; the same on every worker."""
         seen = self._latest()
         if not seen.any():
             return False
@@ -235,7 +192,7 @@ class GradientAverage:
         return votes_suffice(self._policy, voters, participants)
 
     def expect(self, variables: Sequence[Any], like: Sequence[Array]) -> None:
-        """Record the variables of the next gradients, and zeros like these: a step may train only some weights."""
+        """Record the variables of the next gradients, as a step may train only some weights."""
         if [(zeros.shape, zeros.dtype) for zeros in like] != [(zeros.shape, zeros.dtype) for zeros in self.like]:
             self._expect(like)
         self.variables = list(variables)
@@ -244,35 +201,18 @@ class GradientAverage:
             self._names = [id(variable) for variable in variables]
 
     def average(self, batch: Batch) -> list[Any]:
-        """Replace a batch's gradients, C-contiguous arrays, by their averages, and return them.
-
-        For a gradient of None, of a weight that this step does not use, the result is the average with zeros, or None
-        if no worker uses the weight.
-
-        Raises
-        ------
-        ConfigurationError
-            If no fit in progress has prepared the model.
-        WorkerLostError, CollectiveTimeoutError
-            If another worker does not make the call.
-        """
+        """Replace a batch's gradients, C-contiguous arrays, by their averages, and return them."""
+        # An unused weight contributes zeros; its average is None if no worker uses it.
         arrays = [self.like[i].copy() if array is None else array for i, array in enumerate(batch.gradients)]
         self._step(Batch(arrays, batch.weight, batch.used), arrays)
         return [array if used else None for array, used in zip(arrays, self._all.used > 0)]
 
     def require_attached(self) -> None:
-        """Raise `ConfigurationError` if no fit in progress has prepared the model."""
         if not self.attached:
             raise ConfigurationError(NOT_ATTACHED)
 
     def require_sound(self) -> None:
-        """Raise the error of an earlier call that could not be raised in that call.
-
-        Raises
-        ------
-        WorkerLostError, CollectiveTimeoutError
-            If another worker did not make the call.
-        """
+        """Raise the error of an earlier call that could not be raised in that call."""
 
     def is_last_call(self) -> bool:
         """Make a call without gradients; return whether all workers have ended their epochs."""
@@ -280,13 +220,13 @@ class GradientAverage:
         return bool((self._latest() == DONE).all())
 
     def settle(self) -> None:
-        """Read the flags of all calls so far, when all workers have made the same number of calls."""
+        """Read the flags of all calls so far, after all workers have made equally many."""
 
     def count(self, steps: int) -> None:
-        """Record steps of a compiled function, if it does not call `average` for each step."""
+        """Record steps of a compiled function that does not call `average` itself."""
 
     def program_started(self) -> None:
-        """Record that the compiled program of a batch has been started."""
+        """Record the start of a batch's compiled program."""
 
     def _step(self, batch: Batch, outs: Sequence[Array]) -> None:
         """Write the averages of a batch's gradients to ``outs``, which may be the same arrays."""
@@ -294,7 +234,7 @@ class GradientAverage:
         ins, size = batch.gradients, self.worker.global_size
         if len(ins) != len(self.like):
             self._expect([np.zeros_like(array) for array in ins])
-        # If everything is masked, the losses of layers remain: they have no weights, and must still have an effect.
+        # If everything is masked, the losses of layers must still have an effect.
         weight = 1.0 if batch.weight is None else max(float(batch.weight), MIN_WEIGHT)
         self._mine.used[:] = batch.used
         self._mine.weights[self.worker.global_rank] = weight
@@ -315,9 +255,9 @@ class GradientAverage:
             self._calls.append(self)
 
     def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
-        """Average gradients and the header; with compression add the gradients that some worker has."""
+        """Average gradients and the header; with compression sum gradients that workers use."""
         if self._compresses:
-            # For others, what is kept would be lost in a result that nobody uses.
+            # The residuals of others would be lost in an unused result.
             here = [i for i, array in enumerate(ins) if array.size and self._all.used[i]]
             names = self._names or range(len(ins))
             self._buffers.combine(
@@ -328,7 +268,6 @@ class GradientAverage:
         self._read_header()
 
     def _exchange_header(self) -> None:
-        """Average the header alone."""
         self.worker.all_reduce(self._mine.array, "mean", self._all.array)
         self._read_header()
 
@@ -337,7 +276,6 @@ class GradientAverage:
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
     def _expect(self, like: Sequence[Array]) -> None:
-        """Record zeros like the next gradients, and make headers for as many."""
         flag = self._mine.flags[self.worker.global_rank]
         self.like, self.variables, self._names = like, [], []
         self._mine, self._all = (GradientHeader(self.worker.global_size, len(like), self._lists) for _ in range(2))
@@ -354,10 +292,9 @@ class GradientAverage:
 
 
 class GradientHeader:
-    """The numbers sent with the gradients: a flag and a weight for each rank, and by how many ranks each is used.
+    """Sent with gradients: each rank's flag and weight, and how many ranks use each gradient."""
 
-    With ``lists`` also the number of rows that each rank has of each gradient that is a list of rows.
-    """
+    # With `lists` also each rank's number of rows in each gradient that is a list of rows.
 
     def __init__(self, size: int, gradients: int, lists: bool = False) -> None:
         self.array = np.zeros(2 * size + gradients * (1 + size * lists), np.float32)
@@ -365,24 +302,23 @@ class GradientHeader:
         self.used, self.counts = self.used[:gradients], self.used[gradients:].reshape(size * lists, gradients)
 
     def round(self, size: int) -> None:
-        """Turn the mean over the workers back into the sum, without its rounding errors of whole numbers."""
+        """Turn the mean over the workers back into the exact sum."""
         self.array *= size
         whole = np.rint(self.array)
         np.copyto(self.array, whole, where=abs(self.array - whole) <= 1e-6 * whole)
 
     def usual_weight(self, before: float) -> float:
-        """Return the largest weight, by which the next gradients are divided; the previous one if it is tiny.
-
-        It is the same on all workers, so the gradients of batches of the usual size need not be multiplied. Under
-        ``--deterministic`` it is a power of two, by which no bit depends on the steps before.
-        """
+        """Return the largest weight, the next scale of gradients; ``before`` if it is tiny."""
+        # Usual batches need no scaling then. Under --deterministic it is a power of two, which
+        # makes the result independent of earlier steps.
         largest = float(self.weights.max())
         if _EXACT and largest > 0:
             largest = 2.0 ** (math.frexp(largest)[1] - 1)
-        return largest if largest > 2 * MIN_WEIGHT else before  # otherwise the factor would overflow a float16
+        # A tiny weight would overflow a float16.
+        return largest if largest > 2 * MIN_WEIGHT else before
 
     def require_used_alike(self, like: Sequence[Array]) -> None:
-        """Raise on all workers if only some have the gradient of a weight: the others would not change the weight."""
+        """Raise on all workers if only some have the gradient of a weight."""
         batches = np.count_nonzero(self.weights)
         some = np.flatnonzero((self.used > 0) & (self.used < batches))
         if some.size:
@@ -395,7 +331,7 @@ class GradientHeader:
 
 
 def require_as_many(worker: Worker, calls: int) -> None:
-    """Raise on all workers if they have made different numbers of calls on devices; a collective call."""
+    """Raise on all workers if their numbers of calls differ; a collective call."""
     begun = worker.all_gather(np.array([calls]))[:, 0].tolist()
     if len(set(begun)) > 1:
         raise ConfigurationError(
@@ -408,6 +344,6 @@ def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Seque
     """Return ``ins`` times a factor, in ``outs``; ``ins`` itself if the factor is 1."""
     if factor == 1:
         return ins
-    # A factor that overflows float16 would turn zeros, the gradients if everything is masked, into NaN.
+    # An infinite factor would turn zero gradients into NaN.
     factors = [array.dtype.type(min(factor, np.finfo(array.dtype).max)) for array in ins]
     return [np.multiply(array, number, out=out) for array, number, out in zip(ins, factors, outs)]

@@ -14,13 +14,7 @@ _BACKENDS = ("torch", "jax", "tensorflow", "theano")
 
 
 def require_backend() -> None:
-    """Import Keras.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If Keras or its back end is not installed.
-    """
+    """Import Keras; raise `BackendUnavailableError` if Keras or its back end is not installed."""
     try:
         importlib.import_module("keras")
     except ModuleNotFoundError as exc:

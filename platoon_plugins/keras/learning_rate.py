@@ -1,4 +1,4 @@
-"""Learning rates for N workers: scaling with their number, schedules and warm-up."""
+"""Learning rates for N workers: scaling, schedules and warm-up."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_
 
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
-    """Multiply a learning rate by the number of workers, or its square root, for training with averaged gradients.
+    """Multiply a learning rate by the number of workers or its square root, for averaged gradients.
 
     Parameters
     ----------
     learning_rate : float
-        The learning rate of a single process with the batch size of one worker.
+        The rate of a single process with the batch size of one worker.
     how : {"linear", "sqrt", "none"}
-        "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see `platoon_base.learning_rate.scale_factor`.
+        "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see
+        `platoon_base.learning_rate.scale_factor`.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     float
-        For an optimizer. Unchanged for a single worker.
+        Unchanged for a single worker.
     """
     if callable(learning_rate):
         raise ConfigurationError(f"got {learning_rate!r}: pass a number, such as the schedule's initial learning rate")
@@ -41,14 +42,14 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
 
 
 def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
-    """Adapt a schedule that was written for one process, so that it ends at the same epoch on N workers.
+    """Adapt a schedule written for one process, so that it ends at the same epoch on N workers.
 
     ::
 
         lr(k) := schedule(N k)        where k counts the steps of this worker
 
-    An optimizer counts the steps of its own worker: in an epoch 1/N of those of a single process with the same batch
-    size. (Do not scale a schedule that was written for batches N times as large.)
+    With the same batch size, each worker makes 1/N of the steps of one process in an epoch. Do not
+    scale a schedule that was written for batches N times as large.
 
     Parameters
     ----------
@@ -60,13 +61,14 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
     Returns
     -------
     LearningRateSchedule
-        A copy; for a single worker, the schedule itself. A model is saved with the plain schedule, so it can be loaded
-        without this package. To continue its training on N workers, compile it again with a scaled schedule.
+        A copy; for a single worker, the schedule itself. A model is saved with the plain schedule:
+        to continue its training on N workers, compile it again with a scaled one.
 
     Examples
     --------
-    >>> decay = keras.optimizers.schedules.CosineDecay(0.1, decay_steps=50 * 1000)   # doctest: +SKIP
-    >>> model.compile(DistributedOptimizer(keras.optimizers.SGD(scale_schedule(decay))))  # doctest: +SKIP
+    >>> decay = keras.optimizers.schedules.CosineDecay(0.1, decay_steps=50_000)  # doctest: +SKIP
+    >>> sgd = keras.optimizers.SGD(scale_schedule(decay))                        # doctest: +SKIP
+    >>> model.compile(DistributedOptimizer(sgd))                                 # doctest: +SKIP
     """
     if not hasattr(keras.optimizers, "schedules"):
         raise ConfigurationError(
@@ -88,7 +90,7 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
     def call(self: Any, step: Any) -> Any:
         return base.__call__(self, step * size)
 
-    # Keras writes __class__ into a saved model: let it be the plain schedule.
+    # Keras writes __class__ into a saved model: it must be that of the plain schedule.
     own_class = property(lambda self: base)
     scaled = copy.copy(schedule)
     scaled.__class__ = type(base.__name__, (base,), {"__call__": call, "__class__": own_class, "steps_scaled_by": size})
@@ -96,15 +98,7 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
 
 
 def warn_of_schedules(model: Any, worker: Worker, params: Mapping[str, Any]) -> None:
-    """Warn, on the first worker, if a schedule was not scaled and does not end with the fit.
-
-    Parameters
-    ----------
-    model : keras.Model
-    worker : Worker
-    params : dict
-        The parameters that ``fit`` passes to its callbacks.
-    """
+    """Warn on rank 0 if a schedule was not scaled and does not end with the fit."""
     for optimizer in [inner for outer in optimizers_of(model) for inner in with_inner(outer)]:
         if worker.global_rank == 0:
             _warn_of_schedule(optimizer, worker.global_size, params)
@@ -112,7 +106,7 @@ def warn_of_schedules(model: Any, worker: Worker, params: Mapping[str, Any]) -> 
 
 def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -> None:
     fewer = f"an epoch has {workers} times fewer of them than in one process with the same batch size"
-    if getattr(optimizer, "initial_decay", 0):  # of Keras 2
+    if getattr(optimizer, "initial_decay", 0):  # Keras 2 only.
         warn_once(
             f"the optimizer {type(optimizer).__name__} has decay={optimizer.initial_decay:g}, which acts at each step "
             f"of its own worker: {fewer}; multiply it by connect().global_size, if that is not done yet"
@@ -131,7 +125,8 @@ def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -
             f"the schedule {name} of the learning rate counts the steps of its own worker: {fewer}; {remedy}, unless "
             "it was written for as few"
         )
-    elif ends_at > steps + epochs:  # the tolerance is one step per epoch, for a last, smaller batch
+    # The tolerance is one step per epoch, for a smaller last batch.
+    elif ends_at > steps + epochs:
         warn_once(
             f"the schedule {name} of the learning rate ends at step {ends_at:g}, and this fit has {steps} steps on "
             f"each of its {workers} workers: {fewer}; {remedy}"
@@ -139,7 +134,7 @@ def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -
 
 
 def _last_step(schedule: Any) -> float:
-    """Return the step at which a schedule of Keras ends; 0 if it has no end, or none that is known."""
+    """Return the step at which a schedule of Keras ends; 0 if it has no known end."""
     name = type(schedule).__name__
     if name == "PiecewiseConstantDecay":
         return float(max(schedule.boundaries))
@@ -149,19 +144,18 @@ def _last_step(schedule: Any) -> float:
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
-    """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
+    """Raise the learning rate batch by batch from that of one worker to that of N.
 
-    It follows the equation of `platoon_base.learning_rate.Warmup`, which is Horovod's for ``how="linear"``. For a
-    single worker the learning rate is ``initial_lr`` from the first epoch on.
+    It follows the equation of `platoon_base.learning_rate.Warmup`, which is Horovod's for
+    ``how="linear"``. A single worker uses ``initial_lr`` from the start.
 
     Parameters
     ----------
     initial_lr : float
         The learning rate after the warm-up, such as ``scale_learning_rate(0.1)``.
     warmup_epochs : float
-        Length of the warm-up.
     steps_per_epoch : int, optional
-        The default is that of ``fit``; if it is unknown there too, the rate is raised epoch by epoch.
+        The default is that of ``fit``; if it is unknown, the rate is raised epoch by epoch.
     how : {"linear", "sqrt", "none"}
         How ``initial_lr`` was scaled.
     worker : Worker, optional
@@ -169,7 +163,8 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
 
     References
     ----------
-    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.2.
+    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677,
+    section 2.2.
     """
 
     def __init__(
@@ -190,17 +185,14 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
 
     def set_model(self, model: Any) -> None:
-        """Store the model."""
         super().set_model(model)
-        self._owner = model  # self.model would fetch JAX's state at every batch
+        self._owner = model  # `self.model` would fetch JAX's state at every batch.
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Set the learning rate at the start of an epoch."""
         self._epoch = epoch
         self._set(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate of a batch."""
         steps = self._steps_per_epoch or steps_in_epoch(self.params or {})
         if steps and not self._warmup.finished:
             self._set(self._epoch + batch / steps)
@@ -219,9 +211,9 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def steps_in_epoch(params: Mapping[str, Any]) -> int | None:
-    """Return the number of batches in an epoch from the parameters of callbacks; None if ``fit`` does not know it."""
+    """Return the batches of an epoch, from the parameters of callbacks; None if unknown."""
     if params.get("steps"):
         return int(params["steps"])
-    if params.get("samples") and params.get("batch_size"):  # Keras 2, on arrays
+    if params.get("samples") and params.get("batch_size"):  # Keras 2, on arrays.
         return -(-int(params["samples"]) // int(params["batch_size"]))
     return None

@@ -1,4 +1,4 @@
-"""Rows of lost workers: the others validate them too if possible, and report which rows are missing."""
+"""Rows of lost workers: the others validate them if possible, or report that they are missing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class LostRows:
-    """Divides the validation rows again when a worker is lost; there is one for each fit.
-
-    Parameters
-    ----------
-    worker : Worker
-    model : keras.Model
-    """
+    """Divides the validation rows of a fit again when a worker is lost."""
 
     def __init__(self, worker: Worker, model: Any) -> None:
         self._worker, self._model = worker, model
@@ -34,14 +28,7 @@ class LostRows:
         self._said = False
 
     def before_validation(self, epoch: int, ranks: Sequence[int]) -> None:
-        """Divide the validation rows among the remaining workers; a collective call if the participants have changed.
-
-        Parameters
-        ----------
-        epoch : int
-        ranks : sequence of int
-            The participants, the same list on all of them.
-        """
+        """Divide the validation rows among ``ranks``; a collective call if these have changed."""
         if self._dealt_to == tuple(ranks):
             return
         self._dealt_to = tuple(ranks)
@@ -53,20 +40,12 @@ class LostRows:
             _replace(iterator, data, ranks.index(self._worker.global_rank), len(ranks))
 
     def report(self, epoch: int, ranks: Sequence[int], validated: Sequence[int], evaluates: bool) -> None:
-        """Report which workers' rows the values of an epoch include, if some are missing; called on the leader.
-
-        Parameters
-        ----------
-        epoch : int
-        ranks, validated : sequence of int
-            The ranks whose training batches, and whose validation, are included.
-        evaluates : bool
-            Whether there was a validation.
-        """
+        """Report on the leader if the training or validation of an epoch lacks rows."""
         size = self._worker.global_size
         if len(ranks) == len(validated) == size:
             return
-        cut_short = len(validated) < len(ranks)  # a worker was lost during the validation
+        # A worker was lost during the validation.
+        cut_short = len(validated) < len(ranks)
         whole = self._taken_over and not cut_short
         parts = f"{len(ranks)} of {size} trained"
         if evaluates:
@@ -90,7 +69,7 @@ class LostRows:
 
 
 def _validation_of(model: Any) -> tuple[Any, tuple[Any, ...]] | None:
-    """Return the validation iterator of the calling ``fit`` and its arrays; None if these are not from `shard`."""
+    """Return the validation iterator and arrays of the calling ``fit``; None if not of `shard`."""
     iterator = getattr(model, "_eval_epoch_iterator", None)
     if iterator is None or iterator.steps_per_epoch or not hasattr(iterator.data_adapter, "batch_size"):
         return None

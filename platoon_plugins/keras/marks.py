@@ -1,4 +1,4 @@
-"""Marks of optimizers that average gradients: a prefix of their names, which copies and saved files keep."""
+"""Marks of optimizers that average gradients: a prefix of their names, which copies keep."""
 
 from __future__ import annotations
 
@@ -16,27 +16,24 @@ _MARK = "distributed_"
 
 
 def mark(optimizer: Any) -> None:
-    """Mark an optimizer of Keras 3 as averaging gradients; optimizers of Keras 2 have no names."""
+    """Mark an optimizer of Keras 3 as averaging gradients; those of Keras 2 have no names."""
     if not is_marked(optimizer) and isinstance(getattr(optimizer, "name", None), str):
         optimizer.name = _MARK + optimizer.name
 
 
 def unmark(optimizer: Any) -> None:
-    """Remove the mark."""
     if is_marked(optimizer):
         optimizer.name = optimizer.name.removeprefix(_MARK)
 
 
 def is_marked(optimizer: Any) -> bool:
-    """Return whether an optimizer of Keras 3 averages gradients, or did before it was copied or saved."""
+    """Return whether an optimizer of Keras 3 averages gradients, or did before a copy or save."""
     return str(getattr(optimizer, "name", "")).startswith(_MARK)
 
 
 def refuse_unwrapped_copies() -> None:
-    """Make a plain copy of an optimizer that averages gradients raise when it would train on one worker alone.
-
-    Such a copy is an object of Keras's own class, so the methods of that class are patched.
-    """
+    """Make plain copies of a DistributedOptimizer raise instead of training on one worker alone."""
+    # Copies are of Keras's own classes, whose methods are patched.
     base = keras.optimizers.Optimizer
     for cls in (each for each in vars(keras.optimizers).values() if isinstance(each, type) and issubclass(each, base)):
         for name in ("apply", "stateless_apply"):

@@ -1,4 +1,4 @@
-"""The protocol of the two modes of a fit: asynchronous training and synchronous training."""
+"""The protocol of the two modes of a fit: asynchronous and synchronous training."""
 
 from __future__ import annotations
 
@@ -12,19 +12,13 @@ __all__ = ["Mode"]
 
 
 class Mode(Protocol):
-    """How the workers of a fit train one model; derived classes override the hooks that they need.
-
-    Attributes
-    ----------
-    rule : Rule or None
-        The rule by which the weights are shared; None if they are not.
-    """
+    """How the workers of a fit train one model. ``rule`` is None for averaged gradients."""
 
     rule: Rule | None
 
     @property
     def stops(self) -> bool:
-        """Whether the votes received so far suffice to end the fit in the middle of an epoch."""
+        """Whether the votes so far suffice to end the fit in mid-epoch."""
         ...
 
     def describe(self, model: Any) -> str:
@@ -36,16 +30,14 @@ class Mode(Protocol):
         return []
 
     def start(self, model: Any, participants: list[int]) -> None:
-        """Start; the model's values are already equal on all workers, and shared if there is a rule."""
+        """Start; the model's values are equal on all workers, and shared if there is a rule."""
         ...
 
     def batches_done(self, count: int) -> None:
         """Record training batches; synchronize if it is due."""
         ...
 
-    def vote(self) -> None:
-        """Vote for the end of the fit."""
-        ...
+    def vote(self) -> None: ...
 
     def epoch_ends(self) -> None:
         """Synchronize after the last batch of an epoch."""
@@ -64,18 +56,18 @@ class Mode(Protocol):
         """Give the model the worker's own weights back."""
 
     def report(self) -> dict[str, float]:
-        """Return numbers that are sent to all workers with the votes at the end of an epoch."""
+        """Return numbers that are sent to all workers with the votes of an epoch."""
         return {}
 
     def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
-        """Process the reports of all ranks, which are the same on all workers."""
+        """Process the reports of all ranks, the same on all workers."""
 
     def center(self) -> contextlib.AbstractContextManager[None]:
-        """Give the model the center's weights within the ``with`` block, in the middle of an epoch."""
+        """Give the model the center's weights within ``with``, in mid-epoch."""
         return contextlib.nullcontext()
 
     def pause(self) -> None:
-        """Stop keeping the workers together until `start`, with the center's weights in the model."""
+        """Stop synchronizing until `start`, with the center's weights in the model."""
 
     def finish(self) -> None:
         """End the fit, with the center's weights in the model."""

@@ -17,21 +17,10 @@ Array = np.ndarray[Any, Any]
 
 
 class ModelAverages:
-    """Starts and ends fits and epochs for the `GradientAverage` of each optimizer of a model.
+    """Starts and ends fits and epochs for the `GradientAverage` of each optimizer of a model."""
 
-    All workers call the optimizers in the same order. A worker that has ended its epoch continues the calls of a batch
-    without gradients, until all workers have ended theirs.
-
-    Parameters
-    ----------
-    members : list of GradientAverage
-        One for each optimizer.
-
-    Attributes
-    ----------
-    members
-        See the parameter.
-    """
+    # All workers call the optimizers in the same order. A worker at the end of its epoch repeats
+    # the calls of a batch without gradients until all workers have ended theirs.
 
     def __init__(self, members: list[GradientAverage]) -> None:
         self.members = members
@@ -40,12 +29,11 @@ class ModelAverages:
         self._batches = 0
 
     def place(self, device: Any) -> None:
-        """Prepare for gradients on a device, given as the back end's object for it; None for the host."""
         for member in self.members:
             member.place(device)
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
-        """Start a fit; with several optimizers, the first step shows which weights each of them trains."""
+        """Start a fit; with several optimizers, the first step shows the weights of each."""
         self._calls.clear()
         self._batches = 0
         if len(self.members) == 1:
@@ -55,54 +43,40 @@ class ModelAverages:
             member.attach(policy, member.like, self._calls)
 
     def detach(self) -> None:
-        """End the fit; the next one has to attach again."""
         for member in self.members:
             member.detach()
 
     def vote(self) -> None:
-        """Vote for the end of the fit; the vote is sent to all workers with the next call."""
         for member in self.members:
             member.send(VOTE)
 
     @property
     def stops(self) -> bool:
-        """Whether the votes received with the latest call suffice to end the fit; the same on every worker."""
         return any(member.stops for member in self.members)
 
     @property
     def lags(self) -> bool:
-        """Whether the votes received are those of an earlier batch."""
         return any(member.lags for member in self.members)
 
     def require_attached(self) -> None:
-        """Raise `ConfigurationError` if no fit in progress has prepared the model."""
         for member in self.members:
             member.require_attached()
 
     def require_sound(self) -> None:
-        """Raise the error of an earlier call that could not be raised in that call."""
         for member in self.members:
             member.require_sound()
 
     def count(self, steps: int) -> None:
-        """Record batches."""
         self._batches += steps
         for member in self.members:
             member.count(steps)
 
     def program_started(self) -> None:
-        """Record that the compiled program of a batch has been started."""
         for member in self.members:
             member.program_started()
 
     def join(self) -> list[int]:
-        """Make calls without gradients until every worker has ended its epoch.
-
-        Returns
-        -------
-        list of int
-            The number of steps of each rank in the epoch; if they differ, weights and optimizers differ too.
-        """
+        """Call without gradients until all workers end the epoch; return each rank's steps."""
         own = sum(member.steps for member in self.members)
         pattern = self._calls_of_a_batch()
         flags = [member.send(DONE) for member in self.members]
@@ -126,7 +100,7 @@ class ModelAverages:
         return steps
 
     def _calls_of_a_batch(self) -> list[GradientAverage]:
-        """Return the members in the order of their calls for a batch, by the previous epoch if this one had none."""
+        """Return the members in the order of their calls, by the last epoch that had any."""
         if self._calls:
             each = len(self._calls) // max(self._batches, 1)
             self._pattern = self._calls[: max(each, 1)]

@@ -1,4 +1,4 @@
-"""The state of a model that all workers have in common: weights, other variables of layers, and optimizer state."""
+"""The state of a model that is equal on all workers: weights, statistics and optimizer state."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ __all__ = ["broadcast_variables", "end_alike", "first_values", "state_checksum",
 
 
 def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
-    """Copy the weights, statistics and optimizer state of rank 0 to all workers, before a loop over ``train_on_batch``.
+    """Copy the weights, statistics and optimizer state of rank 0 to all workers.
 
-    A collective call. A ``fit`` with `distribute` does the same at its start. For a single worker it does nothing.
+    Call it before a loop over ``train_on_batch``; a ``fit`` with `distribute` does the same. It is
+    a collective call, and does nothing for a single worker.
 
     Parameters
     ----------
     model : keras.Model
-        A built model; on Keras 2 it must be compiled too. If a model of Keras 3 is not compiled, its weights and
-        statistics are copied, and the state of optimizers in its attributes.
+        A built model; on Keras 2 it must be compiled too. If a model of Keras 3 is not compiled,
+        only the optimizers in its attributes are included.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -42,7 +43,8 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     worker = connect() if worker is None else worker
     backend = backends.current()
     wrap_again(model, worker)
-    compiled = getattr(model, "compiled", True)  # a model of Keras 2 has no such attribute: its back end checks
+    # Models of Keras 2 lack this attribute: their back end checks it.
+    compiled = getattr(model, "compiled", True)
     if compiled:
         average = require_distributable(model, backend)
     else:
@@ -51,7 +53,8 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     if worker.global_size == 1:
         return
     copy_first_values(first_values(model, backend), worker, "broadcast_variables")
-    decay_for(model, 1)  # a loop has no epochs; steps that divide a batch are as many as those of one process
+    # A loop has no epochs, and as many steps as one process.
+    decay_for(model, 1)
     values_were_set(model)
     backend.vary_noise(model, worker.global_rank)
     if average is not None:
@@ -61,18 +64,12 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
 
 
 def first_values(model: Any, backend: Backend) -> list[Any]:
-    """Return the variables to copy at the start of a fit: the model's state, and the epoch of a resumed training."""
+    """Return the variables to copy at the start of a fit, and the epoch of a resumed training."""
     return [*_all_state_of(model, backend), _FirstEpoch(model, backend)]
 
 
 def values_were_set(model: Any) -> bool:
-    """Let Normalization layers compute their tensors from new values of their variables.
-
-    Returns
-    -------
-    bool
-        Whether functions of the model that have the tensors as constants are to be compiled again.
-    """
+    """Update Normalization layers after changes of variables; return if functions are remade."""
     parts = model._flatten_layers() if hasattr(keras, "ops") else ()
     layers = [each for each in parts if getattr(each, "adapt_mean", None) is not None]
     before = [keras.ops.convert_to_numpy(tensor) for each in layers for tensor in (each.mean, each.variance)]
@@ -88,17 +85,13 @@ def values_were_set(model: Any) -> bool:
 
 
 def end_alike(model: Any, backend: Backend, worker: Worker) -> None:
-    """Make all state of a model equal on all workers, at the end of a training; a collective call of those left.
-
-    Values that still differ are copied from the first worker: seeds of random layers, and with a rule the counters of
-    optimizers and moments that it does not share.
-    """
+    """Copy state that still differs from the first worker at the end; a collective call."""
     variables = [*_all_state_of(model, backend), *backend.metrics(model).variables()]
     make_equal(variables, worker, "keras state at the end")
 
 
 def state_of(model: Any, backend: Backend, statistics: bool = True) -> list[Variable]:
-    """Return the variables that workers keep equal: weights, state of layers (if ``statistics``) and optimizer."""
+    """Return the variables that workers keep equal; state of layers only with ``statistics``."""
     of_layers = [v for v in backend.statistics(model) if getattr(v, "rule", "") != "own"] if statistics else []
     return [*backend.weights(model), *of_layers, *backend.optimizer_state(model)]
 
@@ -108,7 +101,6 @@ def _all_state_of(model: Any, backend: Backend) -> list[Variable]:
 
 
 def state_checksum(model: Any, backend: Backend) -> int:
-    """Return a checksum of weights, statistics and optimizer state, which almost surely changes if any bit does."""
     total = 0
     for variable in state_of(model, backend):
         total = checksum(variable.get_value(borrow=True), total)

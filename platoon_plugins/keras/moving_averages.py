@@ -1,13 +1,7 @@
-"""Moving statistics of BatchNormalization, whose decay on N workers becomes that of one process.
+"""The decay of BatchNormalization's moving statistics on N workers.
 
-An epoch on N workers has N times fewer steps. With the user's momentum, the statistics would need N
-times as many epochs as in one process. During a fit, BatchNormalization therefore uses
-
-::
-
-    m := momentum ** N
-
-The attribute ``momentum`` does not change, so saved models and ``get_config`` have the user's value.
+An epoch on N workers has N times fewer steps. During a fit BatchNormalization therefore uses
+``momentum ** N``. The attribute ``momentum`` does not change, also in saved models.
 """
 
 from __future__ import annotations
@@ -32,7 +26,7 @@ _NAMES = "momentum", "renorm_momentum"
 
 
 def watch_batch_normalization() -> None:
-    """Patch Keras once, so that `decay_for` takes effect. Nothing changes without a call of it."""
+    """Patch Keras once, so that `decay_for` takes effect."""
     if _KERAS_3:
         if "__call__" not in vars(keras.layers.BatchNormalization):
             keras.layers.BatchNormalization.__call__ = _call
@@ -41,17 +35,8 @@ def watch_batch_normalization() -> None:
 
 
 def decay_for(model: Any, workers: int, retrace: bool = True) -> None:
-    """Let the statistics of a model's layers decay in each step as in ``workers`` steps of one process.
-
-    Parameters
-    ----------
-    model : keras.Model
-    workers : int
-        1 for what the user wrote.
-    retrace : bool
-        Whether to compile a step again that was compiled for another number. At the end of a fit the
-        step is kept, as the next fit usually has as many workers.
-    """
+    """Let statistics decay in each step as in ``workers`` steps of one process."""
+    # Without `retrace` a step that was compiled for another number is kept for the next fit.
     layers = [layer for layer in _all_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
     if layers and workers > 1:
         _report(layers, workers)
@@ -68,7 +53,6 @@ def decay_for(model: Any, workers: int, retrace: bool = True) -> None:
 
 
 def _all_layers(model: Any) -> list[Any]:
-    """Return the layers of a model and those inside them."""
     if _KERAS_3:
         return list(model._flatten_layers())
     return [inner for layer in getattr(model, "_layers", ()) for inner in (layer, *_all_layers(layer))]
@@ -95,7 +79,7 @@ def _log_once(text: str) -> None:
     log.info("%s", text)
 
 
-# The number of workers for each layer, and the number for which the step of each model was compiled.
+# The number of workers for each layer, and the number that each model's step was compiled for.
 _workers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _compiled_for: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -107,21 +91,21 @@ def _call(layer: Any, *args: Any, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _raised(layer: Any, workers: int) -> Iterator[None]:
-    """Raise the momenta of a layer to a power while it is called or traced."""
     own = {name: vars(layer)[name] for name in _NAMES if workers > 1 and name in vars(layer)}
-    vars(layer).update({name: value**workers for name, value in own.items()})  # Keras's setattr takes longer
+    # Keras's setattr would take longer.
+    vars(layer).update({name: value**workers for name, value in own.items()})
     try:
         yield
     finally:
         vars(layer).update(own)
 
 
-# Keras 2 puts the update into the graph when the layer is called on its inputs, before a fit.
+# Keras 2 puts the update into the graph when a layer is called, before a fit.
 _shared: list[Any] = []
 
 
 def _number() -> Any:
-    """Return the variable with the number of workers, which graphs of Keras 2 read in each step."""
+    """Return the variable with the number of workers, which graphs of Keras 2 read."""
     if not _shared:
         _shared.append(keras.backend.variable(1.0, name="workers by whose steps statistics decay"))
     return _shared[0]

@@ -1,4 +1,4 @@
-"""The state of optimizers where a rule shares it: averages of the weights (``use_ema``), and the count of steps."""
+"""Optimizer state that a rule shares: averages of the weights (``use_ema``) and step counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["begin_averages", "continue_steps", "end_averages", "keeps_averages",
 
 
 def require_built(model: Any) -> None:
-    """Raise if an optimizer of a model has no moments yet, which could not be shared."""
+    """Raise if an optimizer has no moments yet, which could not be shared."""
     for optimizer in unbuilt(model):
         raise ConfigurationError(
             f"got a model whose optimizer {type(optimizer).__name__} is not built, and a rule that is to share its "
@@ -23,12 +23,11 @@ def require_built(model: Any) -> None:
 
 
 def unbuilt(model: Any) -> list[Any]:
-    """Return the optimizers of a model that have no moments yet."""
     return [optimizer for optimizer in optimizers_of(model) if not getattr(optimizer, "built", True)]
 
 
 def continue_steps(model: Any, steps: int) -> None:
-    """Let optimizers count on from the steps of an earlier run, whose moments and averages they have."""
+    """Let optimizers continue the step count of an earlier run, whose moments they have."""
     for optimizer in [inner for outer in optimizers_of(model) for inner in with_inner(outer)]:
         count = getattr(optimizer, "iterations", None)
         if hasattr(count, "assign") and not int(keras.ops.convert_to_numpy(count)):
@@ -36,12 +35,12 @@ def continue_steps(model: Any, steps: int) -> None:
 
 
 def keeps_averages(model: Any) -> bool:
-    """Return whether the optimizer of a model keeps averages of weights, which a fit leaves in the model."""
+    """Return whether the optimizer averages weights; a fit leaves the averages in the model."""
     return bool(_averaging([getattr(model, "optimizer", None)]))
 
 
 def begin_averages(model: Any) -> None:
-    """Let averages begin with the weights before the first step: a rule would spread Keras's zeros."""
+    """Start averages from the weights before the first step: a rule would spread Keras's zeros."""
     for optimizer in _averaging(optimizers_of(model)):
         if not int(keras.ops.convert_to_numpy(optimizer.iterations)):
             _copy(optimizer._trainable_variables, optimizer._model_variables_moving_average)
@@ -59,6 +58,6 @@ def _averaging(optimizers: list[Any]) -> list[Any]:
 
 
 def _copy(sources: Any, targets: Any) -> None:
-    """Copy values through NumPy: on JAX, ``assign`` of a variable would make both share their memory."""
+    """Copy through NumPy: on JAX, ``assign`` of a variable would share memory."""
     for source, target in zip(sources, targets):
         target.assign(np.array(keras.ops.convert_to_numpy(source)))

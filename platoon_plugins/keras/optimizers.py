@@ -19,7 +19,7 @@ _AVERAGES = "_platoon_averages"
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Return the optimizers of a model: first that of compile(), then those in its attributes, as a GAN has."""
+    """Return the optimizers of a model: first that of compile(), then those in its attributes."""
     found = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
         found += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
@@ -28,7 +28,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def with_inner(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and the optimizers inside it, as in a LossScaleOptimizer or a MultiOptimizer."""
+    """Yield an optimizer and those inside it, as in a LossScaleOptimizer or a MultiOptimizer."""
     yield optimizer
     inner = getattr(optimizer, "inner_optimizer", None)
     for each in [*([] if inner is None else [inner]), *(getattr(optimizer, "optimizers", None) or ())]:
@@ -36,12 +36,9 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
 
 
 def wrap_again(model: Any, worker: Worker) -> None:
-    """Apply DistributedOptimizer to each plain optimizer of a model that is marked, or has a marked one inside.
-
-    ``copy.deepcopy``, ``pickle``, ``load_model`` and ``from_config`` make plain optimizers from a DistributedOptimizer;
-    the mark is in their names. With the policy "mixed_float16" ``compile`` puts a LossScaleOptimizer around a
-    DistributedOptimizer; left so, each worker would decide by its own gradients which steps to skip.
-    """
+    """Apply DistributedOptimizer to plain optimizers that are marked or contain a marked one."""
+    # Copies and loaded models have marked plain optimizers. With "mixed_float16" `compile` wraps a
+    # DistributedOptimizer in a LossScaleOptimizer, which would skip steps by its own gradients.
     if worker.global_size == 1:
         return
     optimizers = optimizers_of(model)
@@ -56,13 +53,7 @@ def wrap_again(model: Any, worker: Worker) -> None:
 
 
 def average_of_model(model: Any) -> ModelAverages | None:
-    """Return the averages of a model's gradients, always the same object; None if its optimizers are plain.
-
-    Raises
-    ------
-    ConfigurationError
-        If only some of its optimizers average gradients.
-    """
+    """Return a model's `ModelAverages`; None for plain optimizers, raise if only some are."""
     optimizers = optimizers_of(model)
     averages = [average for average in map(average_of, optimizers) if average is not None]
     inside = {type(outer).__name__ for outer in optimizers for each in with_inner(outer) if average_of(each)}
@@ -77,7 +68,8 @@ def average_of_model(model: Any) -> ModelAverages | None:
             "got two optimizers of a model that share an average of gradients, as one was made by from_config() of "
             "the other's class: call DistributedOptimizer on a plain optimizer for each"
         )
-    compiled = getattr(model, "optimizer", None)  # on torch a model has no optimizer before compile()
+    # On torch a model has no optimizer before compile().
+    compiled = getattr(model, "optimizer", None)
     only_compiled = averages in ([], [average_of(compiled)])
     _require_all(optimizers if only_compiled else [each for each in optimizers if each is not compiled], averages)
     if not averages:
@@ -90,7 +82,6 @@ def average_of_model(model: Any) -> ModelAverages | None:
 
 
 def _require_all(optimizers: list[Any], averages: list[Any]) -> None:
-    """Raise if one optimizer averages gradients and another does not."""
     plain = [type(optimizer).__name__ for optimizer in optimizers if average_of(optimizer) is None]
     if averages and plain:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Records of which rows of which array `shard` has returned, so that a fit can take other rows in each epoch."""
+"""Records the rows that `shard` has returned, so that a fit can take other rows in each epoch."""
 
 from __future__ import annotations
 
@@ -25,19 +25,11 @@ __all__ = [
     "part_of",
 ]
 
-_CHECKED_BYTES = 1 << 24  # per call of crc32
+_CHECKED_BYTES = 1 << 24  # Bytes per call of crc32.
 
 
 class Cut(NamedTuple):
-    """How rows are divided among the workers; arrays with the same cut stay aligned row by row in each epoch.
-
-    Attributes
-    ----------
-    start, stop : int
-        The range of rows that are divided.
-    rank, size : int
-    uneven : {"keep", "drop", "wrap"}
-    """
+    """How the rows from ``start`` to ``stop`` are divided; arrays with one cut stay aligned."""
 
     start: int
     stop: int
@@ -46,74 +38,60 @@ class Cut(NamedTuple):
     uneven: str
 
     def rows(self, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return this worker's row numbers in an epoch; see `platoon_base.sharding.epoch_indices`."""
         n = self.stop - self.start
         dealt = epoch_indices(n, self.rank, self.size, shuffle=True, seed=seed, epoch=epoch, uneven=self.uneven)
         return self.start + dealt
 
 
 class Part(NamedTuple):
-    """The origin of one worker's array.
-
-    Attributes
-    ----------
-    whole : array
-        The array with the rows of all workers.
-    cut : Cut
-    checksum : int
-        Checksum of the worker's array when it was made.
-    """
+    """The origin of one worker's array, with the checksum of the array when it was made."""
 
     whole: Any
     cut: Cut
     checksum: int
 
     def is_unchanged(self, array: Any) -> bool:
-        """Return whether the array still has its initial values."""
         return _checksum(array) == self.checksum
 
 
-# By the id of the array, with a weak reference that removes the entry when the array is freed.
+# Origins by the id of the array; the weak reference removes the entry.
 _parts: dict[int, tuple[weakref.ref[Any], Part]] = {}
 
 
 def keep_part(array: Any, whole: Any, cut: Cut) -> None:
-    """Record the origin of an array until it is freed, unless its data are in a file, on a GPU or of objects."""
+    """Record the origin of an array, unless its data are in a file, on a GPU or of objects."""
     if not (_is_in_memory(array) and _is_in_memory(whole)):
         return
     key = id(array)
     try:
         reference = weakref.ref(array, lambda _: _parts.pop(key, None))
-    except TypeError:  # this class has no weak references
+    except TypeError:  # This class has no weak references.
         return
     _parts[key] = reference, Part(whole, cut, _checksum(array))
 
 
-# The same for all arrays that `shard` has returned, whether their rows may be divided again or not.
+# All arrays of `shard`, including those whose rows are not divided again.
 _returned: dict[int, weakref.ref[Any]] = {}
 
 
 def keep_returned(array: Any) -> None:
-    """Record that `shard` has returned an array, until it is freed."""
     key = id(array)
-    with contextlib.suppress(TypeError):  # this class has no weak references
+    with contextlib.suppress(TypeError):  # This class has no weak references.
         _returned[key] = weakref.ref(array, lambda _: _returned.pop(key, None))
 
 
 def is_part(array: Any) -> bool:
-    """Return whether `shard` has returned an array."""
     found = _returned.get(id(array))
     return found is not None and found() is array
 
 
 def part_of(array: Any) -> Part | None:
-    """Return the origin of an array; None if `shard` has not returned it."""
     found = _parts.get(id(array))
     return found[1] if found is not None and found[0]() is array else None
 
 
 def part_at(array: Any) -> tuple[Any, Part] | None:
-    """Return the array of `shard` of which an array is a view with all rows, and its `Part`; None if there is none."""
+    """Return an array of `shard` that ``array`` views with all rows, and its `Part`; or None."""
     if not isinstance(array, np.ndarray):
         return None
     for reference, part in list(_parts.values()):
@@ -124,7 +102,7 @@ def part_at(array: Any) -> tuple[Any, Part] | None:
 
 
 def _place(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """Return a key that is equal for an array and a view of all its rows, such as a column of a vector."""
+    """Return a key that is equal for an array and a view of all its rows."""
     address, _ = array.__array_interface__["data"]
     return address, array.dtype, array.size, array.shape[:1], array.strides[:1]
 
@@ -135,7 +113,8 @@ def _is_in_memory(array: Any) -> bool:
     if hasattr(array, "iloc"):
         return all(getattr(dtype, "kind", "O") in "biuf" for dtype in np.ravel(array.dtypes))
     if type(array).__module__.partition(".")[0] == "torch":
-        return bool(array.device.type == "cpu") and "bfloat16" not in str(array.dtype)  # NumPy has no bfloat16
+        # NumPy has no bfloat16.
+        return bool(array.device.type == "cpu") and "bfloat16" not in str(array.dtype)
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
@@ -152,7 +131,6 @@ def _checksum(array: Any) -> int:
 
 
 def map_arrays(data: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to the arrays in nested data, but not to None."""
     if data is None:
         return None
     if isinstance(data, Mapping):
@@ -171,7 +149,6 @@ def is_nested(data: Any) -> bool:
 
 
 def leaves(data: Any) -> Iterator[Any]:
-    """Yield the arrays in nested data."""
     found: list[Any] = []
     map_arrays(data, found.append)
     return iter(found)

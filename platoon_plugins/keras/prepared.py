@@ -1,6 +1,6 @@
 """`prepare`, after which the script's own ``fit`` trains one model on several workers.
 
-To import it seeds the generators that the script has not seeded alike on all workers, see `seeds.seed_alike`.
+Importing this module seeds generators alike on all workers, see `seeds.seed_alike`.
 """
 
 from __future__ import annotations
@@ -48,43 +48,45 @@ def prepare(
     on_nonfinite: str = "raise",
     worker: Worker | None = None,
 ) -> Any:
-    """Make each ``fit`` of a model train it on all workers; the script's other lines stay as they are.
+    """Make each later ``fit`` of a model train it on all workers.
 
-    A later ``model.fit(...)`` puts its data through `shard`, its callbacks through `distribute` and, in the synchronous
-    way, the model's optimizers through `DistributedOptimizer`. All workers pass the same whole data; ``batch_size`` is
-    that of one worker.
+    ``fit`` then puts its data through `shard`, its callbacks through `distribute` and, in the
+    synchronous mode, the model's optimizers through `DistributedOptimizer`. All workers pass the
+    same whole data; ``batch_size`` is that of one worker.
 
-    - ``validation_split`` and ``validation_data`` are those of one process, also with ``validation_steps``.
-    - Of a tf.data.Dataset or a generator each worker takes every N-th batch. Shuffles of a tf.data.Dataset need seeds
-      that all workers have in common: a seed of their own, ``tf.random.set_seed``, or that from the import of
-      ``prepare``.
-    - ``steps_per_epoch`` is divided by the number of workers, rounded up, and ``validation_steps`` of data sets too.
-    - A LearningRateSchedule goes through `scale_schedule`, so it ends at the same epoch.
-    - What `shard`, `distribute`, `scale_schedule` or ``dataset.shard`` has returned stays as it is. In a ``fit`` with
-      callbacks of `distribute` nothing is changed.
+    - ``validation_split`` and ``validation_data`` are those of one process.
+    - Of a tf.data.Dataset or a generator each worker takes every N-th batch. Shuffles of a
+      tf.data.Dataset need seeds that all workers share: their own, ``tf.random.set_seed``, or the
+      seed set when ``prepare`` is imported.
+    - ``steps_per_epoch``, and ``validation_steps`` of data sets, are divided by the number of
+      workers, rounded up.
+    - A LearningRateSchedule goes through `scale_schedule`.
+    - Results of `shard`, `distribute`, `scale_schedule` and ``dataset.shard`` are used unchanged. A
+      ``fit`` with callbacks of `distribute` is not changed at all.
 
-    ``train_on_batch``, with ``mode="sync"`` only, takes this worker's rows of the batch, so a loop over it makes the
-    steps of one process. ``evaluate`` and ``predict`` work on each worker as in one process; the functions of this
-    package of these names divide their work. ``save`` replaces the file at once, so all workers may save.
+    ``train_on_batch``, only with ``mode="sync"``, takes this worker's rows of the batch.
+    ``evaluate`` and ``predict`` work as in one process; the functions of these names in this
+    package divide their work. ``save`` replaces a file atomically, so all workers may call it.
 
-    Under plain ``python``, and for a single worker, ``fit`` is that of Keras. Copies (``clone_model``, ``deepcopy``,
-    ``load_model``) are plain models: prepare them too.
+    Under plain ``python``, and for a single worker, ``fit`` is that of Keras. Copies
+    (``clone_model``, ``deepcopy``, ``load_model``) are plain models: prepare them too.
 
     Parameters
     ----------
     model : keras.Model
         Before or after ``compile``.
     mode : {"async", "sync"}, optional
-        Whether the workers synchronize with a common center, at their own speed, or average the gradients of each step.
-        The default is "async", and "sync" for a model with a `DistributedOptimizer`, also if it was loaded or copied.
+        Synchronize with a center, each worker at its own speed, or average the gradients of each
+        step. The default is "sync" for a model with a `DistributedOptimizer`, also if it was loaded
+        or copied, and "async" otherwise.
     strategy : Rule, optional
         A rule such as `EASGD` or `DiLoCo`, with "async"; see `distribute`.
     sync_every : int, optional
         Batches from one synchronization to the next, with "async"; see `distribute`.
     scaling : {"none", "linear", "sqrt"} or float, optional
-        How steps grow with the number N of workers. With "sync", the factor of the learning rate, see
-        `scale_learning_rate`; "none" by default. On Keras 3 a loaded or copied model keeps the rate that it was saved
-        with. With "async" a number s for `AveragedEASGD`, whose steps are ``s sqrt(N)`` times as long, or "none"; 2 by
+        With "sync", the factor of the learning rate for N workers, see `scale_learning_rate`;
+        "none" by default. On Keras 3 a loaded or copied model keeps its saved rate. With "async", a
+        number s for `AveragedEASGD`, whose steps are ``s sqrt(N)`` times as long, or "none"; 2 by
         default.
     policy, leader_only, on_nonfinite
         See `distribute`.
@@ -103,8 +105,8 @@ def prepare(
 
     Examples
     --------
-    >>> model = prepare(model)                                                      # doctest: +SKIP
-    >>> model.fit(x, y, epochs=5, validation_split=0.2, callbacks=[EarlyStopping()])  # doctest: +SKIP
+    >>> model = prepare(model)                                                    # doctest: +SKIP
+    >>> model.fit(x, y, validation_split=0.2, callbacks=[EarlyStopping()])        # doctest: +SKIP
     """
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"got {type(model).__name__}: pass a model of Keras, prepare(model)")
@@ -142,7 +144,7 @@ def _require_period(sync_every: int) -> None:
 
 
 class _Settings(NamedTuple):
-    """The arguments of `prepare`; ``others`` are those that `distribute` has too. ``intent`` is used by a ``fit``."""
+    """The arguments of `prepare`; ``others`` are those that `distribute` has too."""
 
     mode: str | None
     strategy: Rule | None
@@ -162,7 +164,7 @@ class _Settings(NamedTuple):
         return self.mode or ("sync" if averages else "async")
 
     def require_scaling(self, mode: str) -> str:
-        """Return the mode; raise if ``scaling`` is not one of its."""
+        """Return the mode; raise if it does not allow this ``scaling``."""
         value = self.scaling
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if mode == "sync" and value not in (None, "none", "linear", "sqrt"):
@@ -180,7 +182,6 @@ class _Settings(NamedTuple):
         return mode
 
     def rule(self, mode: str) -> Any:
-        """Return the ``rule`` of `distribute`."""
         if mode == "sync":
             return None
         if self.scaling is not None:
@@ -188,13 +189,14 @@ class _Settings(NamedTuple):
         return "auto" if self.strategy is None else self.strategy
 
     def make_ready(self, model: Any) -> str:
-        """Give the model the optimizers of its mode, which ``compile`` may have replaced; return the mode."""
+        """Give the model the optimizers of its mode, which ``compile`` may have replaced."""
         self.intent.used = True
         mode = self.require_scaling(self.mode_of(model))
         if mode == "sync":
             changed = [self._average(each) for each in _outer_optimizers(model)]
             compiler = {"tensorflow": "XLA", "torch": "torch.compile"}.get(keras.backend.backend())
-            if compiler and getattr(model, "jit_compile", False):  # that of a model that JAX has saved is True
+            # A model saved on JAX has jit_compile=True.
+            if compiler and getattr(model, "jit_compile", False):
                 warn_once(
                     f"this model trains without {compiler} (jit_compile=False), which cannot leave its program to "
                     'average gradients; prepare(model, mode="async") keeps it'
@@ -226,12 +228,12 @@ class _Settings(NamedTuple):
         return True
 
 
-# By which the learning rates of optimizers have been multiplied here.
+# The factors of the learning rates of optimizers.
 _factors: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
 
 def _scale_rate(optimizer: Any, how: str, size: int) -> None:
-    """Multiply a learning rate, in place of the factor of an earlier `prepare`."""
+    """Multiply a learning rate, replacing the factor of an earlier `prepare`."""
     before, factor = _factors.get(optimizer, 1.0), scaled(1.0, size, how)
     if factor == before:
         return
@@ -249,7 +251,6 @@ def _scale_rate(optimizer: Any, how: str, size: int) -> None:
 
 
 def _outer_optimizers(model: Any) -> list[Any]:
-    """Return a model's optimizers without those inside another one."""
     found = optimizers_of(model)
     inside = {id(inner) for outer in found for inner in with_inner(outer) if inner is not outer}
     return [each for each in found if id(each) not in inside]
@@ -266,13 +267,11 @@ def _make_plain(optimizer: Any) -> bool:
 
 
 def _forget_step(model: Any) -> None:
-    """Let Keras make the training function again, which may have been compiled with other optimizers."""
     if getattr(model, "train_function", None) is not None:
         model.train_function = None
 
 
 def _schedule_of(optimizer: Any) -> Any:
-    """Return the LearningRateSchedule of an optimizer of Keras 3, or None."""
     schedules = getattr(keras.optimizers, "schedules", None)
     schedule = getattr(optimizer, "_learning_rate", None)
     return schedule if schedules is not None and isinstance(schedule, schedules.LearningRateSchedule) else None
@@ -286,11 +285,11 @@ def _scale_schedules(model: Any, worker: Worker) -> None:
             _forget_step(model)
 
 
-# The methods of keras.Model that prepared models are trained by.
+# The methods of keras.Model that train prepared models.
 
 
 def _watch() -> None:
-    """Patch the methods of ``keras.Model`` once; for models that are not prepared they do what they did."""
+    """Patch the methods of ``keras.Model`` once; other models are not affected."""
     for name in ("fit", "fit_generator"):
         plain = getattr(keras.Model, name, None)
         if plain is not None and not hasattr(plain, "fits_prepared"):
@@ -319,7 +318,8 @@ def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
             rule = settings.rule(settings.make_ready(model))
             _scale_schedules(model, settings.worker)
             divide(model, values, settings.worker)
-            if keras.backend.backend() == "tensorflow":  # the others build models before the first callback
+            # Other back ends build the model before the first callback.
+            if keras.backend.backend() == "tensorflow":
                 build(model, values)
         values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
         return plain(model, **_by_name(bound))
@@ -329,7 +329,7 @@ def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _listed(callbacks: Any) -> list[Any]:
-    """Return the callbacks of a ``fit`` as a list: Keras takes one, nested ones and a CallbackList too."""
+    """Return the callbacks of a ``fit`` as a list: Keras also takes one, or nested ones."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     if not callbacks:
@@ -370,7 +370,7 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
     return step_prepared
 
 
-# The state of each model that `train_on_batch` trains.
+# The state of each model in a loop over `train_on_batch`.
 _state_of_loops: weakref.WeakKeyDictionary[Any, Statistics] = weakref.WeakKeyDictionary()
 
 if connect().global_size > 1:
@@ -378,7 +378,7 @@ if connect().global_size > 1:
 
 
 def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
-    """Return arguments but the first by name: MLflow adds callbacks by name, which may be given once only."""
+    """Return arguments but the first by name: MLflow adds callbacks by name."""
     kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
     named: dict[str, Any] = {}
     for name, value in list(bound.arguments.items())[1:]:

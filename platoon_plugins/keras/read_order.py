@@ -1,7 +1,6 @@
-"""Comparison of the batches that workers read from data of which each takes every N-th batch.
+"""Compares the batches that workers read, by running checksums at the end of each epoch.
 
-Every worker reads all batches, so all must read the same ones in the same order. Each keeps a running checksum of the
-batches, of those it skips too. The workers compare the checksums at the end of each epoch and evaluation.
+Each worker reads all batches and takes every N-th, so all must read them in the same order.
 """
 
 from __future__ import annotations
@@ -24,8 +23,10 @@ __all__ = [
     "first_batches_agree", "labels_of", "register", "require_same_orders",
 ]  # fmt: skip
 
-KINDS = 8  # Batches with so many different labels identify the rows, whatever the inputs.
-ROUNDS = 8  # Number of the latest rounds of one batch for each worker whose checksums are kept.
+# This many different labels identify the batches, whatever the inputs.
+KINDS = 8
+# Number of the latest rounds (one batch per worker) with a checksum.
+ROUNDS = 8
 REMEDY = (
     "Each worker takes every N-th batch of the data, so all must read the same batches in the same order. Draw the "
     "order by the global generators of NumPy, Python or torch, which are equal on all workers while the data are read "
@@ -38,16 +39,7 @@ _MASK = 0xFFFFFFFF
 
 
 class Mark(NamedTuple):
-    """The state of a reading after so many batches.
-
-    Attributes
-    ----------
-    batches : int
-    everything, labels : int
-        Running checksums of the batches, and of their labels alone.
-    kinds : int
-        Number of different labels among the batches, at most `KINDS`.
-    """
+    """Running checksums after some batches, and the number of different labels, at most `KINDS`."""
 
     batches: int
     everything: int
@@ -56,21 +48,14 @@ class Mark(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The batches that a worker has read since it began to read the data for the ``number``-th time."""
+    """The batches of the ``number``-th time that a worker reads the data."""
 
     number: int
     marks: list[Mark]
 
 
 class Order(Protocol):
-    """The order in which a worker reads one data set, for `register`.
-
-    Attributes
-    ----------
-    what : str
-        The data in the error, such as "the generator passed as x".
-    remedy : str
-    """
+    """The order in which a worker reads one data set; ``what`` names the data in errors."""
 
     what: str
     remedy: str
@@ -81,14 +66,7 @@ class Order(Protocol):
 
 
 class ReadOrder:
-    """The order of data that are read in Python; see `Order`.
-
-    Parameters
-    ----------
-    what, remedy : str
-    size : int
-        Number of workers.
-    """
+    """The order of data that are read in Python, for ``size`` workers; see `Order`."""
 
     def __init__(self, what: str, remedy: str, size: int) -> None:
         self.what, self.remedy, self._size = what, remedy, size
@@ -96,7 +74,6 @@ class ReadOrder:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to read the data anew."""
         self._number += 1
         self._mark = Mark(0, 0, 0, 0)
         self._labels: set[int] = set()
@@ -105,11 +82,9 @@ class ReadOrder:
 
     @property
     def batches(self) -> int:
-        """Number of batches read."""
         return self._mark.batches
 
     def add(self, batch: Any) -> None:
-        """Add the next batch."""
         labels = _checksum(labels_of(batch), 0)
         if len(self._labels) < KINDS:
             self._labels.add(labels)
@@ -124,7 +99,6 @@ class ReadOrder:
             self._rounds.append(mark)
 
     def reading(self) -> Reading:
-        """Return the current reading."""
         return Reading(self._number, [*self._first, *self._rounds, self._mark])
 
 
@@ -151,24 +125,22 @@ def _checksum(data: Any, before: int) -> int:
     return zlib.crc32(repr(sample.tolist()).encode() if values.dtype.hasobject else sample.tobytes(), before)
 
 
-# The data that a worker reads, by their number, as long as something reads them.
+# Weak references to the data that each worker reads, by their number.
 _orders: weakref.WeakKeyDictionary[Worker, weakref.WeakValueDictionary[int, Any]] = weakref.WeakKeyDictionary()
 _numbers: weakref.WeakKeyDictionary[Worker, Iterator[int]] = weakref.WeakKeyDictionary()
 _sent: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 
 
 def register(order: Any, worker: Worker) -> int:
-    """Compare this order with those of the other workers from now on; return its number, the same on all."""
+    """Compare this order with those of other workers from now on; return its common number."""
     number = next(_numbers.setdefault(worker, itertools.count(1)))
     _orders.setdefault(worker, weakref.WeakValueDictionary())[number] = order
     return number
 
 
 def first_batches_agree(worker: Worker, batch: int) -> bool:
-    """Return whether the labels of the first batches are those of the other workers so far, without waiting.
-
-    Call it at every batch. Only the worker that reads later finds a difference. `require_same_orders` raises it on all.
-    """
+    """Return whether the first labels are those of other workers so far, without waiting."""
+    # Call it at every batch. Only the later worker detects a difference.
     if batch & (batch - 1) or worker not in _orders or worker.late:
         return True
     for number, order in sorted(_orders[worker].items()):
@@ -196,14 +168,7 @@ def describe(worker: Worker) -> list[Any]:
 
 
 def require_same_orders(worker: Worker, told: list[Any]) -> None:
-    """Raise if workers have read different batches.
-
-    Parameters
-    ----------
-    worker : Worker
-    told : list
-        For each worker, its rank and the values of `describe`.
-    """
+    """Raise if workers have read different batches; ``told`` has each rank and its `describe`."""
     first_rank, first = told[0]
     for rank, theirs in told[1:]:
         for (number, reading, marks), (other, other_reading, other_marks) in itertools.product(first, theirs):
@@ -211,7 +176,7 @@ def require_same_orders(worker: Worker, told: list[Any]) -> None:
                 continue
             differing = difference([Mark(*mark) for mark in marks], [Mark(*mark) for mark in other_marks])
             if differing:
-                order = _orders[worker].pop(number, None)  # A script that continues is not compared again.
+                order = _orders[worker].pop(number, None)  # It is not compared again.
                 what, remedy = ("the data", "") if order is None else (order.what, order.remedy)
                 where = f"the first {differing} batches" if differing > 1 else "the first batch"
                 raise DataMismatchError(
@@ -220,11 +185,8 @@ def require_same_orders(worker: Worker, told: list[Any]) -> None:
 
 
 def difference(marks: list[Mark], others: list[Mark]) -> int:
-    """Return the number of batches within which two readings differ; 0 if they do not.
-
-    Readings with the same labels in the same order agree, even if their inputs are varied at random, where the labels
-    identify the batches.
-    """
+    """Return the number of batches within which two readings differ; 0 if they do not."""
+    # Inputs may vary at random if the labels identify the batches.
     theirs = {mark.batches: mark for mark in others if mark.batches}
     both = sorted((mark, theirs[mark.batches]) for mark in marks if mark.batches in theirs)
     if not both or both[-1][0].everything == both[-1][1].everything:

@@ -18,18 +18,7 @@ _FLOATS = ("float16", "float32", "float64")
 
 
 def require_distributable(model: Any, backend: Backend) -> Any:
-    """Check a model before several workers train it.
-
-    Returns
-    -------
-    ModelAverages or None
-        The averages of its optimizers' gradients; None for plain optimizers.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not compiled, or several workers cannot train it.
-    """
+    """Check a model before several workers train it; return its `ModelAverages`, if any."""
     average = average_of_model(model)
     backend.require_trainable(model, average is not None)
     require_weights(model, backend)
@@ -37,7 +26,7 @@ def require_distributable(model: Any, backend: Backend) -> Any:
 
 
 def require_weights(model: Any, backend: Backend) -> None:
-    """Raise if a model has no trainable weights, or some of a dtype that workers do not combine."""
+    """Raise if a model has no trainable weights, or some of an unsupported dtype."""
     weights = backend.weights(model)
     if not weights:
         raise ConfigurationError(
@@ -53,10 +42,8 @@ def require_weights(model: Any, backend: Backend) -> None:
 
 
 def require_new(steps: int) -> None:
-    """Raise if a plain optimizer has made steps before the first fit with ``rule="auto"``.
-
-    A DistributedOptimizer is loaded from a saved model as a plain one, so the two cannot be distinguished.
-    """
+    """Raise if a plain optimizer has made steps before the first fit with ``rule="auto"``."""
+    # A DistributedOptimizer is loaded from a saved model as a plain one.
     if steps:
         raise ConfigurationError(
             f'got rule="auto" and a plain optimizer that has made {steps} steps, such as that of a loaded model: a '
@@ -67,11 +54,8 @@ def require_new(steps: int) -> None:
 
 
 def require_no_other_average(model: Any, rule: Any, several_hosts: bool) -> None:
-    """Raise if an optimizer, or one inside it, keeps averages of the weights that the rule does not share.
-
-    A rule that shares the moments of optimizers shares the averages of ``use_ema`` too; unless it waits, only within a
-    host.
-    """
+    """Raise if an optimizer averages weights and the rule does not share these averages."""
+    # Rules that share moments share `use_ema` averages too, but between hosts only if they wait.
     for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
         averages = getattr(each, "use_ema", False)
         if averages and several_hosts and not (shares_moments(rule) and waits(rule)):
@@ -95,7 +79,7 @@ def require_no_other_average(model: Any, rule: Any, several_hosts: bool) -> None
 
 
 def require_stateless(model: Any) -> None:
-    """Raise if a layer carries its state from batch to batch: call it where rows or batches are divided."""
+    """Raise if a layer carries state between batches; call it before dividing rows."""
     for layer in layers_within(model):
         if getattr(layer, "stateful", False) and not hasattr(layer, "layers"):
             raise ConfigurationError(
@@ -107,7 +91,6 @@ def require_stateless(model: Any) -> None:
 
 
 def layers_within(model: Any) -> Iterator[Any]:
-    """Yield the layers of a model, and those inside them, as in nested models, Bidirectional and TimeDistributed."""
     if hasattr(model, "_flatten_layers"):  # Keras 3
         yield from model._flatten_layers()
         return

@@ -1,4 +1,4 @@
-"""New division of the rows in each epoch of a fit: the arrays of `shard` get other rows of the whole arrays."""
+"""New division of the rows of `shard` in each epoch of a fit."""
 
 from __future__ import annotations
 
@@ -18,22 +18,11 @@ __all__ = ["Reshuffling", "callers", "common_cut"]
 
 
 class Reshuffling:
-    """Divides the rows of one fit again in each epoch; make it in a callback's ``on_train_begin``.
+    """Divides the rows of one fit again in each epoch; make it in ``on_train_begin``."""
 
-    ::
-
-        order := permutation of all rows, drawn from (seed of the job, number of the fit, epoch)
-        rows  := order[rank], order[rank + size], order[rank + 2 size], ...
-
-    ``fit`` then shuffles this worker's rows as usual. The arrays that `shard` returned are not changed. Each worker
-    keeps its rows if ``fit`` has ``shuffle=False`` or ``steps_per_epoch``, or gets anything but unchanged arrays of
-    `shard`: other arrays would no longer be aligned with the rows.
-
-    Parameters
-    ----------
-    worker : Worker
-    model : keras.Model
-    """
+    # Worker r takes every N-th row, from r on, of one permutation, drawn from the seed of the job,
+    # the number of the fit and the epoch. If `fit` gets arrays other than those of `shard`, its
+    # rows stay, as they would no longer be aligned.
 
     def __init__(self, worker: Worker, model: Any) -> None:
         self._worker = worker
@@ -47,7 +36,7 @@ class Reshuffling:
             self._inputs = None if self._cut is None else inputs
 
     def agree(self) -> None:
-        """Check whether all workers can divide their rows again; a collective call. All use the first one's seed."""
+        """Check whether all workers can divide their rows again; a collective call."""
         mine = "" if self._cut is None else f"{self._cut.start} {self._cut.stop} {self._cut.uneven}"
         told = self._worker.gather([self._worker.global_rank, seeds.fits(), mine], name="keras fit rows")
         leader, number, _ = told[0]
@@ -75,12 +64,11 @@ class Reshuffling:
         self._inputs.replace(rows_of)
 
     def end(self) -> None:
-        """Drop the references to the data."""
         self._inputs = None
 
 
 def common_cut(arrays: list[tuple[Any, Part | None]]) -> tuple[Cut | None, str]:
-    """Return the cut that all arrays have in common; or None, and the reason if some arrays are from `shard`."""
+    """Return the common cut of all arrays; or None, and a reason if some are from `shard`."""
     parts = [part for _, part in arrays if part is not None]
     if not parts:
         return None, ""
@@ -94,7 +82,7 @@ def common_cut(arrays: list[tuple[Any, Part | None]]) -> tuple[Cut | None, str]:
 
 
 def _inputs_of_fit(model: Any) -> _Keras3Inputs | _Keras2Inputs | None:
-    """Return the arrays from which the calling ``fit`` reads batches; None if it does not shuffle all rows."""
+    """Return the arrays of the calling ``fit``; None if it does not shuffle all rows."""
     for name, values in callers():
         if name == "fit_loop" and values.get("model") is model and "fit_inputs" in values:
             kind: Any = _Keras2Inputs
@@ -117,10 +105,7 @@ def callers() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class _Keras3Inputs:
-    """Inputs of Keras 3, which reads batches from the arrays of an adapter: replaces the adapter.
-
-    On TensorFlow the data set made from the adapter is replaced too, as it has a copy of the arrays.
-    """
+    """Inputs of Keras 3: replaces the adapter, and on TensorFlow the data set made from it."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._iterator = values["epoch_iterator"]
@@ -128,14 +113,13 @@ class _Keras3Inputs:
         self._options = {"class_weight": values.get("class_weight"), "shuffle": True}
 
     def parts(self) -> list[tuple[Any, Part | None]]:
-        """Return the arrays, each with its origin."""
         return [(array, part_of(array)) for array in leaves(self._data)]
 
     def replace(self, rows_of: Callable[[Part], Any]) -> None:
-        """Replace the arrays by other rows of the same whole arrays."""
         iterator, adapter = self._iterator, self._iterator.data_adapter
         kind, batch_size = type(adapter), adapter.batch_size
-        iterator.data_adapter = iterator._current_iterator = adapter = None  # frees the rows of the last epoch
+        # This frees the rows of the last epoch.
+        iterator.data_adapter = iterator._current_iterator = adapter = None
         x, y, sample_weight = map_arrays(self._data, lambda array: rows_of(part_of(array)))
         adapter = kind(x, y, sample_weight=sample_weight, batch_size=batch_size, **self._options)
         if hasattr(iterator, "_distributed_dataset"):
@@ -146,7 +130,7 @@ class _Keras3Inputs:
 
 
 class _Keras2Inputs:
-    """Inputs of Keras 2, which reads batches from a list: inputs, targets and sample weights, ones by default."""
+    """Inputs of Keras 2: a list of inputs, targets and sample weights, by default ones."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._list: list[Any] = values["fit_inputs"]
@@ -157,14 +141,13 @@ class _Keras2Inputs:
         }
 
     def parts(self) -> list[tuple[Any, Part | None]]:
-        """Return the arrays, each with its origin."""
         return [(self._list[i], None) if found is None else found for i, found in self._found.items()]
 
     def replace(self, rows_of: Callable[[Part], Any]) -> None:
-        """Replace the arrays by other rows of the same whole arrays."""
         for i, (_, part) in [(i, found) for i, found in self._found.items() if found is not None]:
             shape = self._list[i].shape
-            self._list[i] = None  # frees the rows of the last epoch
+            # This frees the rows of the last epoch.
+            self._list[i] = None
             self._list[i] = rows_of(part).reshape(shape)
 
 

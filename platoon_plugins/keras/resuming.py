@@ -26,29 +26,16 @@ _KEPT = "epochs of the first keras fit"
 
 
 class Resumption(NamedTuple):
-    """The progress of the first fit in the previous run of this job.
+    """Progress of the first fit in the previous run of this job."""
 
-    Attributes
-    ----------
-    done : int
-        Number of epochs that all workers had completed.
-    stopped_of : int
-        The number of epochs of that fit, if it was stopped early by votes; otherwise 0.
-    """
+    # All workers had completed `done` epochs. `stopped_of` is the number of epochs of that fit if
+    # votes stopped it early, otherwise 0.
 
     done: int
     stopped_of: int = 0
 
     def first_epoch(self, epochs: int | None, given: int) -> int:
-        """Return the number of the first epoch, counted from 0, and log it.
-
-        Parameters
-        ----------
-        epochs : int or None
-            The argument of ``fit``.
-        given : int
-            The ``initial_epoch`` of ``fit``, or the epoch at which a callback resumes; used if it is later.
-        """
+        """Return the first epoch, from 0, and log it; ``given`` is used if it is later."""
         if epochs and (self.done >= epochs or self.stopped_of == epochs):
             why = "its callbacks had stopped it" if self.done < epochs else "those were all"
             warn_once(
@@ -61,24 +48,22 @@ class Resumption(NamedTuple):
 
 
 def keep_epochs(worker: Worker, done: int, stopped_of: int = 0) -> None:
-    """Store the progress of a fit for the next checkpoints, if it has the job's first center, the one they contain."""
+    """Store the progress of a fit for checkpoints, if it has the job's first center."""
     if worker.advanced.sharing == 1:
         worker.keep(_KEPT, [done, stopped_of])
 
 
 def agree_to_resume(worker: Worker, has_center: bool = True) -> Resumption | None:
-    """Return the progress of this fit before the job was resumed, the same on all workers; a collective call.
-
-    It is None in a new job, and for all fits except the first one with a center.
-    """
+    """Return the progress of the first fit with a center before the job was resumed, or None."""
+    # This is a collective call.
     mine = worker.take_kept(_KEPT) if has_center else None
     found = [kept for kept in worker.gather(mine, name="keras fit begins") if kept is not None]
-    # A checkpoint may be written between the calls of `keep` of two workers; repeating an epoch does no harm.
+    # Workers may have stored different epochs in a checkpoint. Repeating an epoch does no harm.
     return Resumption(*min(found)) if found else None
 
 
 def warn_if_anew(worker: Worker, first_epoch: int) -> None:
-    """Warn if a fit without a center starts from scratch in a resumed job: only a callback could have restored it."""
+    """Warn if a fit without a center starts from scratch in a resumed job."""
     if worker.resume_at.epoch and not first_epoch and not worker.advanced.shares:
         which = "that averages gradients" if worker.global_size > 1 else "of one worker"
         warn_once(
@@ -89,7 +74,7 @@ def warn_if_anew(worker: Worker, first_epoch: int) -> None:
 
 
 def given_initial_epoch(model: Any) -> int:
-    """Return the ``initial_epoch`` of the calling ``fit``, from its frame: Keras does not pass it to callbacks."""
+    """Return the ``initial_epoch`` of the calling ``fit``; Keras does not pass it to callbacks."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
@@ -99,13 +84,7 @@ def given_initial_epoch(model: Any) -> int:
 
 
 def resume_loops_of_keras_2(first_epoch: Callable[[Any, dict[str, Any]], int]) -> None:
-    """Patch the training loops of Keras 2 to get their first epoch from a function, as callbacks cannot set it.
-
-    Parameters
-    ----------
-    first_epoch : callable
-        Returns it for the model and the options of a loop, which include ``callbacks`` and ``initial_epoch``.
-    """
+    """Patch the training loops of Keras 2, as callbacks cannot set their first epoch."""
     from keras.engine import training_arrays, training_generator
 
     for module, name in (training_arrays, "fit_loop"), (training_generator, "fit_generator"):

@@ -1,4 +1,4 @@
-"""Checks of data: raise if they differ between workers, and warn if all workers pass the whole data to a fit."""
+"""Checks of data: they must be equal on all workers, and divided among them in a fit."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _ORDER = (
     "the data among the workers, pass callbacks=distribute([...]) to fit, which then takes them as they are"
 )
 _ITEMS = 8  # The number of compared items of a torch Dataset.
-_READ_AGAIN = 16  # times, to detect labels that are varied at random, even if only in half of the batches
-# The classes of tf.data.Dataset that keep all rows of the tensors from which they are made.
+# Number of readings that detect random labels, even if only half of the batches have them.
+_READ_AGAIN = 16
+# The classes of tf.data.Dataset that keep all rows of their tensors.
 _ALL_ROWS = (
     *("_TensorSliceDataset", "_MapDataset", "_ParallelMapDataset", "_ShuffleDataset", "_RepeatDataset"),
     *("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_PrefetchDataset", "_OptionsDataset"),
@@ -41,25 +42,15 @@ _sequences: weakref.WeakKeyDictionary[Worker, Iterator[int]] = weakref.WeakKeyDi
 
 
 def require_same_data(data: tuple[Any, ...], worker: Worker) -> None:
-    """Raise if another worker has passed different data to `shard` before; does not wait.
-
-    See `Advanced.require_same_data`. Data sets are compared by the data from which they are made.
-    """
+    """Raise if another worker has passed different data to `shard` before; does not wait."""
     if worker.global_size > 1:
         worker.advanced.require_same_data(*(_contents(part) for part in data), kind=kind_of(*data))
 
 
 class SameBatches:
-    """Compares the first and the last batch of a PyDataset or Sequence between the workers, in each epoch.
+    """Compares the first and last batch of a PyDataset or Sequence between the workers."""
 
-    Keras 2 calls ``on_epoch_end`` in a thread whose exceptions are lost, so a difference is stored, and raised when a
-    batch is read.
-
-    Parameters
-    ----------
-    whole : PyDataset or Sequence
-    worker : Worker
-    """
+    # Keras 2 loses exceptions of `on_epoch_end`: a difference is raised at the next batch.
 
     def __init__(self, whole: Any, worker: Worker) -> None:
         number = next(_sequences.setdefault(worker, itertools.count(1)))
@@ -70,17 +61,7 @@ class SameBatches:
         self._varies: set[str] = set()
 
     def check(self, when: str, read: Callable[[], list[Any]]) -> None:
-        """Compare batches with their labels, and the labels alone, which identify rows even if inputs are random.
-
-        Values that are random when they are read again, such as rotated masks, are not compared.
-
-        Parameters
-        ----------
-        when : str
-            A different text for each call, such as "after its on_epoch_end (call 2)".
-        read : callable
-            Returns batches. The global random generators have the same state in each call and on all workers.
-        """
+        """Compare batches and labels, except random ones; ``when`` is unique for each call."""
         batches = read()
         for part, taken in (("labels", labels_of), ("batches", lambda batch: batch)):
             mine = fingerprint(*map(taken, batches))
@@ -104,31 +85,29 @@ class SameBatches:
             )
 
     def require(self) -> None:
-        """Raise if a batch differed."""
         if self._failure is not None:
             raise self._failure
 
 
 def _same_rows(labels: Iterable[Any]) -> bool:
-    """Return whether all rows have the same labels."""
     arrays = [np.asarray(plain(array)) for each in labels for array in leaves(each)]
     return all(len({row.tobytes() for row in array}) <= 1 for array in arrays if array.ndim)
 
 
 def _contents(data: Any) -> Any:
-    """Return values for `fingerprint`: for data sets, the data from which they are made, without random draws."""
+    """Return values for `fingerprint`; of data sets the data that they are made from."""
     if is_loader(data):
         items = _items(data.dataset) if hasattr(data.dataset, "__len__") and len(data.dataset) else []
         return ["loader", data.batch_size, *_of_torch(data.dataset), *items]
-    if hasattr(data, "element_spec"):  # a tf.data.Dataset
+    if hasattr(data, "element_spec"):  # A tf.data.Dataset.
         return ["tf.data", str(data.element_spec), int(data.cardinality()), *map(_of_dataset, _compared(data))]
-    if hasattr(data, "on_epoch_end"):  # a PyDataset, whose batches may be drawn at random
+    if hasattr(data, "on_epoch_end"):  # A PyDataset: its batches may be random.
         return [type(data).__name__, len(data) if hasattr(data, "__len__") else data.num_batches]
     return data
 
 
 def _of_torch(dataset: Any) -> list[Any]:
-    """Return the number of items of a torch Dataset and the arrays in it, including the indices of random_split."""
+    """Return the length of a torch Dataset, and its arrays and indices."""
     if hasattr(dataset, "shape") or isinstance(dataset, Sequence):
         return [dataset]
     inside = getattr(dataset, "__dict__", {})
@@ -139,11 +118,11 @@ def _of_torch(dataset: Any) -> list[Any]:
 
 
 def _items(dataset: Any) -> list[Any]:
-    """Return some items of a torch Dataset; of those that are random when they are read again, the labels."""
+    """Return some items of a torch Dataset, or only labels if the inputs are random."""
     length = len(dataset)
 
     def read() -> list[Any]:
-        opened = copy.copy(dataset)  # The copy opens its files itself, as in loader processes.
+        opened = copy.copy(dataset)  # The copy opens its own files.
         with seeds.Common([length]):
             return [opened[i * (length - 1) // (_ITEMS - 1)] for i in range(_ITEMS)]
 
@@ -155,16 +134,16 @@ def _items(dataset: Any) -> list[Any]:
 
 
 def _of_dataset(dataset: Any) -> list[Any]:
-    """Return the tensors in memory from which a tf.data.Dataset is made, or the first element of what is in order."""
+    """Return the tensors in memory of a tf.data.Dataset, or its first element if it is in order."""
     name, tensors = type(dataset).__name__, getattr(dataset, "_tensors", None)
     if tensors is not None:
         return [name, *(np.asarray(tensor) for tensor in tensors)]
     once, again = _first_of(dataset), _first_of(dataset)
-    return [name, *(once if fingerprint(*once) == fingerprint(*again) else [])]  # not if it is drawn at random
+    # A random element is not compared.
+    return [name, *(once if fingerprint(*once) == fingerprint(*again) else [])]
 
 
 def _first_of(dataset: Any) -> list[Any]:
-    """Return the tensors of the first element."""
     import tensorflow as tf
 
     tensors = [tensor for element in dataset.take(1) for tensor in tf.nest.flatten(element)]
@@ -172,7 +151,7 @@ def _first_of(dataset: Any) -> list[Any]:
 
 
 def _compared(dataset: Any) -> Iterator[Any]:
-    """Yield the parts of a graph that are read in order, as large as possible, and their tensors in memory."""
+    """Yield the largest parts of a graph that are read in order, and their tensors in memory."""
     made_from = list(sources(dataset))
     reads = [type(source).__name__ for source in made_from]
     if not any(word in name for name in reads for word in ("Shuffle", "Cache", "Repeat")) and all(
@@ -188,12 +167,7 @@ def _compared(dataset: Any) -> Iterator[Any]:
 
 
 def data_of_fit(model: Any) -> tuple[Any, ...] | None:
-    """Return x and y of the ``fit`` that is calling a callback, from its frame: Keras does not pass them to callbacks.
-
-    Returns
-    -------
-    tuple, or None if no ``fit`` of this model is found among the calling functions
-    """
+    """Return x and y of the calling ``fit``, which Keras does not pass to callbacks; or None."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name in ("fit", "fit_generator") and frame.f_locals.get("self") is model:
@@ -204,10 +178,7 @@ def data_of_fit(model: Any) -> tuple[Any, ...] | None:
 
 
 def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
-    """Warn if all workers train on the same rows; a collective call.
-
-    Data that draw their order or their batches themselves are not compared.
-    """
+    """Warn if all workers train on the same rows; a collective call."""
     mine = None if data is None or not _is_whole(data[0]) else fingerprint(*map(_everything, data))
     told = worker.gather([worker.global_rank, mine], name="keras fit data")
     first = told[0][0] == worker.global_rank
@@ -219,18 +190,20 @@ def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
 
 
 def _is_whole(data: Any) -> bool:
-    """Return whether these may be all the data; False if that cannot be determined."""
+    """Return whether these may be all the data; False if that is unknown."""
     if is_loader(data):
         return draws_from_all(data)
-    if hasattr(data, "element_spec"):  # other classes may skip rows, or take them from a generator
+    # Other classes may skip rows, or take them from a generator.
+    if hasattr(data, "element_spec"):
         return all(type(source).__name__ in _ALL_ROWS for source in sources(data))
-    if any(is_part(array) for array in leaves(data)):  # equal rows, such as all ones, do not make it the whole
+    # Shards may be equal too, such as all ones.
+    if any(is_part(array) for array in leaves(data)):
         return False
     return hasattr(data, "shape") or isinstance(data, (list, tuple, Mapping))
 
 
 def _everything(data: Any) -> Any:
-    """Return values for `fingerprint`: as `_contents`, and all attributes of a torch Dataset."""
+    """Return values for `fingerprint`: `_contents`, and all attributes of a torch Dataset."""
     if not is_loader(data):
         return _contents(data)
     kept, dataset = [], data.dataset
@@ -241,7 +214,7 @@ def _everything(data: Any) -> Any:
 
 
 def described(value: Any) -> str:
-    """Describe settings as a text, equal for equal settings: objects by their class, functions by their name."""
+    """Describe settings as a text, equal for equal settings."""
     if isinstance(value, Mapping):
         there = sorted((str(key), each) for key, each in value.items() if each is not None)
         return ", ".join(f"{key}={described(each)}" for key, each in there)

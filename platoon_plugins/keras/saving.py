@@ -1,4 +1,4 @@
-"""Files that several workers write: each of them replaces the file by a whole one."""
+"""Files that several workers write: each worker replaces the file atomically."""
 
 from __future__ import annotations
 
@@ -26,11 +26,8 @@ _REMEDY = (
 
 
 def watch_saving() -> None:
-    """Make ``save``, ``save_weights`` and ``export`` safe if several workers call them with one path.
-
-    Files are written to a folder beside the path, and then take their places: each worker finds whole files after its
-    own call. Workers are warned if the model is neither prepared nor a part of a prepared one, as theirs may differ.
-    """
+    """Make ``save``, ``save_weights`` and ``export`` safe if workers call them with one path."""
+    # Workers are warned if the model is not part of a prepared one, as their models may differ.
     places = [(keras.Model, name) for name in ("save", "save_weights", "export")]
     places += [(getattr(keras, module, None), name) for module in ("models", "saving") for name in _FUNCTIONS]
     for place, name in places:
@@ -67,7 +64,6 @@ def _watched(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_prepared(model: Any) -> bool:
-    """Return whether a model is prepared, or a part of a prepared one."""
     wholes = list(trained.prepared)
     parts = (part for whole in wholes for part in getattr(whole, "_flatten_layers", list)())
     return model in trained.prepared or any(part is model for part in parts)
@@ -88,5 +84,6 @@ def _replaced(path: str, save: Callable[[str], Any]) -> Any:
 def _warn_if_not_alone(path: str, worker: Worker) -> None:
     try:
         worker.advanced.require_same(f"the writer of {path}", f"rank {worker.global_rank}", _REMEDY)
-    except ConfigurationError:  # raised on the worker that writes later
+    # Raised on the worker that writes later.
+    except ConfigurationError:
         warn_once(f"this worker writes {path}, which another worker has written too: {_REMEDY}")

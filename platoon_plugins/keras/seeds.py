@@ -1,4 +1,4 @@
-"""Random generators of Python and NumPy: different on each worker during a fit, equal on all before and after it."""
+"""Random generators of Python and NumPy: different on each worker only during a fit."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ __all__ = [
 
 _one_at_a_time = threading.Lock()
 _ended: list[int] = [0]
-_alike: list[int] = []  # the seed that all workers have in common, once there is one
-_ALIKE = 33  # besides the job's seed, so that no worker's own seed is the same
+# The common seed of all workers, once set.
+_alike: list[int] = []
+# This is added to the job's seed, to differ from each worker's own seed.
+_ALIKE = 33
 
 
 def state() -> Any:
-    """Return the states of the generators of Python and NumPy."""
     return random.getstate(), np.random.get_state()
 
 
 def vary(rank: int) -> int:
-    """Seed the generators from their next number and the rank; return the seed.
-
-    If the script has set a seed, the new one is determined by it; otherwise it is random.
-    """
+    """Seed the generators from their next number and the rank; return the seed."""
     seed = shard_seed(int(np.random.randint(2**31)), rank)
     random.seed(seed)
     np.random.seed(seed)
@@ -41,11 +39,8 @@ def vary(rank: int) -> int:
 
 
 def of_epoch(epoch: int, rank: int) -> int | None:
-    """Seed the generators of Python and NumPy for an epoch of a worker; return the seed.
-
-    A fit that goes on at this epoch in another process then draws the numbers that this one does. Return None, and do
-    nothing, unless the job was launched with ``--deterministic``.
-    """
+    """Seed the generators for an epoch under ``--deterministic``; return the seed, else None."""
+    # A fit that is resumed at this epoch then draws the same numbers.
     of_job = deterministic_seed()
     if of_job is None:
         return None
@@ -56,10 +51,8 @@ def of_epoch(epoch: int, rank: int) -> int | None:
 
 
 def go_on(state: Any) -> None:
-    """Set the generators one step after their state at the start of a fit, the same on all workers.
-
-    So random splits between two fits are equal on all workers, and a second fit shuffles differently.
-    """
+    """Set the generators one step after their state at the start of a fit."""
+    # Splits between fits are then equal on all workers, and the next fit shuffles differently.
     restore(state)
     random.random()
     np.random.random_sample()
@@ -67,16 +60,8 @@ def go_on(state: Any) -> None:
 
 
 def seed_alike(seed: int) -> None:
-    """Seed the generators of Python, NumPy, torch and TensorFlow alike on all workers.
-
-    So splits and shuffles of a script without seeds are the same on all workers, as `shard` needs. A seed of the script
-    stays: that of TensorFlow, and those of the others if NumPy has drawn no number since.
-
-    Parameters
-    ----------
-    seed : int
-        That of the job.
-    """
+    """Seed Python, NumPy, torch and TensorFlow alike on all workers, for scripts without seeds."""
+    # A seed of the script is kept: TensorFlow's, and the others if NumPy has drawn no number since.
     number = int(np.random.SeedSequence([seed, _ALIKE]).generate_state(1)[0])
     if not _just_seeded():
         random.seed(number)
@@ -89,7 +74,7 @@ def seed_alike(seed: int) -> None:
 
 
 def seed_imported(module: Any) -> None:
-    """Seed torch or TensorFlow, which has just been imported, as `seed_alike` has seeded the others before."""
+    """Seed torch or TensorFlow, just imported, as `seed_alike` has seeded the others."""
     for number in _alike:
         module.manual_seed(number) if module.__name__ == "torch" else module.random.set_seed(number)
 
@@ -97,7 +82,7 @@ def seed_imported(module: Any) -> None:
 def _just_seeded() -> bool:
     """Return whether NumPy's generator is as ``np.random.seed(number)`` leaves it."""
     _, key, position, *_ = np.random.get_state()
-    first, second = int(key[0]), int(key[1])  # the second follows from the first, which is the seed
+    first, second = int(key[0]), int(key[1])  # The first one is the seed.
     return bool(position == len(key) and second == (1812433253 * (first ^ (first >> 30)) + 1) % 2**32)
 
 
@@ -107,23 +92,16 @@ def fits() -> int:
 
 
 def restore(state: Any) -> None:
-    """Set the generators to earlier states."""
     python, numpy = state
     random.setstate(python)
     np.random.set_state(numpy)
 
 
 class Common:
-    """Global generators that all workers have in common: within ``with`` Python, NumPy and torch draw from them.
+    """Python, NumPy and torch draw from common generators of all workers within ``with``."""
 
-    They continue from one ``with`` block to the next. The generators of this worker are not advanced. Keras reads
-    training and validation data in separate threads, which enter such blocks one at a time.
-
-    Parameters
-    ----------
-    seed : sequence of int
-        The same on all workers.
-    """
+    # They continue in the next block. A lock admits one thread at a time, as Keras reads training
+    # and validation data in separate threads.
 
     def __init__(self, seed: Sequence[int]) -> None:
         words = np.random.SeedSequence(seed).generate_state(4)
@@ -162,7 +140,6 @@ class Common:
 
 @contextlib.contextmanager
 def kept_numpy() -> Iterator[None]:
-    """Restore the state of NumPy's generator after the ``with`` block."""
     before = np.random.get_state()
     try:
         yield
@@ -170,4 +147,5 @@ def kept_numpy() -> Iterator[None]:
         np.random.set_state(before)
 
 
-_SWAPS = hasattr(np.random, "set_bit_generator")  # replaces the generator, in a hundredth of the time of `set_state`
+# Replacing the generator takes a hundredth of the time of `set_state`.
+_SWAPS = hasattr(np.random, "set_bit_generator")

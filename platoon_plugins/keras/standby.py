@@ -1,4 +1,4 @@
-"""The leader's tasks in a fit, which are to print and to run callbacks that write, and their transfer if it fails."""
+"""The leader's tasks in a fit, printing and callbacks that write, and their transfer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,7 @@ _RESTORES = getattr(keras.callbacks, "BackupAndRestore", ())
 
 
 class Standby(keras.callbacks.Callback):  # type: ignore[misc]
-    """Replacement of a leader's callback on another worker; it forwards the hooks once this worker is the leader.
-
-    Make it by `stand_by`, whose subclass forwards the hooks that the callback overrides.
-
-    Parameters
-    ----------
-    callback : keras.callbacks.Callback
-    """
+    """Placeholder of a leader's callback; it forwards the hooks once this worker is the leader."""
 
     def __init__(self, callback: Any) -> None:
         super().__init__()
@@ -37,7 +30,6 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
         self._missed: dict[str, Any] | None = None
 
     def set_model(self, model: Any) -> None:
-        """Store the model."""
         super().set_model(model)
         self._owner = model
 
@@ -53,12 +45,12 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
             self._missed = dict(logs or {})
 
     def follow(self) -> None:
-        """Record that the leader has completed an epoch; update the best value of a callback that saves the best."""
+        """Record a completed epoch of the leader, and the best value of ``save_best_only``."""
         logs, self._missed = self._missed, None
         callback = self.callback
         if not logs or not getattr(callback, "save_best_only", False) or callback.monitor not in logs:
             return
-        if callback.monitor_op is None:  # Keras 3 sets it once the metrics exist
+        if callback.monitor_op is None:  # Keras 3 sets it once the metrics exist.
             callback.set_model(self._owner)
             callback._set_monitor_op()
         current = logs[callback.monitor]
@@ -66,13 +58,14 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
             callback.best = current
 
     def take_over(self) -> None:
-        """Activate the callback in the leader's place; call its end of this epoch if the leader may have missed it."""
+        """Activate the callback, and call the ``on_epoch_end`` that the leader may have missed."""
         callback, self._active = self.callback, True
         callback.set_params(self.params)
         callback.set_model(self._owner)
         if isinstance(callback, keras.callbacks.CSVLogger):
-            callback.append = True  # after the lines of the leader
-        if not isinstance(callback, _RESTORES):  # BackupAndRestore would load earlier weights
+            callback.append = True  # Keeps the lines of the leader.
+        # BackupAndRestore would load earlier weights.
+        if not isinstance(callback, _RESTORES):
             callback.on_train_begin({})
         callback.on_epoch_begin(self._epoch, {})
         logs, self._missed = self._missed, None
@@ -98,7 +91,6 @@ def stand_by(callback: Any) -> Standby:
 
 
 def quieten(callback: Any) -> None:
-    """Silence a callback until this worker is the leader."""
     if hasattr(callback, "verbose"):
         if not hasattr(callback, _VERBOSE):
             setattr(callback, _VERBOSE, callback.verbose)
@@ -106,17 +98,7 @@ def quieten(callback: Any) -> None:
 
 
 def take_over(mine: Any, rank: int, verbose: Any) -> None:
-    """Take the leader's tasks over: activate the `Standby` and silenced callbacks of the list that is being called.
-
-    Parameters
-    ----------
-    mine : keras.callbacks.Callback
-        The callback whose hook is being called.
-    rank : int
-        Rank of this worker.
-    verbose : int or str
-        The argument of ``fit``.
-    """
+    """Become the leader in a hook of ``mine``: activate each `Standby` and silenced callback."""
     log.warning("rank %d is the leader from here on: it writes and prints what a rank did that is gone", rank)
     for callback in _callbacks_around(mine):
         if isinstance(callback, Standby):

@@ -1,4 +1,4 @@
-"""Agreement on the state of a model that is neither trained nor an optimizer's: in each epoch, or step of a loop."""
+"""Agreement on the state of a model that is not trained, in each epoch or step of a loop."""
 
 from __future__ import annotations
 
@@ -18,33 +18,22 @@ Array = np.ndarray[Any, Any]
 
 
 class Statistics:
-    """Makes the workers agree on the variables that changed in an epoch; frozen weights are not sent.
+    """Makes the workers agree on the variables that changed in an epoch."""
 
-    A variable becomes what its ``aggregation`` says: the mean over the workers, the value before plus the changes of
-    all workers ("sum"), or the value of the first worker ("only_first_replica"). Without one, floats become their mean,
-    and integers and flags those of the first worker.
-
-    The workers first sum, together with other values, flags of which variables have changed. The checksums for them (a
-    second for a billion weights) take much less time than sending the variables, in float64, through the controller.
-
-    Parameters
-    ----------
-    worker : Worker
-    backend : Backend
-
-    Attributes
-    ----------
-    variables : list of Variable
-        What `Backend.statistics` returned at the start, without seeds.
-    """
+    # The `aggregation` of a variable says how: "mean", "sum" (the value before plus all changes) or
+    # "only_first_replica". By default floats are averaged, and others are those of the first
+    # worker. Checksums find the changed variables, as sending frozen weights in float64 would take
+    # longer.
 
     def __init__(self, worker: Worker, backend: Backend) -> None:
         self._worker, self._backend = worker, backend
         self.variables: list[Any] = []
         self._checksums: list[int] = []
-        self._bases: dict[int, Array] = {}  # The bases of sums, by the variable's index.
+        # The bases of sums, by the variable's index.
+        self._bases: dict[int, Array] = {}
         self._steps = 0
-        self._changing: Any = 0  # Flags of the variables that have changed in a loop.
+        # Flags of the variables that have changed in a loop.
+        self._changing: Any = 0
 
     def start(self, model: Any) -> None:
         """Record the state, which is equal on all workers at the start of a fit or loop."""
@@ -53,19 +42,12 @@ class Statistics:
         self._record(range(len(self.variables)))
 
     def changed(self) -> Array:
-        """Return a flag for each variable, for a sum over the workers: 1 if it has changed since the last agreement."""
+        """Return a flag for each variable: 1 if it has changed since the last agreement."""
         return np.array([now != before for now, before in zip(self._compute_checksums(), self._checksums)], np.float64)
 
     def average(self, name: str, changed: Array) -> None:
-        """Agree on the variables that have changed on any worker; a collective call.
-
-        Parameters
-        ----------
-        name : str
-            A different one for each call.
-        changed : ndarray
-            The sum of the results of `changed` over all workers.
-        """
+        """Agree on the variables that changed on any worker; a collective call."""
+        # `changed` is the sum of the flags over all workers; `name` is unique.
         numbers = np.flatnonzero(changed).tolist()
         if numbers:
             agree(self._states(numbers), self._worker, name)
@@ -75,11 +57,8 @@ class Statistics:
         return [State(self.variables[i], _rule_of(self.variables[i]), self._bases.get(i)) for i in numbers]
 
     def step_ends(self, model: Any) -> None:
-        """Agree after a step of a loop; a collective call.
-
-        Frozen weights may be large, so all variables are looked at after 1, 2, 4, ... steps only, and after the others
-        those that have changed before.
-        """
+        """Agree after a step of a loop; a collective call."""
+        # All variables are checked only after 1, 2, 4, ... steps, as frozen weights may be large.
         self._backend.attach(model)
         self._steps += 1
         if not self._steps & (self._steps - 1):
@@ -91,7 +70,6 @@ class Statistics:
             self._record(numbers)
 
     def _record(self, numbers: Iterable[int]) -> None:
-        """Record the values of some variables."""
         for i in numbers:
             self._checksums[i] = checksum(self.variables[i].get_value(borrow=True))
             if _rule_of(self.variables[i]) == "sum":

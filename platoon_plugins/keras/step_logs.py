@@ -1,4 +1,4 @@
-"""Values that a ``train_step`` or ``test_step`` of one's own puts into ``logs``, under names that it chooses."""
+"""Values that a user's ``train_step`` or ``test_step`` puts into ``logs`` under its own names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def is_of_own_step(logs: Mapping[str, Any], results: Mapping[str, Any]) -> bool:
-    """Return whether ``logs`` are what a step has returned: Keras 3 has the metrics' results there if names agree."""
+    """Return whether a step has returned ``logs``, with names that are not those of metrics."""
     return bool(logs) and set(logs) != set(results)
 
 
@@ -27,27 +27,9 @@ def over_all_workers(
     total: Mapping[str, Any],
     add_up: Callable[[list[Array]], list[Array]],
 ) -> dict[str, Any]:
-    """Return the values of ``logs`` over the data of all workers; a collective call.
-
-    A value that is a metric's result on every worker, under whatever name, becomes that metric's over all data. Another
-    number is that of a worker's last batch, and becomes the mean of them, as that of one process with larger batches.
-
-    Parameters
-    ----------
-    logs : mapping of str to number or array
-        With the same names on all workers, but empty on one that had no batch.
-    names : int
-        How many names there are.
-    own, total : mapping of str to number or array
-        Results of all metrics, for this worker's data and for those of all workers.
-    add_up : callable
-        Sums arrays over the workers.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is neither the result of a metric nor a number.
-    """
+    """Return the values of ``logs`` over the data of all workers; a collective call."""
+    # A value that equals a metric's result on every worker becomes that metric over all data;
+    # another number becomes the mean over the workers. `logs` is empty without a batch.
     metrics = sorted(own)
     matches, numbers = np.zeros((names, len(metrics))), np.zeros(names)
     for i, name in enumerate(sorted(logs)):
@@ -83,7 +65,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_same(value: Any, result: Any) -> bool:
-    """Return whether two values agree up to the rounding of a program that computes one of them."""
+    """Return whether two values agree up to the rounding of a compiled program."""
     if isinstance(value, Mapping) or np.shape(value) != np.shape(result):
         return False
     return bool(np.allclose(value, result, rtol=1e-5, atol=0, equal_nan=True))

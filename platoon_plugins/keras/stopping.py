@@ -1,4 +1,4 @@
-"""The decision of all workers to end a fit, by votes between batches and at the end of each epoch."""
+"""The decision to end a fit, by votes between batches and at the end of each epoch."""
 
 from __future__ import annotations
 
@@ -17,45 +17,29 @@ log = logging.getLogger(__name__)
 
 
 class Stopping:
-    """Turns ``model.stop_training``, which callbacks set on one worker, into a vote; there is one for each fit.
-
-    Parameters
-    ----------
-    worker : Worker
-    model : keras.Model
-    mode : Mode
-        Sends the votes that are cast in the middle of an epoch.
-    policy : {"any", "all", "leader"}
-        Which votes end the fit.
-
-    Attributes
-    ----------
-    voted_to_end : bool
-        Whether the fit ends by votes of the workers, and not because the job stops.
-    """
+    """Turns ``model.stop_training``, which callbacks set on one worker, into a vote."""
 
     def __init__(self, worker: Worker, model: Any, mode: Mode, policy: str) -> None:
         self._worker, self._model, self._mode, self._policy = worker, model, mode, policy
         self._voted = self._decided = self.voted_to_end = False
 
     def batch_begins(self) -> None:
-        """Make Keras stop if the votes suffice."""
         if self._suffices():
             self._model.stop_training = True
 
     def batch_ends(self) -> None:
-        """Vote if a callback has stopped training after a batch; make Keras stop only if the votes suffice."""
+        """Vote if a callback has stopped training; make Keras stop only if the votes suffice."""
         if self._model.stop_training and not self._voted:
             self._vote()
         self._model.stop_training = self._suffices()
 
     def end_epoch(self) -> None:
-        """Vote to end the fit after this batch, so that an error is raised on all workers."""
+        """Vote to end the fit after this batch; an error is then raised on all workers."""
         if not self._voted:
             self._vote()
 
     def epoch_ends(self, epoch: int) -> list[int]:
-        """Decide with all workers, after all callbacks, whether to end the fit; return the ranks that took part."""
+        """Decide with all workers, after all callbacks, whether to end; return the participants."""
         job_stops = self._worker.should_stop
         self._voted |= bool(self._model.stop_training) or job_stops
         mine = [self._worker.global_rank, self._voted, job_stops, self._mode.report(), describe(self._worker)]
@@ -80,7 +64,7 @@ class Stopping:
             )
 
     def _suffices(self) -> bool:
-        """Return whether the votes suffice in the middle of an epoch; a job that stops counts as a vote."""
+        """Return whether the votes suffice in mid-epoch; a job that stops counts as a vote."""
         if self._worker.should_stop and not self._voted:
             self._vote()
         return self._mode.stops

@@ -1,4 +1,4 @@
-"""`distribute`, which makes the callbacks by which the fits of several workers train one model."""
+"""`distribute`, whose callbacks make the fits of several workers train one model."""
 
 from __future__ import annotations
 
@@ -51,52 +51,55 @@ def distribute(
 ) -> list[Any]:
     """Return the callbacks to pass to ``fit``: yours, between two callbacks of this package.
 
-    All workers call ``fit`` with the same arguments except the data, see `shard`. At its start they get the weights,
-    statistics and optimizer state of rank 0, and each worker gets different seeds for random layers and shuffling. Then
-    they train
+    All workers call ``fit`` with the same arguments except the data, see `shard`. At its start they
+    get the weights, statistics and optimizer state of rank 0, and different seeds for random layers
+    and shuffling. Then they train
 
-    - asynchronously, with a rule: every N batches and at the end of each epoch, each worker's trainable weights and the
-      center are synchronized by the rule; evaluation, checkpoints and ``model`` after ``fit`` have the center's
-      weights. With an outer-step rule, such as `DiLoCo`, the workers wait for each other every N batches, and continue
-      from the center;
-    - synchronously, if the model is compiled with `DistributedOptimizer`: each step uses the averaged gradients.
+    - asynchronously, with a rule: every N batches and at the end of each epoch the rule
+      synchronizes each worker's trainable weights with the center. Evaluation, checkpoints and
+      ``model`` after ``fit`` have the center's weights. With an outer-step rule, such as `DiLoCo`,
+      the workers wait for each other every N batches and continue from the center;
+    - synchronously, if the model is compiled with `DistributedOptimizer`: each step uses the
+      averaged gradients.
 
-    In both cases, at the end of an epoch the float state that is not trained (running statistics of BatchNormalization)
-    is averaged, and ``logs`` have the exact values over the data of all workers before your callbacks see them, so
-    EarlyStopping and the like decide alike on all workers. (A metric class of your own declares by ``adds_up = True``
-    that its variables are sums over samples.) Weights that a callback sets at the end of an epoch are copied to the
-    center and all workers.
+    At the end of an epoch float state that is not trained, such as the running statistics of
+    BatchNormalization, is averaged, and ``logs`` get the exact values over the data of all workers
+    before your callbacks see them. EarlyStopping and the like therefore decide alike on all
+    workers. A metric class of your own declares by ``adds_up = True`` that its variables are sums
+    over samples. Weights that a callback sets at the end of an epoch are copied to the center and
+    all workers.
 
-    Only the leader, rank 0, prints and runs callbacks that write: those of ``leader_only``, and classes derived from
-    them. Add your own writer by ``leader_only=(*LEADER_ONLY, Mine)``; it must not stop training. If the leader fails,
-    the lowest remaining rank runs them from the end of the epoch on: it calls their ``on_train_begin`` (except that of
-    BackupAndRestore), and the ``on_epoch_end`` that the leader has missed. So ``on_train_begin`` of your own writer
-    should append to existing files.
+    Only the leader, rank 0, prints and runs the callbacks of ``leader_only`` and derived classes.
+    Add your own writer by ``leader_only=(*LEADER_ONLY, Mine)``; it must not stop training. If the
+    leader fails, the lowest remaining rank runs them from the end of the epoch on: it calls their
+    ``on_train_begin`` (except that of BackupAndRestore), which should append to existing files, and
+    the ``on_epoch_end`` that the leader has missed.
 
-    Under plain ``python`` your callbacks are returned unchanged. For a single launched worker a callback is appended
-    that reports progress to the launcher, and stops the fit if the job stops.
+    Under plain ``python`` your callbacks are returned unchanged. For a single launched worker a
+    callback is added that reports progress to the launcher, and stops the fit if the job stops.
 
     Parameters
     ----------
     callbacks : list of keras.callbacks.Callback
-        Your callbacks.
     rule : Rule, None or "auto"
-        A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`; None with a DistributedOptimizer. "auto" is None for such an
-        optimizer, and `platoon_base.rules.default_rule` for a plain one: ``AveragedEASGD()``, and ``CenterMomentum()``
-        for longer periods, ``steps_per_execution`` above 1, and optimizers that are not built before ``fit``. "auto" is
-        refused for a plain optimizer that has made steps without a rule, as in a loaded model, since it may have been a
-        DistributedOptimizer before.
+        A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`; None with a DistributedOptimizer. "auto"
+        is None for such an optimizer, and `platoon_base.rules.default_rule` for a plain one:
+        ``AveragedEASGD()``, and ``CenterMomentum()`` for longer periods, ``steps_per_execution``
+        above 1, and optimizers that are not built before ``fit``. "auto" is refused for a plain
+        optimizer that has made steps without a rule: in a loaded model it may have been a
+        DistributedOptimizer.
     every_n_batches : int, optional
         Batches from one synchronization to the next. The default is that of the rule, see
         `platoon_base.rules.default_period`.
     policy : {"any", "all", "leader"}
-        When to end the fit on all workers: if a callback of any worker sets ``model.stop_training``, once those of all
-        workers have, or if one on rank 0 has. A stop at the end of an epoch takes effect after that epoch. A stop in
-        the middle of an epoch reaches the others within one or two batches; synchronous workers all end after the same
-        batch.
+        When to end the fit on all workers: if a callback of any worker sets
+        ``model.stop_training``, once those of all workers have, or if one on rank 0 has. A stop in
+        the middle of an epoch reaches the others within one or two batches; synchronous workers end
+        after the same batch.
     leader_only : tuple of type
-        Callbacks of these classes run on the leader only; ``()`` for none. The default is those of Keras that write:
-        ModelCheckpoint, OrbaxCheckpoint, BackupAndRestore, CSVLogger, TensorBoard and RemoteMonitor.
+        Callbacks of these classes run on the leader only; ``()`` for none. The default is those of
+        Keras that write: ModelCheckpoint, OrbaxCheckpoint, BackupAndRestore, CSVLogger, TensorBoard
+        and RemoteMonitor.
     on_nonfinite : {"raise", "skip", "restore"}
         What the rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
     worker : Worker, optional
@@ -105,8 +108,7 @@ def distribute(
     Returns
     -------
     list of keras.callbacks.Callback
-        For one ``fit``; call `distribute` again for the next. A deep copy of the list, as KerasTuner makes for each
-        fit, can be used for another ``fit``.
+        For one ``fit``; call `distribute` again, or copy the list deeply, for the next.
 
     Raises
     ------
@@ -115,7 +117,7 @@ def distribute(
 
     Examples
     --------
-    >>> model.fit(*shard(x, y), validation_data=shard(xv, yv),                      # doctest: +SKIP
+    >>> model.fit(*shard(x, y), validation_data=shard(xv, yv),                    # doctest: +SKIP
     ...           callbacks=distribute([EarlyStopping()]))
     """
     callbacks = _checked(callbacks)
@@ -150,9 +152,9 @@ def require_settings(
 
 
 def _between(callbacks: list[Any], fits: Fits, at_batches: bool) -> list[Any]:
-    """Return callbacks between this package's first and last; except on the leader, `Standby` replaces writers."""
+    """Return callbacks between this package's; `Standby` replaces writers except on the leader."""
     backend = fits.backend
-    # By the callbacks of all ranks, writers too: a stop in the middle of an epoch must take effect at the same batch.
+    # This must be the same on all ranks, as a stop in mid-epoch must take effect at the same batch.
     at_batches = at_batches or any(hooks_into_batches(callback) for callback in callbacks)
     for callback in callbacks:
         if not fits.leads and not isinstance(callback, fits.leader_only):
@@ -172,10 +174,8 @@ def is_distributed(callbacks: list[Any]) -> bool:
 
 
 def take_in(callbacks: Any) -> Any:
-    """Return the callbacks of a fit, with those before and after the list of `distribute` moved into it.
-
-    Otherwise each worker would write the files of a ModelCheckpoint, and decide by the values of its own data.
-    """
+    """Return the callbacks of a fit, with those beside the list of `distribute` moved into it."""
+    # Otherwise each worker would write checkpoints, and decide by its own data.
     given = list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks) if callbacks else []
     bounds = bounds_of(given)
     if not bounds:
@@ -187,7 +187,8 @@ def take_in(callbacks: Any) -> Any:
         )
     first, last, fits = bounds[0]
     before, behind = given[:first], given[last + 1 :]
-    of_keras = sum(type(callback).__name__ in _OF_KERAS_2 for callback in before)  # Keras puts its own first
+    # Keras puts its own first.
+    of_keras = sum(type(callback).__name__ in _OF_KERAS_2 for callback in before)
     history = bool(behind) and type(behind[-1]).__name__ in _OF_KERAS_2
     own_end = len(behind) - history
     outside = [*before[of_keras:], *behind[:own_end]]
@@ -198,7 +199,7 @@ def take_in(callbacks: Any) -> Any:
     return [*before[:of_keras], *_between(users, fits, hooks_into_batches(given[last])), *behind[own_end:]]
 
 
-# The callbacks that Keras 2 itself adds before and after those of a fit.
+# The callbacks that Keras 2 adds before and after those of a fit.
 _OF_KERAS_2 = () if hasattr(keras, "tree") else ("BaseLogger", "ProgbarLogger", "History")
 
 

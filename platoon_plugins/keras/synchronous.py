@@ -22,20 +22,11 @@ __all__ = ["Synchronous"]
 
 log = logging.getLogger(__name__)
 
-_MAY_DIFFER = ("name", "learning_rate")  # all workers get the learning rate of rank 0
+_MAY_DIFFER = ("name", "learning_rate")  # All workers get the learning rate of rank 0.
 
 
 class Synchronous(Mode):
-    """Mode in which averaged gradients keep the models of all workers equal, unless callbacks change some of them.
-
-    Parameters
-    ----------
-    worker : Worker
-    backend : Backend
-    average : ModelAverages
-    policy : {"any", "all", "leader"}
-        Which votes end the fit.
-    """
+    """Mode in which averaged gradients keep the models equal, unless callbacks change some."""
 
     rule = None
 
@@ -46,12 +37,10 @@ class Synchronous(Mode):
         self._found = self._plain_steps = 0
 
     def describe(self, model: Any) -> str:
-        """Return a text of the settings that must be the same on all workers, optimizer and loss included."""
         optimizers = ", ".join(map(_described, optimizers_of(model)))
         return f"rule=None, optimizer={optimizers}, loss={described(model.loss)}"
 
     def start(self, model: Any, participants: list[int]) -> None:
-        """Prepare the averages."""
         self._model = model
         like = [weight.get_value(borrow=True) for weight in self._backend.weights(model)]
         self._backend.place_gradients(model, self._average, self._worker)
@@ -68,16 +57,15 @@ class Synchronous(Mode):
     def stops(self) -> bool:
         """Whether the votes sent with the latest gradients suffice to end the fit."""
         if not self._average.lags:
-            self._backend.settle()  # otherwise workers might see the votes of different steps
-        self._average.require_sound()  # before the next step, in which JAX would raise an error of its own
+            self._backend.settle()  # Otherwise workers might see votes of different steps.
+        self._average.require_sound()  # In the next step JAX would raise another error.
         return self._average.stops
 
     def vote(self) -> None:
-        """Vote for the end of the fit."""
         self._average.vote()
 
     def epoch_ends(self) -> None:
-        """Wait until all workers have ended their batches; workers with fewer batches get the others' weights."""
+        """Wait for all workers; those with fewer batches get the weights of the others."""
         self._backend.settle()
         self._average.require_sound()
         steps = self._average.join()
@@ -89,13 +77,13 @@ class Synchronous(Mode):
             )
         self._batches = 0
         if len(set(steps)) > 1:
-            # Without the statistics, which are averaged over all workers next.
+            # The statistics are averaged over all workers next.
             copy_values(
                 state_of(self._model, self._backend, statistics=False), self._worker, root=steps.index(max(steps))
             )
 
     def _steps_of_a_plain_optimizer(self) -> int:
-        """Return the steps of model.optimizer, if it is a plain optimizer beside DistributedOptimizers."""
+        """Return the steps of model.optimizer if it is plain beside DistributedOptimizers."""
         averaged = average_of(self._model.optimizer) is not None
         return 0 if averaged else self._backend.steps_taken(self._model)
 
@@ -112,11 +100,10 @@ class Synchronous(Mode):
         self._found = state_checksum(self._model, self._backend)
 
     def pause(self) -> None:
-        """Let the optimizer refuse steps until it is attached again."""
+        """Make the optimizer refuse steps until it is attached again."""
         self._average.detach()
 
     def finish(self) -> None:
-        """End the fit."""
         self.pause()
 
     def report(self) -> dict[str, float]:
@@ -125,7 +112,6 @@ class Synchronous(Mode):
         return {"checksum": float(left), "changed": float(left != self._found)}
 
     def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
-        """Copy one worker's weights and optimizer state to all, if they differ between workers."""
         if len({values["checksum"] for values in reports.values()}) == 1:
             return
         changed = [rank for rank, values in reports.items() if values["changed"]]
@@ -140,7 +126,6 @@ class Synchronous(Mode):
 
 
 def _described(optimizer: Any) -> str:
-    """Return the class and options of an optimizer as a text."""
     config = {name: value for name, value in optimizer.get_config().items() if name not in _MAY_DIFFER}
     text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__name__)
     return f"{type(optimizer).__name__}({text})"

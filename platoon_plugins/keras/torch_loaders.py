@@ -16,7 +16,8 @@ from platoon_plugins.keras.read_order import REMEDY, ReadOrder, register
 
 __all__ = ["draws_from_all", "every_nth", "is_loader", "is_share", "set_sampler_epoch", "shard_loader"]
 
-_ROUNDS_AHEAD = 32  # Row numbers are drawn for so many rounds in one call.
+# The rounds of row numbers that are drawn in one call.
+_ROUNDS_AHEAD = 32
 
 _COPIED = (
     "num_workers",
@@ -37,19 +38,9 @@ def is_loader(data: Any) -> bool:
 
 
 def shard_loader(loader: Any, worker: Worker) -> Any:
-    """Return a DataLoader of every N-th item or batch of another DataLoader; see `platoon_plugins.keras.shard`.
-
-    - Rows in order or shuffled: each worker takes every N-th row, of a new permutation in each epoch if it shuffles.
-    - Another sampler or batch_sampler: each worker takes every N-th of its batches. The global random generators are
-      equal on all workers while it draws.
-    - An IterableDataset: each worker reads all batches and takes every N-th.
-    - A DistributedSampler for this rank: the DataLoader is returned as it is.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are fewer rows or batches than workers, or a DistributedSampler is for other ranks.
-    """
+    """Return a DataLoader of every N-th row of another one, or of every N-th batch."""
+    # It takes every N-th batch of other samplers and of an IterableDataset. A DataLoader with a
+    # DistributedSampler for this rank is returned unchanged.
     from torch.utils.data import DataLoader, IterableDataset
 
     rank, size = worker.global_rank, worker.global_size
@@ -84,7 +75,7 @@ def shard_loader(loader: Any, worker: Worker) -> Any:
 
 
 def _sampler(loader: Any) -> Any:
-    """Return the sampler of rows: a DataLoader with a batch_sampler has another one that it does not use."""
+    """Return the sampler of rows; beside a batch_sampler, ``loader.sampler`` is not used."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
@@ -98,7 +89,6 @@ def _named(loader: Any) -> str:
 
 
 def _distributed_sampler(loader: Any) -> Any:
-    """Return the DistributedSampler of a DataLoader, or None."""
     from torch.utils.data import DistributedSampler
 
     samplers = loader.sampler, loader.batch_sampler, _sampler(loader)
@@ -106,7 +96,7 @@ def _distributed_sampler(loader: Any) -> Any:
 
 
 def draws_from_all(loader: Any) -> bool:
-    """Return whether a DataLoader reads each row of a data set with a length once, in order or shuffled."""
+    """Return whether a DataLoader reads each row of a data set once, in order or shuffled."""
     from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
     sampler = _sampler(loader)
@@ -119,7 +109,6 @@ def draws_from_all(loader: Any) -> bool:
 
 
 def is_share(loader: Any) -> bool:
-    """Return whether a DataLoader is one that `shard_loader` has returned."""
     return (
         isinstance(loader.sampler, (_Share, _Dealt))
         or isinstance(loader.batch_sampler, _Dealt)
@@ -128,14 +117,14 @@ def is_share(loader: Any) -> bool:
 
 
 def set_sampler_epoch(data: Any, epoch: int) -> None:
-    """Set the epoch of a DataLoader's sampler, as torch's DistributedSampler requires too."""
+    """Set the epoch of a DataLoader's sampler, as for torch's DistributedSampler."""
     for sampler in (data.sampler, data.batch_sampler) if is_loader(data) else ():
         if callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)
 
 
 class _Share:
-    """A sampler of this worker's row numbers, in an order that all workers have in common."""
+    """A sampler of this worker's row numbers, in an order common to all workers."""
 
     def __init__(self, rows: int, shuffles: bool, worker: Worker) -> None:
         self._rows, self._shuffles = rows, shuffles
@@ -143,7 +132,7 @@ class _Share:
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next permutation; the default is the epoch after the last one read."""
+        """Set the epoch of the next permutation; by default it follows the last one read."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -158,7 +147,7 @@ class _Share:
 
 
 class _Dealt:
-    """Every N-th batch of row numbers of a sampler that all workers iterate over, with equal random generators."""
+    """Every N-th batch of row numbers of a sampler; all workers iterate over it alike."""
 
     def __init__(self, inner: Any, what: str, worker: Worker) -> None:
         self._inner, self._rank, self._size = inner, worker.global_rank, worker.global_size
@@ -167,11 +156,10 @@ class _Dealt:
         self._common = seeds.Common([worker.seed, number])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a process that loads data, which draws no rows."""
+        """Return the state for a loader process, which draws no rows."""
         return {name: value for name, value in vars(self).items() if name not in ("_order", "_common")}
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the inner sampler, if it has one."""
         for sampler in self._inner, getattr(self._inner, "sampler", None):
             if callable(getattr(sampler, "set_epoch", None)):
                 sampler.set_epoch(epoch)
@@ -194,7 +182,6 @@ class _Dealt:
 
 
 def _iterable(loader: Any, worker: Worker) -> Any:
-    """Return an IterableDataset of every N-th batch of a DataLoader."""
     from torch.utils.data import IterableDataset
 
     order = ReadOrder(_named(loader), REMEDY, worker.global_size)
@@ -213,10 +200,8 @@ def _iterable(loader: Any, worker: Worker) -> Any:
 
 
 def every_nth(batches: Iterator[Any], order: ReadOrder, common: seeds.Common, worker: Worker) -> Iterator[Any]:
-    """Yield this worker's batches of those that all workers read, with the same random numbers on all.
-
-    All workers read whole rounds, of one batch for each, so that they are at the same batch when they stop.
-    """
+    """Yield this worker's batches of those that all workers read with common generators."""
+    # All workers read whole rounds of N batches, and so stop at the same batch.
     while True:
         own, last = [], -1
         with common:

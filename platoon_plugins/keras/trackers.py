@@ -11,7 +11,7 @@ __all__ = ["warn_of_own_runs"]
 
 
 def warn_of_own_runs(worker: Worker) -> None:
-    """Warn on a worker other than the leader that has a run of its own at W&B or MLflow, unless it is in a group."""
+    """Warn if a worker that is not the leader has its own W&B or MLflow run without a group."""
     if worker.is_leader:
         return
     wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")

@@ -1,4 +1,4 @@
-"""Models that fits of several workers have trained in this process, and workers whose fit is in progress."""
+"""Models that fits of several workers have trained here, and workers with a fit in progress."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["in_loops", "models", "prepared", "sharing"]
 
 # Models that a fit with `distribute` has trained on several workers.
 models: weakref.WeakSet[Any] = weakref.WeakSet()
-# Models that `prepare` has prepared, with its arguments.
+# The settings of prepared models.
 prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Workers with a fit in progress that shares parameters.
 sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
-# Models that a loop of Keras 2 is training, which may make its steps by `train_on_batch`.
+# Models in a training loop of Keras 2, which may call `train_on_batch`.
 in_loops: weakref.WeakSet[Any] = weakref.WeakSet()

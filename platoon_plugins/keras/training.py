@@ -1,4 +1,4 @@
-"""One distributed fit on one worker: the work at each hook of Keras, for all back ends and both modes."""
+"""One distributed fit on one worker: the work at each hook of Keras."""
 
 from __future__ import annotations
 
@@ -46,16 +46,7 @@ __all__ = ["Settings", "Training", "report_epoch_begin", "report_logs", "train_b
 
 
 class Settings(NamedTuple):
-    """The settings of a fit, from the arguments of `distribute`.
-
-    Attributes
-    ----------
-    rule : Rule, None or "auto"
-    every_n_batches : int or None
-        None for the default of the rule.
-    policy : {"any", "all", "leader"}
-    on_nonfinite : {"raise", "skip", "restore"}
-    """
+    """The settings of a fit; ``every_n_batches`` is None for the default of the rule."""
 
     rule: Rule | str | None
     every_n_batches: int | None
@@ -64,28 +55,12 @@ class Settings(NamedTuple):
 
 
 class Training:
-    """One fit, called by this package's callbacks before and after the user's.
+    """One fit, called by this package's callbacks before and after the user's."""
 
-    All collective calls of a fit are made here, each from a hook that every worker reaches: at the start of the fit; at
-    the first of on_test_begin and on_epoch_end after the batches of an epoch; at the end of an evaluation, if all
-    workers evaluate; after on_epoch_end of the user's callbacks; at the end of the fit.
-
-    The constructor checks the model, so make it before callbacks change the model.
-
-    Parameters
-    ----------
-    worker : Worker
-    backend : Backend
-    settings : Settings
-    model : keras.Model
-
-    Attributes
-    ----------
-    participants : list of int
-        The ranks that took part in the latest collective call.
-    begun : bool
-        Whether the workers have started the fit, and it has not ended.
-    """
+    # All workers make the collective calls in the same order: at the start of the fit; at the first
+    # of on_test_begin and on_epoch_end after an epoch's batches; at the end of an evaluation, if
+    # all evaluate; after on_epoch_end of the user's callbacks; at the end of the fit. Make it
+    # before callbacks change the model, which the constructor checks.
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, model: Any) -> None:
         self._worker, self._backend, self._settings, self._model = worker, backend, settings, model
@@ -99,7 +74,8 @@ class Training:
             require_stateless(model)
         self._reshuffling = Reshuffling(worker, model)
         self._mode = self._choose_mode(average)
-        decay_for(model, worker.global_size)  # before the compiled step is watched, which it may replace
+        # This may replace the compiled step, which is watched next.
+        decay_for(model, worker.global_size)
         self._evaluation = Evaluation(worker, backend, model, average)
         self._statistics = Statistics(worker, backend)
         self._lost_rows = LostRows(worker, model)
@@ -114,7 +90,6 @@ class Training:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker is the participant with the lowest rank."""
         return self._worker.global_rank == min(self.participants, default=0)
 
     def _choose_mode(self, average: Any) -> Mode:
@@ -133,14 +108,14 @@ class Training:
             )
         if rule == "auto" and not _was_trained_by_rule(self._model):
             require_new(backend.steps_taken(self._model))
-        backend.optimizer_state(self._model)  # builds the optimizer, and those inside it
-        require_distributable(self._model, backend)  # again, now that the optimizers are built
+        # This builds the optimizers.
+        backend.optimizer_state(self._model)
+        require_distributable(self._model, backend)
         chosen, period = self._resolved(rule)
         require_no_other_average(self._model, chosen, worker.advanced.several_hosts)
         return Asynchronous(worker, backend, at_period(chosen, period), period, policy)
 
     def _resolved(self, rule: Any) -> tuple[Rule, int]:
-        """Return the rule and the period, resolving defaults."""
         period = self._settings.every_n_batches
         if rule == "auto":
             wanted = default_period("auto") if period is None else period
@@ -150,7 +125,7 @@ class Training:
         return rule, default_period(rule) if period is None else period
 
     def require_no_swap_at_epochs(self) -> None:
-        """Raise if there is a rule: it would take the averages that SwapEMAWeights puts into the model for weights."""
+        """Raise if there is a rule, which would take the averages of SwapEMAWeights for weights."""
         if self._mode.rule is not None:
             raise ConfigurationError(
                 "got SwapEMAWeights(swap_on_epoch=True) and a rule: between two epochs the rule puts the weights back; "
@@ -161,7 +136,7 @@ class Training:
     # The start of a fit.
 
     def start(self, epochs: int | None) -> None:
-        """Start the fit, after on_train_begin of the user's callbacks, which may restore a checkpoint."""
+        """Start the fit, after the user's callbacks, which may restore a checkpoint."""
         self._epochs = epochs or 0
         self._start(epochs, self._after_rendezvous)
         self._resume()
@@ -171,7 +146,7 @@ class Training:
         self.begun = True
 
     def _start(self, epochs: int | None, once_met: Callable[[list[int]], None] | None = None) -> None:
-        """Copy the state of the first worker to all, and share the weights that are trainable now."""
+        """Copy the state of the first worker to all, and share the trainable weights."""
         worker, backend, model, settings = self._worker, self._backend, self._model, self._settings
         alike = described({"epochs": epochs, **backend.compiled_with(model)})
         how = f"{self._mode.describe(model)}, {alike}"
@@ -190,11 +165,13 @@ class Training:
                 once_met=once_met,
             )
         finally:
-            if self._shares_next and worker.advanced.shares:  # even if the wait for the others was interrupted
+            # This holds even if the wait for the others was interrupted.
+            if self._shares_next and worker.advanced.shares:
                 trained.sharing.add(worker)
         if self._mode.rule is not None:
             for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
-                unmark(each)  # an optimizer that trains with a rule no longer averages gradients
+                # An optimizer that trains with a rule no longer averages gradients.
+                unmark(each)
         if values_were_set(model):
             backend.watch_losses(model, average_of_model(model))
         self.participants = participants
@@ -203,11 +180,10 @@ class Training:
         self._known = self._trained()
 
     def _trained(self) -> list[Any]:
-        """Return the weights that are trainable now, and the optimizers."""
         return [*self._backend.weights(self._model), *optimizers_of(self._model)]
 
     def epoch_begun(self) -> None:
-        """Share weights that the user's callbacks have made trainable or added since the epoch before."""
+        """Share weights that callbacks have made trainable or added since the last epoch."""
         others = _others(self._trained(), self._known)
         if self._mode.rule is None and _others(others, self._backend.weights(self._model)):
             raise ConfigurationError(
@@ -221,9 +197,9 @@ class Training:
             self._backend.vary_noise(self._model, self._worker.global_rank)
 
     def _require_known(self) -> None:
-        """Raise if weights have become trainable since the epoch began that workers have trained alone."""
         others = _others(self._trained(), self._known)
-        if self._mode.rule is None:  # gradients are averaged for all weights, but new ones begin with other values
+        # Gradients of known variables are averaged even if they become trainable now.
+        if self._mode.rule is None:
             others = _others(others, self._statistics.variables)
         if others:
             raise ConfigurationError(
@@ -233,7 +209,7 @@ class Training:
             )
 
     def _resume(self) -> None:
-        """Make Keras start at the epoch at which the job was resumed; the model has the checkpoint's center already."""
+        """Make Keras start at the resumed epoch; the model already has the checkpoint's center."""
         backend, model = self._backend, self._model
         restored = backend.initial_epoch(model)
         self._restored_epoch = restored
@@ -246,7 +222,7 @@ class Training:
             warn_if_anew(self._worker, max(restored, given_initial_epoch(model)))
 
     def _begun_at_its_epoch(self) -> None:
-        """Reset the first epoch that `_resume` has set, so that later fits of the model start at their own."""
+        """Reset the first epoch that `_resume` has set, which later fits would use."""
         if self._resumption is not None:
             self._backend.resume_at(self._model, self._restored_epoch)
             self._resumption = None
@@ -254,9 +230,8 @@ class Training:
     def _after_rendezvous(self, participants: list[int]) -> None:
         _release_earlier(self._worker, shares_next=self._mode.rule is not None)
         trained.models.add(self._model)
-        if (
-            self._backend.honors_initial_epoch
-        ):  # even without a center: other workers may have one, and all must make this collective call
+        # This is a collective call: other workers may have a center.
+        if self._backend.honors_initial_epoch:
             self._resumption = agree_to_resume(self._worker, self._mode.rule is not None)
         if self._mode.rule is not None:
             self._shares_next = True
@@ -267,9 +242,9 @@ class Training:
     # Training.
 
     def epoch_begins(self, epoch: int, params: Mapping[str, Any]) -> None:
-        """Record the start of an epoch, at which Keras has reset all metrics; ``params`` are those of callbacks."""
+        """Record the start of an epoch; Keras has reset all metrics."""
         self._begun_at_its_epoch()
-        # Not at the end of an epoch: callbacks after the last of this package, such as a tuner's, see the center too.
+        # Until here, later callbacks, such as a tuner's, see the center too.
         self._mode.leave_center()
         self._evaluation.epoch_begins(epoch)
         if self._data is not None:
@@ -286,16 +261,14 @@ class Training:
         self._batches.last = batch + (getattr(self._model, "steps_per_execution", None) or 1)
         self._count_to(batch)
         self._stopping.batch_begins()
-        # TensorFlow may not end its threads in the midst of a data set that calls Python.
+        # TensorFlow cannot end its threads within a data set that calls Python.
         if keras.backend.backend() != "tensorflow" and not first_batches_agree(self._worker, batch):
             self._stopping.end_epoch()
 
     def batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Record a batch; called only on back ends that need it."""
         self._evaluation.batch_ends(logs)
 
     def callbacks_end_batch(self) -> None:
-        """Turn a stop by the user's callbacks after a batch into a vote."""
         self._stopping.batch_ends()
 
     def _count_to(self, batches: int) -> None:
@@ -308,24 +281,21 @@ class Training:
     # Evaluation, which in a fit has the center's weights.
 
     def test_begins(self) -> None:
-        """Record the start of an evaluation."""
         self._close_batches(evaluates=True)
         if self._evaluation.all_evaluate:
             self._lost_rows.before_validation(self._epoch, self.participants)
         self._evaluation.test_begins()
 
     def test_batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Record a batch of an evaluation; called only on back ends that need it."""
         self._evaluation.test_batch_ends(logs)
 
     def test_ends(self, logs: dict[str, Any]) -> None:
-        """Put the values of an evaluation, over the data of all workers, into ``logs``."""
         self._evaluation.test_ends(logs)
 
     # The end of an epoch.
 
     def epoch_ends(self, logs: dict[str, Any]) -> None:
-        """Put the values over the data of all workers into ``logs``, before any other callback sees them."""
+        """Put the values over all workers into ``logs``, before other callbacks see them."""
         self._close_batches(evaluates=False)
         self._evaluation.fill(logs)
         self._mode.take_loss(float(logs.get("loss", float("nan"))))
@@ -335,16 +305,15 @@ class Training:
             self._lost_rows.report(self._epoch, self.participants, evaluation.ranks, evaluation.all_evaluate)
 
     def callbacks_end_epoch(self, logs: Mapping[str, Any] | None) -> None:
-        """Decide with all workers, after all callbacks, whether to end the fit."""
         led = self.leads
         self.participants = self._stopping.epoch_ends(self._epoch)
-        if self.leads and not led:  # the lost leader may not have reported
+        if self.leads and not led:  # The lost leader may not have reported.
             report_logs(self._worker, logs, True)
         if self._mode.rule is not None:
             keep_epochs(self._worker, self._epoch + 1, self._epochs if self._stopping.voted_to_end else 0)
 
     def _close_batches(self, evaluates: bool) -> None:
-        """Wait for all workers at the end of an epoch's batches; none of them trains until the next epoch."""
+        """Wait for all workers at the end of an epoch's batches."""
         if self._batches.closed:
             return
         self._batches.closed = True
@@ -359,7 +328,6 @@ class Training:
     # The end of a fit.
 
     def finish(self) -> None:
-        """End the fit."""
         self._stopping.require_decided_together()
         self._begun_at_its_epoch()
         self._mode.finish()
@@ -375,26 +343,24 @@ class Training:
         self.begun = False
 
     def center(self) -> contextlib.AbstractContextManager[None]:
-        """Give the model the center's weights within the ``with`` block."""
         return self._mode.center() if self.begun else contextlib.nullcontext()
 
 
 def report_epoch_begin(worker: Worker, epoch: int, params: Mapping[str, Any]) -> None:
-    """Announce to the launcher which epoch begins, and how many there will be."""
     worker.advanced.announce(epoch=epoch + 1, last_epoch=params.get("epochs"), epoch_steps=params.get("steps"))
 
 
 def report_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = True) -> None:
-    """Report the loss of an epoch to the launcher, and on the leader all values in its ``logs``."""
+    """Report the loss of an epoch to the launcher, and on the leader all its ``logs``."""
     values = {} if logs is None else logs
     worker.progress(loss=float(values.get("loss", float("nan"))))
     if leads:
-        _ = worker.is_leader  # reading it records a leader other than rank 0, which the launcher shows
+        _ = worker.is_leader  # Reading it records a new leader.
         worker.report({name: value for name, value in values.items() if isinstance(value, (int, float))})
 
 
 def _release_earlier(worker: Worker, shares_next: bool) -> None:
-    """Release parameters shared by an interrupted fit; raise if the script itself shares some and the fit would too."""
+    """Release parameters of an interrupted fit; raise if the script itself shares some."""
     if worker in trained.sharing or not worker.advanced.shares:
         worker.release_shared_params()
         trained.sharing.discard(worker)
@@ -406,13 +372,13 @@ def _release_earlier(worker: Worker, shares_next: bool) -> None:
 
 
 def _precision(model: Any) -> str:
-    """Return the dtype policy of a model as a text; empty on Keras 2, which has one for the whole process."""
+    """Return the dtype policy of a model as a text; empty on Keras 2."""
     policy = getattr(getattr(model, "dtype_policy", None), "name", "")
     return f" in {policy}" if policy else ""
 
 
 def train_by_rule(model: Any) -> None:
-    """Let ``rule="auto"`` be the default rule for a model's optimizers, even if they have made steps already."""
+    """Let ``rule="auto"`` be the default rule for these optimizers in later fits."""
     _trained_by_rule.update(optimizers_of(model))
 
 
@@ -421,21 +387,12 @@ def _was_trained_by_rule(model: Any) -> bool:
 
 
 def _others(variables: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """Return the variables that are not among those known."""
     ids = {id(getattr(each, "variable", each)) for each in known}
     return [each for each in variables if id(getattr(each, "variable", each)) not in ids]
 
 
 class _Batches:
-    """Progress of this worker in one epoch.
-
-    Attributes
-    ----------
-    counted, last : int
-        Number of batches that were counted, and number of batches once the current one is done.
-    closed : bool
-        Whether `Training` has waited for all workers at the end of the epoch's batches.
-    """
+    """Numbers of batches in an epoch: ``counted`` ones, and ``last`` after the current one."""
 
     def __init__(self) -> None:
         self.counted = self.last = 0

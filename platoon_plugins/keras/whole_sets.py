@@ -1,4 +1,4 @@
-"""Evaluation and prediction of a whole data set, divided among the workers, outside of ``fit``."""
+"""Evaluation and prediction of a whole data set, divided among the workers."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ _calls = [0]
 
 
 def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: Any) -> Any:
-    """Evaluate a model on a whole data set, divided among the workers.
+    """Evaluate a model on a whole data set, divided among the workers; a collective call.
 
-    A collective call, with the same weights (as after ``fit``) and the same data on all workers. It returns, on every
-    worker, the values that ``model.evaluate`` returns for all the data in a single process. The loss is combined over
-    the workers as in the ``logs`` of a ``fit``; see `distribute`.
+    Every worker returns the values of ``model.evaluate`` for all the data in a single process. The
+    weights (as after ``fit``) and the data must be the same on all workers.
 
     Parameters
     ----------
     model : keras.Model
         A compiled model.
     *data
-        The whole x, y and sample_weight, or one data set, as for `shard`; also by these names, as in Keras.
+        The whole x, y and sample_weight, or one data set, as for `shard`; also by these names.
     worker : Worker, optional
         The default is ``connect()``. For a single worker the call is ``model.evaluate``.
     **options
-        Options of ``model.evaluate``, such as ``batch_size`` and ``return_dict``. Only the leader prints.
+        Options of ``model.evaluate``, such as ``batch_size`` and ``return_dict``. Only the leader
+        prints.
 
     Raises
     ------
     ConfigurationError
-        If the data cannot be divided or differ between workers; if a metric cannot be summed; if ``steps`` is passed.
+        If the data cannot be divided or differ between workers; if a metric cannot be summed; if
+        ``steps`` is passed.
 
     Examples
     --------
-    >>> loss, accuracy = evaluate(model, x_test, y_test)                            # doctest: +SKIP
+    >>> loss, accuracy = evaluate(model, x_test, y_test)                          # doctest: +SKIP
     """
     worker = connect() if worker is None else worker
     data = _with_named(data, options)
@@ -127,7 +128,7 @@ class _Gathered(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any) -> Any:
-    """Predict for a whole data set, divided among the workers; every worker gets all predictions, in the order of x.
+    """Predict for a whole data set, divided among the workers; a collective call.
 
     Parameters
     ----------
@@ -142,7 +143,7 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
     Returns
     -------
     array, or nested arrays
-        The result of ``model.predict`` for all rows.
+        On every worker, the predictions for all rows, in the order of x.
 
     Raises
     ------
@@ -166,7 +167,8 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
     start, stop = shard_bounds(rows, worker.global_rank, worker.global_size)
     if not worker.is_leader:
         options["verbose"] = 0
-    if rows < worker.global_size:  # a worker without rows would not know the shape of an output
+    # The shape of an output is unknown on a worker without rows.
+    if rows < worker.global_size:
         return model.predict(x, **options)
     own = model.predict(map_arrays(x, lambda array: array[start:stop]), **options)
     return map_arrays(own, lambda array: _joined(np.asarray(array), rows, worker))
@@ -177,7 +179,7 @@ def _has_rows(data: Any) -> bool:
 
 
 def _joined(own: Array, rows: int, worker: Worker) -> Array:
-    """Return the rows of all workers, whose arrays may have any dtype and differ by at most one row."""
+    """Return the rows of all workers, which may have any dtype and differ by one row at most."""
     largest = -(-rows // worker.global_size)
     padded = np.zeros((largest, *own.shape[1:]), own.dtype)
     padded[: len(own)] = own

@@ -16,7 +16,8 @@ from platoon_base import (
     world_size,
 )
 
-compat.apply()  # before Lasagne is imported, by this package or by the script
+# Lasagne must be imported after this, by this package or by the script.
+compat.apply()
 
 from platoon_base.theano_ops import function, scatter  # noqa: E402
 from platoon_plugins.lasagne.data import iterate_minibatches, shard  # noqa: E402

@@ -20,18 +20,12 @@ log = logging.getLogger(__name__)
 def shard(*arrays: Any, worker: Worker | None = None) -> Any:
     """Return this worker's rows of each array: for worker r of N, the rows r, r + N, r + 2N, ...
 
-    Any two workers differ by at most one row.
+    It returns one array, or a tuple of as many arrays as arguments.
 
     Parameters
     ----------
     *arrays : ndarray, all of the same length
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    ndarray, or tuple of ndarray
-        One array for each argument.
+    worker : Worker, default ``connect()``
     """
     require_same_length(arrays)
     worker = connect() if worker is None else worker
@@ -50,45 +44,37 @@ def iterate_minibatches(
     uneven: str = "keep",
     worker: Worker | None = None,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield this worker's mini-batches of one epoch.
+    """Yield this worker's mini-batches of one epoch, each a tuple of the arrays' rows.
 
-    With ``uneven="keep"``, the default, the workers together use each row exactly once per epoch. Worker r of N takes
-    the rows r, r + N, r + 2N, ... of the epoch's order. So the k-th mini-batches of all workers together are the k-th
-    mini-batch of a single process whose mini-batches are N times as large.
-
-    The last mini-batch may be smaller. (The function of this name in Lasagne's examples skips it.)
+    Worker r of N takes the rows r, r + N, r + 2N, ... of the epoch's order, and by default the
+    workers together use each row exactly once. Their k-th mini-batches together are the k-th
+    mini-batch of a single process whose mini-batches are N times as large. The last mini-batch may
+    be smaller. (The function of this name in Lasagne's examples skips it.)
 
     Parameters
     ----------
     *arrays : ndarray, all of the same length
-        All the rows, not a shard, and the same on every worker: usually inputs and targets, also masks and the like.
-        For a function that takes row numbers, pass ``numpy.arange(n)``.
+        All rows, not a shard, the same on every worker: usually inputs and targets. For a function
+        that takes row numbers, pass ``numpy.arange(n)``.
     batch_size : int
-        Rows in a mini-batch of one worker. It may also be passed positionally after the arrays, and ``shuffle`` after
-        it.
+        Rows in a mini-batch of one worker. ``batch_size`` and ``shuffle`` may also be passed
+        positionally after the arrays.
     shuffle : bool
-        Draw a permutation of all rows, common to all workers, from the job's seed and ``epoch``. So in each epoch one
-        worker gets a row, and in other epochs other workers do. Without it, the order is that of the arrays.
+        Draw a permutation of all rows, common to all workers, from the job's seed and ``epoch``.
     epoch : int, optional
-        Number of the epoch, which the launcher shows. The default counts the calls with ``shuffle``, from
-        ``worker.resume_at.epoch`` on. Pass it if workers may join late or be restarted alone: their own count would
-        start at another number.
+        Number of the epoch, which the launcher shows. The default counts the calls with
+        ``shuffle``, from ``worker.resume_at.epoch``. Pass it if workers may join late or be
+        restarted alone, since their own count would differ.
     skip : int
-        Number of mini-batches to skip at the start of the epoch. After a resume or a restart pass
-        ``worker.resume_at.done_in(epoch)``, the mini-batches that are done already.
+        Mini-batches to skip at the start of the epoch. After a resume or a restart pass
+        ``worker.resume_at.done_in(epoch)``.
     inputs, targets : ndarray
         The first and the last of the arrays, by name.
     uneven : {"keep", "drop", "wrap"}
-        What to do if N does not divide the number of rows, see `platoon_base.sharding.epoch_indices`. Synchronous
-        training needs the same number of mini-batches on every worker: skip up to N - 1 rows per epoch ("drop"), or use
-        some twice ("wrap").
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Yields
-    ------
-    tuple
-        The rows of one mini-batch, from each array.
+        What to do if N does not divide the number of rows, see
+        `platoon_base.sharding.epoch_indices`. Synchronous training needs equal numbers of
+        mini-batches: skip up to N - 1 rows per epoch ("drop"), or use some twice ("wrap").
+    worker : Worker, default ``connect()``
 
     Raises
     ------
@@ -118,7 +104,7 @@ def _next_epoch(worker: Worker) -> int:
 
 
 def _report_epoch(worker: Worker, epoch: int, skip: int, batches: int) -> None:
-    """Announce the epoch that begins, unless it is announced already, by a training loop before a validation."""
+    """Report the epoch that begins, unless a training loop has reported it before a validation."""
     start = worker.resume_at
     begins_anew = worker not in _reported_epochs and (epoch, skip) < (start.epoch, start.epoch_steps)
     if begins_anew and (worker.late or not worker.global_rank):
@@ -137,9 +123,9 @@ def _report_epoch(worker: Worker, epoch: int, skip: int, batches: int) -> None:
         worker.advanced.announce(epoch=epoch, epoch_steps=batches)
 
 
-# Each worker's latest epoch that was announced.
+# The latest reported epoch of each worker.
 _reported_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
-# Each worker's epoch for its next call without `epoch`.
+# The epoch of each worker's next call without `epoch`.
 _next_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 
 
@@ -152,15 +138,7 @@ def _batches(data: Sequence[Any], rows: Any, batch_size: int, skip: int) -> Iter
 def split_arguments(
     positional: Sequence[Any], inputs: Any, targets: Any, **options: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Separate the arrays from the options that are passed positionally after them, as in ``f(inputs, targets, 500)``.
-
-    Returns
-    -------
-    arrays : tuple
-        ``inputs`` first and ``targets`` last, if they were passed by name.
-    options : dict
-        ``options``, updated by the positional values.
-    """
+    """Separate arrays from the options after them; ``inputs`` come first and ``targets`` last."""
     arrays = tuple(itertools.takewhile(lambda argument: hasattr(argument, "__len__"), positional))
     behind = positional[len(arrays) :]
     if len(behind) > len(options):
@@ -173,14 +151,12 @@ def split_arguments(
 
 
 def require_batch_size(batch_size: int | None) -> int:
-    """Return the number of rows in a mini-batch; raise if it is None or less than 1."""
     if batch_size is None or batch_size < 1:
         raise ConfigurationError(f"got batch_size={batch_size!r}: it counts rows and must be at least 1")
     return batch_size
 
 
 def require_same_length(arrays: Sequence[Any]) -> int:
-    """Return the common length of the arrays; raise if the lengths differ or there are no arrays."""
     if not arrays:
         raise ConfigurationError("got no arrays: pass those whose rows go together, such as inputs and targets")
     lengths = {len(array) for array in arrays}

@@ -32,47 +32,47 @@ def evaluate(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     worker: Worker | None = None,
 ) -> Any:
-    """Evaluate the center on all the data, each worker on its shard; return the exact global mean on every worker.
+    """Evaluate the center on data divided among the workers; return the exact global mean.
 
-    A collective call: all workers pass the same data, and wait until all have called it, so that they evaluate the same
-    center. Meanwhile the parameters have the center's values; afterwards each worker gets its own values back. With a
-    rule that waits, such as `DiLoCo`, the current round ends first, however short it is, and all workers continue from
-    the center. Running statistics of batch normalization are first averaged over the workers, and stay averaged. If a
-    worker leaves during the evaluation, the others evaluate its rows too.
+    A collective call: all workers pass the same data and wait for each other, so that they evaluate
+    the same center. Meanwhile the parameters have the center's values; afterwards each worker gets
+    its own values back. With a rule that waits, such as `DiLoCo`, the current round ends first, and
+    all workers continue from the center. Running statistics of batch normalization are averaged
+    over the workers, and stay averaged. If a worker leaves during the evaluation, the others
+    evaluate its rows.
 
-    The launcher shows the value if it is passed to `StopOnPatience` or to ``connect().report({"val_loss": value})``.
-    ``platoon tune`` compares the values that are shown.
+    The launcher shows the value if it is passed to `StopOnPatience` or to
+    ``connect().report({"val_loss": value})``, and ``platoon tune`` compares it.
 
     Parameters
     ----------
     val_fn : callable
-        Called with rows of each array; returns a scalar, or a list of scalars. Where its graph shows means over the
-        rows, the workers divide the rows. Other functions, such as sums and functions of Python, are called with the
-        same rows as by a single process, so the workers divide the calls: give them as many calls at least.
+        Called with rows of each array; returns a scalar, or a list of scalars. If its graph shows
+        means over the rows, the workers divide the rows. Other functions, such as sums and Python
+        functions, get the same rows as in a single process, and the workers divide the calls.
     *arrays : ndarray or SharedData, all of the same length
-        All the validation data, not a shard: usually inputs and targets, also masks and the like. For a function that
-        takes row numbers, pass ``numpy.arange(n)``.
+        All validation data, not a shard: usually inputs and targets. For a function that takes row
+        numbers, pass ``numpy.arange(n)``.
     batch_size : int
         Rows in one call of ``val_fn``. It may also be passed positionally after the arrays.
     num_slices : int
-        Instead of ``batch_size``: the number of calls of ``val_fn`` on each worker. The value of a sum then depends
-        on the number of workers.
+        Instead of ``batch_size``: the number of calls of ``val_fn`` on each worker. The value of a
+        sum then depends on the number of workers.
     inputs, targets : ndarray
         The first and the last of the arrays, by name.
     timeout_s : float
         Bound on each wait for the other workers.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------
     float or list of float
-        The mean of the values of ``val_fn``, weighted by rows: the value that a single process computes on all data.
+        The mean of the values of ``val_fn``, weighted by rows, as a single process computes it.
 
     Raises
     ------
     ConfigurationError
-        On every worker, if parameters differ between workers that `all_reduce_grads` keeps equal.
+        On every worker, if parameters differ that `all_reduce_grads` keeps equal.
     CollectiveTimeoutError
         If some workers did not call it within ``timeout_s``.
     """
@@ -99,7 +99,7 @@ def _evaluated_together(
     worker.average_hosts(timeout_s=timeout_s)
     with worker.center_params(timeout_s=timeout_s):
         while True:
-            # Of a mean each worker takes the same number of rows; of any other function whole calls.
+            # For a mean the workers divide the rows, and for any other function whole calls.
             unit = 1 if by_rows else rows_in_call
             start, stop = shard_bounds(-(-count // unit), ranks.index(worker.global_rank), len(ranks))
             rows = range(start * unit, min(stop * unit, count))
@@ -107,15 +107,15 @@ def _evaluated_together(
             sums, contributors = worker.advanced.sum_pairs(name, pairs, timeout_s=timeout_s)
             if contributors == ranks:
                 break
-            ranks = contributors  # a worker left meanwhile: the others repeat the evaluation, with larger shards
+            # A worker left meanwhile: the others repeat the evaluation, with larger shards.
+            ranks = contributors
     training.begin_round(worker, timeout_s)
     values = means(sums)
-    # A worker without rows has not called val_fn: the names of the sums say whether it returns a scalar or a list.
+    # A worker without rows has not called val_fn: the names of the sums tell a scalar from a list.
     return values[_SCALAR] if _SCALAR in values else [values[str(i)] for i in range(len(values))]
 
 
 def _is_mean(val_fn: Callable[..., Any]) -> bool:
-    """Return whether the graph of a compiled function shows that all its values are means over the rows."""
     outputs = getattr(getattr(val_fn, "maker", None), "outputs", [])
     kinds = {reduction_of(getattr(output, "variable", None)) for output in outputs}
     return bool(kinds) and kinds <= {"mean", "constant"}
@@ -140,5 +140,6 @@ def _evaluate_rows(
         values = val_fn(*(array[batch] for array in data))
         named = {_SCALAR: values} if np.ndim(values) == 0 else {str(i): v for i, v in enumerate(values)}
         accumulator.add({key: float(value) for key, value in named.items()}, weight=batch.stop - batch.start)
-        worker.progress()  # the workers that wait for this one time out only without its progress
+        # Progress keeps the waiting workers from timing out.
+        worker.progress()
     return accumulator.pairs

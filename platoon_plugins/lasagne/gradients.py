@@ -43,63 +43,55 @@ def all_reduce_grads(
 
         g := 1/N sum_i g_i        (or sum_i g_i)
 
-    The compiled function computes it by one flattened all-reduce for each dtype of the gradients. So all workers must
-    call that function the same number of times: give them the same number of mini-batches
-    (``iterate_minibatches(..., uneven="drop")``), of the same size. With mini-batches of B rows N workers then train
-    like a single process on mini-batches of N B rows, whether the loss is a mean over rows or a sum. If the sizes
-    differ, each worker still has the same weight in the mean, whatever its number of rows.
+    The compiled function runs one flattened all-reduce for each dtype of the gradients (Das et al.,
+    arXiv 1602.06709), so all workers must call it equally often (``iterate_minibatches(...,
+    uneven="drop")``). With mini-batches of B rows, N workers train like a single process on
+    mini-batches of N B rows, whether the loss is a mean over rows or a sum. Each worker has the
+    same weight, even if mini-batch sizes differ. For a single worker the gradients are unchanged.
 
-    Call it after the initial values are in place (weights loaded): it immediately copies the first worker's parameters
-    to all others. The parameters and the state of the optimizer (velocities, moments) then stay equal on all workers,
-    up to the rounding of their devices. `evaluate` raises if the parameters have become different, for instance by
-    different learning rates. A NaN or an infinity of one worker reaches all.
+    Call it after the weights are loaded: it immediately copies the first worker's parameters to all
+    others. The parameters and the state of the optimizer then stay equal on all workers, up to the
+    rounding of their devices. `evaluate` raises if the parameters have become different, for
+    instance by different learning rates. A NaN or an infinity of one worker reaches all.
 
-    Running statistics are computed by each worker from its rows, until `evaluate` and `finish_training` average them.
-    Random streams in the graph, such as those of dropout, differ between workers.
+    Each worker computes running statistics from its own rows, until `evaluate` and
+    `finish_training` average them. Random streams in the graph, such as those of dropout, differ
+    between workers.
 
     Parameters
     ----------
     loss_or_grads : scalar Theano expression, or list of gradient expressions
-        A loss, or its gradients: one for each parameter, as `theano.grad` returns them, possibly clipped or the like.
+        A loss, or one gradient for each parameter, possibly clipped.
     params : list of Theano shared variable
         The same number, order, names, shapes and float dtypes on every worker.
     average : bool, optional
-        Whether to take the mean; False takes the sum. Regularization in the loss is averaged, or summed, with the rest.
-        By default the graph of the loss says: its sums over rows are added up, its means and penalties of parameters
-        averaged. A warning says if that cannot be seen. Gradients that are given are averaged.
+        True takes the mean, False the sum. By default sums over rows in the graph of the loss are
+        added up, and means and penalties averaged, with a warning if the graph does not show which
+        it is. Gradients are averaged.
     wire_dtype : {None, "float16"}
-        None sends the gradients in their own dtype. "float16" sends half the bytes: each worker keeps its rounding
-        error and adds it to the next gradients (error feedback), so it is delayed, not lost. It takes two all-reduces,
-        the second of 3 % of the first one's bytes; see `platoon_base.theano_ops.all_reduce_float16`. Use it only over
-        slow links: between two processes on one CPU it takes 20 times as long. Compile only one function from the
-        gradients then, since each call changes the kept error.
+        "float16" sends half the bytes. Each worker then adds its rounding error to the next
+        gradients (error feedback); see `platoon_base.theano_ops.all_reduce_float16`. Use it only
+        over slow links, since on one CPU it takes 20 times as long. Compile only one function from
+        these gradients, since each call changes the stored error.
     statistics : list of Theano shared variable
-        Running statistics that your updates change. Statistics that have a default update in the graph, such as those
-        of BatchNormLayer, are found automatically.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    list of Theano expression
-        One for each parameter. For a single worker, the unchanged gradients.
+        Running statistics that your updates change. Those with a default update in the graph, as of
+        BatchNormLayer, are found automatically.
+    worker : Worker, default ``connect()``
 
     Raises
     ------
     ConfigurationError
-        If the arguments cannot work: the loss is no scalar; it does not depend on a parameter; a parameter is no shared
-        variable or has an integer dtype; the gradients differ from the parameters in number or type.
+        If the loss is no scalar or does not depend on a parameter, if a parameter is no shared
+        variable or has an integer dtype, or if the gradients differ from the parameters in number
+        or type.
     LayoutMismatchError
-        On every worker, before anything is changed, if the models or the other arguments differ between workers.
-
-    References
-    ----------
-    Das et al.: Distributed deep learning using synchronous stochastic gradient descent, arXiv 1602.06709.
+        On every worker, before anything is changed, if the models or arguments differ between
+        workers.
 
     Examples
     --------
-    >>> grads = all_reduce_grads(loss, params)                                      # doctest: +SKIP
-    >>> updates = lasagne.updates.adam(grads, params)                               # doctest: +SKIP
+    >>> grads = all_reduce_grads(loss, params)                                     # doctest: +SKIP
+    >>> updates = lasagne.updates.adam(grads, params)                              # doctest: +SKIP
     """
     params = _shared_variables(params)
     if wire_dtype not in (None, "float16"):
@@ -139,7 +131,7 @@ def all_reduce_grads(
 
 
 def _shared_variables(params: Iterable[Any]) -> list[Any]:
-    # A Theano variable has __iter__ too, which raises.
+    # The __iter__ of a Theano variable raises.
     if isinstance(params, theano.Variable) or not isinstance(params, Iterable):
         raise ConfigurationError(f"got {params!r} as params: pass a list of shared variables, even of one")
     params = list(params)
@@ -153,7 +145,6 @@ def _shared_variables(params: Iterable[Any]) -> list[Any]:
 
 
 def _gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
-    """Return one gradient for each parameter."""
     if not isinstance(loss_or_grads, (list, tuple)):
         return _gradients_of_loss(loss_or_grads, params)
     if len(loss_or_grads) != len(params):

@@ -15,17 +15,12 @@ __all__ = ["find_moments", "find_statistics", "shared_variables"]
 
 
 def shared_variables(expressions: Iterable[Any]) -> list[Any]:
-    """Return the shared variables on which expressions depend."""
     graphs = [expression for expression in expressions if isinstance(expression, theano.Variable)]
     return [variable for variable in inputs(graphs) if isinstance(variable, SharedVariable)]
 
 
 def find_moments(updates: Mapping[Any, Any], params: Iterable[Any], statistics: Iterable[Any]) -> list[Any]:
-    """Return the moments of an optimizer: for each parameter the state of its shape that its new value depends on.
-
-    Nothing else may depend on it but other state of that parameter. Moments of scalars are left out, as are running
-    statistics and parameters that are trained but not shared: several parameters depend on those, or none.
-    """
+    """Return an optimizer's moments: state of a parameter's shape that only its update uses."""
     params = list(params)
     others = {*params, *statistics}
     states = {v for v in updates if v not in others and _is_float(v) and getattr(v, "default_update", None) is None}
@@ -47,19 +42,7 @@ def find_moments(updates: Mapping[Any, Any], params: Iterable[Any], statistics: 
 
 
 def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[Any]) -> list[Any]:
-    """Return the running statistics without duplicates: those of the user, then those of the graph in its order.
-
-    Parameters
-    ----------
-    used : iterable of Theano shared variable
-        The variables of the graph. Its statistics are those with a ``default_update``, such as the mean and inv_std of
-        Lasagne's BatchNormLayer (more precisely, its clones of them on the same memory) and counters of batches, but
-        no states of random streams.
-    given : iterable of Theano shared variable
-        The statistics that the user passed.
-    params : iterable of Theano shared variable
-        Trained parameters, which are excluded.
-    """
+    """Return the running statistics without duplicates: the given ones, then those of the graph."""
     given = list(given)
     for variable in given:
         if not _is_number(variable):
@@ -67,13 +50,14 @@ def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[
                 f"got {variable!r} in statistics: pass shared variables of float or integer dtypes, such as "
                 "lasagne.layers.get_all_params(network, batch_norm_stat=True)"
             )
+    # Lasagne's BatchNormLayer sets a default_update on clones of its variables, on the same memory.
     found = [v for v in used if getattr(v, "default_update", None) is not None and _is_number(v)]
     known = {id(param.container) for param in params}
     return [v for v in [*given, *found] if not (id(v.container) in known or known.add(id(v.container)))]  # type: ignore[func-returns-value]
 
 
 def _is_number(variable: Any) -> bool:
-    """Return whether a variable is shared and holds numbers; Theano marks the states of its random streams."""
+    """Return whether a variable is shared and holds numbers, not the state of a random stream."""
     if not isinstance(variable, SharedVariable) or getattr(variable.tag, "is_rng", False):
         return False
     return getattr(variable, "dtype", None) in theano.tensor.discrete_dtypes or _is_float(variable)

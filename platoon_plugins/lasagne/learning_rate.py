@@ -24,56 +24,45 @@ _scaled: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
-    """Multiply a learning rate by the number of workers, or its square root, for training with averaged gradients.
+    """Scale a learning rate for averaged gradients: by the number of workers, or its square root.
 
     Parameters
     ----------
     learning_rate : float
         The learning rate of a single process with the batch size of one worker.
     how : {"linear", "sqrt", "none"}
-        "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see `platoon_base.learning_rate.scale_factor`.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    float
-        For a function of `lasagne.updates`, or a shared variable of dtype floatX. Unchanged for a single worker.
+        "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see
+        `platoon_base.learning_rate.scale_factor`.
+    worker : Worker, default ``connect()``
 
     Examples
     --------
-    >>> rate = theano.shared(lasagne.utils.floatX(scale_learning_rate(0.1)))        # doctest: +SKIP
-    >>> updates = lasagne.updates.momentum(all_reduce_grads(loss, params), params, rate)  # doctest: +SKIP
+    >>> rate = theano.shared(lasagne.utils.floatX(scale_learning_rate(0.1)))       # doctest: +SKIP
+    >>> updates = lasagne.updates.momentum(grads, params, rate)                    # doctest: +SKIP
     """
     return scaled(learning_rate, (connect() if worker is None else worker).global_size, how)
 
 
 def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = None) -> Callable[[Any], Any]:
-    """Adapt a schedule that was written for one process, so that it ends at the same epoch on N workers.
+    """Adapt a schedule for one process, so that it ends at the same epoch on N workers.
 
     ::
 
         lr(k) := schedule(N k)        where k counts the mini-batches of this worker
 
-    (Do not scale a schedule that was written for batches N times as large.)
+    Do not scale a schedule that was written for batches N times as large.
 
     Parameters
     ----------
     schedule : callable
-        A function of the number of mini-batches done, which may be a Theano expression. Only its argument is scaled;
-        scale its learning rates by `scale_learning_rate`.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    callable
-        For a single worker, the schedule itself.
+        A function of the number of mini-batches done, which may be a Theano expression. Only its
+        argument is scaled; use `scale_learning_rate` for its values.
+    worker : Worker, default ``connect()``
 
     Examples
     --------
-    >>> schedule = scale_schedule(lambda step: 0.1 * 0.5 ** (step // 5000))         # doctest: +SKIP
-    >>> rate.set_value(lasagne.utils.floatX(schedule(step)))                        # doctest: +SKIP
+    >>> schedule = scale_schedule(lambda step: 0.1 * 0.5 ** (step // 5000))        # doctest: +SKIP
+    >>> rate.set_value(lasagne.utils.floatX(schedule(step)))                       # doctest: +SKIP
     """
     worker = connect() if worker is None else worker
     _scaled.add(worker)
@@ -81,13 +70,11 @@ def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = No
 
 
 def warn_of_unscaled_schedule(updates: Mapping[Any, Any], params: Sequence[Any], worker: Worker) -> None:
-    """Warn, on the first worker, if the parameters' updates depend on a count of mini-batches that was not scaled.
-
-    A count is an integer scalar that is updated itself; the counts in Lasagne's update rules are floats.
-    """
+    """Warn, on the first worker, if the updates depend on an unscaled count of mini-batches."""
     if worker.global_size == 1 or worker.global_rank or worker in _scaled:
         return
     used = shared_variables([updates[param] for param in params])
+    # A count is an integer scalar with an update; the counts in Lasagne's update rules are floats.
     counts = [v for v in used if v in updates and v.ndim == 0 and v.dtype in theano.tensor.integer_dtypes]
     if counts:
         log.warning(
@@ -100,35 +87,31 @@ def warn_of_unscaled_schedule(updates: Mapping[Any, Any], params: Sequence[Any],
 
 
 class LearningRateWarmup:
-    """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
+    """Raise the learning rate from that of one worker to that of N during the first epochs.
 
-    Call it before each mini-batch. It sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`
-    until the initial value is reached again, and does not change it afterwards. For a single worker the value stays.
-    A late joiner has its own warm-up.
+    Call it before each mini-batch. It sets the shared variable by the equation of
+    `platoon_base.learning_rate.Warmup` (Goyal et al., arXiv 1706.02677, section 2.2) until the
+    initial value is reached, and does not change it afterwards. For a single worker the value
+    stays. A late joiner has its own warm-up.
 
     Parameters
     ----------
     learning_rate : Theano shared variable
-        A float scalar. Its initial value is the learning rate after the warm-up, such as that of `scale_learning_rate`.
+        A float scalar with the learning rate after the warm-up, as from `scale_learning_rate`.
     warmup_epochs : float
         Length of the warm-up.
     steps_per_epoch : int
-        Number of this worker's mini-batches in an epoch.
+        This worker's mini-batches in an epoch.
     skip : int
-        Number of mini-batches that are done already: ``worker.resume_at.steps`` after a resume or a restart.
+        Mini-batches already done: ``worker.resume_at.steps`` after a resume or a restart.
     how : {"linear", "sqrt", "none"}
         How the learning rate was scaled.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    References
-    ----------
-    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.2.
+    worker : Worker, default ``connect()``
 
     Examples
     --------
-    >>> warmup = LearningRateWarmup(rate, warmup_epochs=5, steps_per_epoch=500)     # doctest: +SKIP
-    >>> for batch in iterate_minibatches(X, Y, 32, epoch=epoch, uneven="drop"):     # doctest: +SKIP
+    >>> warmup = LearningRateWarmup(rate, warmup_epochs=5, steps_per_epoch=500)    # doctest: +SKIP
+    >>> for batch in iterate_minibatches(X, Y, 32, epoch=epoch, uneven="drop"):    # doctest: +SKIP
     ...     warmup()
     ...     train(*batch)
     """
@@ -163,7 +146,6 @@ class LearningRateWarmup:
         self._steps, self._steps_per_epoch = skip, steps_per_epoch
 
     def __call__(self) -> None:
-        """Set the learning rate of the next mini-batch."""
         rate = self._warmup.at(self._steps / self._steps_per_epoch)
         self._steps += 1
         if rate is not None:

@@ -27,10 +27,10 @@ def prepare(
 ) -> Any:
     """Return ``update(loss_or_grads, params, *args, **kwargs)`` for a training by all workers.
 
-    With "async" that is ``sync_updates(update(loss_or_grads, params, ...), params)``: each worker makes its own steps,
-    and synchronizes with a common center. With "sync" it is ``update(all_reduce_grads(loss_or_grads, params), params,
-    ...)``: the gradients of each step are averaged. The mini-batches of `iterate_minibatches` are this worker's; pass
-    ``uneven="drop"`` with "sync", where all workers need as many. End the training by `finish_training`.
+    With "async" the result goes through `sync_updates`: each worker makes its own steps, and
+    synchronizes with a common center. With "sync" the gradients go through `all_reduce_grads`:
+    those of each step are averaged, and `iterate_minibatches` needs ``uneven="drop"``. End the
+    training by `finish_training`. A single worker gets the result of ``update``.
 
     Parameters
     ----------
@@ -40,31 +40,24 @@ def prepare(
     params : list of Theano shared variable
     *args, **kwargs
         Further arguments of ``update``, such as the learning rate.
-    mode : {"async", "sync"}, optional
-        The default is "async".
+    mode : {"async", "sync"}, default "async"
     strategy : Rule, optional
         A rule such as `EASGD`, with "async"; see `sync_updates`.
     sync_every : int, optional
         Batches from one synchronization to the next, with "async".
     average : bool, optional
-        With "sync": whether to take the mean of the gradients, or their sum; see `all_reduce_grads`.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    OrderedDict of shared variable to new value
-        For ``theano.function(..., updates=...)``. For a single worker those of ``update``.
+        With "sync": take the mean of the gradients, or their sum; see `all_reduce_grads`.
+    worker : Worker, default ``connect()``
 
     Raises
     ------
     ConfigurationError, LayoutMismatchError
-        As by `sync_updates` and `all_reduce_grads`.
+        Those of `sync_updates` and `all_reduce_grads`.
 
     Examples
     --------
-    >>> updates = prepare(lasagne.updates.adam, loss, params, learning_rate=0.01)              # doctest: +SKIP
-    >>> updates = prepare(lasagne.updates.adam, loss, params, mode="sync")                     # doctest: +SKIP
+    >>> updates = prepare(lasagne.updates.adam, loss, params, learning_rate=0.01)  # doctest: +SKIP
+    >>> updates = prepare(lasagne.updates.adam, loss, params, mode="sync")         # doctest: +SKIP
     """
     if not callable(update):
         raise ConfigurationError(

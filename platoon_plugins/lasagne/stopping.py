@@ -12,12 +12,11 @@ _NAME = "StopOnPatience"
 
 
 class StopOnPatience:
-    """End a training on all workers together when a global value has not improved for some epochs.
+    """End a training on all workers together when a global value stops improving.
 
-    Only the training ends, not the job: make a new `StopOnPatience` for the next training, such as the next fold.
-
-    The best value so far is stored with the job (`Worker.keep`), so a resumed job or a restarted worker continues from
-    it. The launcher shows the values as ``val``.
+    Only the training ends, not the job: make a new `StopOnPatience` for the next training, such as
+    the next fold. The best value is stored with the job (`Worker.keep`), so a resumed job or a
+    restarted worker continues from it. The launcher shows the values as ``val``.
 
     Parameters
     ----------
@@ -28,12 +27,10 @@ class StopOnPatience:
     mode : {"min", "max"}
         Whether smaller or greater is better.
     name : str
-        The name of the stored best value and of the values in the launcher. Give each `StopOnPatience` of a script its
-        own name.
+        Name of the stored best value and of the values in the launcher, unique in the script.
     timeout_s : float
         Bound on each wait for the other workers.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Attributes
     ----------
@@ -44,8 +41,8 @@ class StopOnPatience:
 
     Examples
     --------
-    >>> stop = StopOnPatience(patience=5)                                           # doctest: +SKIP
-    >>> for epoch in range(500):                                                    # doctest: +SKIP
+    >>> stop = StopOnPatience(patience=5)                                          # doctest: +SKIP
+    >>> for epoch in range(500):                                                   # doctest: +SKIP
     ...     train_one_epoch()
     ...     if stop(evaluate(val_fn, X_val, y_val, 500)):
     ...         break
@@ -75,10 +72,9 @@ class StopOnPatience:
         return self._patience.best
 
     def __call__(self, value: float) -> bool:
-        """Record a value, such as the result of `evaluate`; return whether to stop, the same on all workers.
+        """Record a value, as from `evaluate`; return whether to stop, the same on all workers.
 
-        A collective call, once per epoch. It returns True once the patience of one worker is exhausted, or if the job
-        stops.
+        A collective call. It returns True if one worker's patience is exhausted or the job stops.
         """
         self.improved = self._patience.improved(value)
         self._worker.keep(self._name, (self._patience.best, self._patience.waited), timeout_s=self._timeout_s)
@@ -93,7 +89,7 @@ class StopOnPatience:
         return bool(self.reason)
 
     def _print_value(self, value: float, first: bool) -> None:
-        """Announce the patience used so far; the first worker also reports the value, which is equal on all."""
+        """Report the patience used so far; the first worker also reports the common value."""
         self._worker.advanced.announce(limit=f"patience {self._patience.waited}/{self._patience.patience}")
         if first and self._worker.advanced.launched:
             self._worker.report({self._shown_as: float(value)}, timeout_s=self._timeout_s)

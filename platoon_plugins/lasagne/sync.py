@@ -39,15 +39,16 @@ def sync_updates(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     worker: Worker | None = None,
 ) -> OrderedDict[Any, Any]:
-    """Wrap updates so that every N-th call of the compiled function also synchronizes with the other workers.
+    """Wrap updates so that every N-th call of the compiled function also synchronizes.
 
-    Call it after the initial values are in place (weights loaded): it copies the first worker's values to all others.
-    The rule also shares the moments of the optimizer (velocities, Adam's moments) if it says so, as the default does;
-    other state of the optimizer is each worker's own. Each worker also has its own running statistics, until `evaluate`
-    and `finish_training` average them. Random streams in the graph, such as those of dropout, differ between workers.
+    Call it after the weights are loaded: it copies the first worker's values to all others. Rules
+    such as the default one also share the optimizer's moments; its other state is each worker's
+    own. So are the running statistics, until `evaluate` and `finish_training` average them. Random
+    streams in the graph, such as those of dropout, differ between workers.
 
-    Only one training may be in progress: end it by `finish_training` before the next. In a launched job with a single
-    worker the rule changes no parameters until another worker joins.
+    Only one training may be in progress: end it by `finish_training` before the next. For a single
+    worker the updates are unchanged, but a launched one synchronizes once another worker has
+    joined.
 
     Parameters
     ----------
@@ -56,40 +57,33 @@ def sync_updates(
     params : list of Theano shared variable
         The parameters to share, each of which must have an update.
     rule : Rule, None or "auto"
-        A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`. Pass None with `all_reduce_grads`, which needs no
-        synchronization: the updates are not changed. "auto" is None if `all_reduce_grads` has averaged the gradients of
-        ``params``, and `platoon_base.rules.default_rule` otherwise: ``AveragedEASGD()``, and ``CenterMomentum()`` for
-        longer periods.
+        A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`. None leaves the updates unchanged, and
+        needs `all_reduce_grads`. "auto" is None if `all_reduce_grads` has averaged the gradients of
+        ``params``, and otherwise `platoon_base.rules.default_rule`.
     every_n_batches : int, at least 1, optional
-        Number of batches, or calls of the compiled function, from one synchronization to the next. The default is that
-        of the rule, see `platoon_base.rules.default_period`.
+        Batches, or calls of the compiled function, from one synchronization to the next. The
+        default is `platoon_base.rules.default_period` of the rule.
     on_nonfinite : {"raise", "skip", "restore"}
-        What the rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
+        How the rule treats a worker's NaN or infinity; see `Worker.init_shared_params`.
     statistics : list of Theano shared variable
-        Running statistics that ``updates`` changes, which are never moments. Those that the graph updates by itself, as
-        BatchNormLayer does, are found.
+        Running statistics that ``updates`` changes, which are never moments. Those with a default
+        update in the graph, as of BatchNormLayer, are found automatically.
     timeout_s : float
         Bound on each wait for the other workers, here and in the compiled function.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    OrderedDict of shared variable to new value
-        For ``theano.function(..., updates=...)``. For a single worker, or without a rule, the unchanged updates.
+    worker : Worker, default ``connect()``
 
     Raises
     ------
     ConfigurationError
-        If a parameter has no update or is no shared variable; if the period is less than 1; if the rule does not fit
-        the gradients; or if another training has not been finished.
+        If a parameter has no update or is no shared variable; if the period is less than 1; if the
+        rule does not fit the gradients; or if another training has not been finished.
     LayoutMismatchError
         If the model differs from that of the other workers.
 
     Examples
     --------
-    >>> updates = lasagne.updates.adam(loss, params)                                # doctest: +SKIP
-    >>> updates = sync_updates(updates, params)                                     # doctest: +SKIP
+    >>> updates = lasagne.updates.adam(loss, params)                               # doctest: +SKIP
+    >>> updates = sync_updates(updates, params)                                    # doctest: +SKIP
     """
     worker = connect() if worker is None else worker
     default = default_period(rule)
@@ -135,7 +129,6 @@ def sync_updates(
 def _resolved(
     rule: Rule | str | None, period: int, params: Sequence[Any], worker: Worker, on_nonfinite: str
 ) -> Rule | None:
-    """Return the rule, resolving "auto"; raise if it is None and not all gradients are averaged."""
     if rule not in (None, "auto"):
         require_rule(rule)
         return rule  # type: ignore[return-value]
@@ -164,7 +157,8 @@ def _begin(worker: Worker) -> Training:
             "as those of a GAN, compile both with their plain updates, call worker.init_shared_params(params_1 + "
             "params_2, rule) once, and worker.sync_params() every few steps of the loop, where worker = connect()"
         )
-    if Training.of(worker).shares:  # a training whose center was released, but not by finish_training
+    # The center of that training was released, but not by finish_training.
+    if Training.of(worker).shares:
         Training.forget(worker)
     warn_unless_finished(worker)
     return Training.of(worker)

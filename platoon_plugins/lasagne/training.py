@@ -26,73 +26,52 @@ _SAME_MODEL = (
 
 
 class Training:
-    """State of one training: `sync_updates` and `all_reduce_grads` set it, `evaluate` and `finish_training` use it.
-
-    Attributes
-    ----------
-    statistics : list of Theano shared variable
-        Running means of batch normalization and the like, which `meet` averages over the workers.
-    shares : bool
-        Whether `sync_updates` shares parameters.
-    period : EveryN or None
-        The batches from one synchronization of the compiled function to the next.
-    every_n_batches : int
-        The batches in which all parameters are synchronized; more, if the rule has fragments.
-    waits : bool
-        Whether the rule waits: each synchronization waits for all workers.
-    averaged : weak set of Theano shared variable
-        Parameters whose gradients `all_reduce_grads` averages.
-    intents : list of Intent
-        Of the calls of `sync_updates` and `all_reduce_grads`.
-    """
+    """State of one training: `sync_updates` and `all_reduce_grads` set it, `evaluate` uses it."""
 
     def __init__(self, late: bool) -> None:
         self.statistics: list[Any] = []
+        # shares: `sync_updates` shares parameters. waits: synchronizations wait for all workers.
         self.shares = self.waits = False
         self.period: EveryN | None = None
+        # Batches in which all parameters are synchronized: with fragments more than `period`.
         self.every_n_batches = 0
+        # Parameters whose gradients `all_reduce_grads` averages.
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
         self.intents: list[Any] = []
-        # At the latest evaluation: the period, the number of its synchronizations, and the batches since the last one.
+        # The period, its synchronizations and the batches since the last, at the latest evaluation.
         self._before: tuple[Any, int, int] = None, 0, 0
         self._warned = False
-        self._fresh = late  # a late joiner's statistics are initial values, and not averaged, until its first `meet`
+        # A late joiner has initial statistics, which are not averaged, until its first `meet`.
+        self._fresh = late
         self._to_compare: list[Any] = []
         self._compared = False
 
     @staticmethod
     def of(worker: Worker) -> Training:
-        """Return the worker's current training; create it if there is none."""
         if worker not in _trainings:
             _trainings[worker] = Training(worker.late)
         return _trainings[worker]
 
     @staticmethod
     def forget(worker: Worker) -> None:
-        """Remove the worker's training, so that `of` creates the next one."""
         _trainings.pop(worker, None)
 
     def intend(self, worker: Worker, call: str) -> None:
-        """Record a call whose result belongs into a compiled function."""
         before = worker.advanced.activity
         remedy = "was never run by a function that trains: pass the updates that it leads to to theano.function"
         self.intents.append(worker.advanced.intend(call, remedy, lambda: worker.advanced.activity == before))
 
     def add(self, statistics: Iterable[Any]) -> None:
-        """Add statistics, without duplicates."""
         known = {id(variable.container) for variable in self.statistics}
         self.statistics += [variable for variable in statistics if id(variable.container) not in known]
 
     def compare_later(self, params: list[Any]) -> None:
-        """Add parameters, kept equal on all workers by averaged gradients, to those that `require_same_model` checks.
-
-        After a comparison a new list begins, such as that of another fold.
-        """
+        """Add parameters for `require_same_model`; after a comparison a new list begins."""
         self._to_compare = [*([] if self._compared else self._to_compare), *params]
         self._compared = False
 
     def start_statistics(self, worker: Worker, statistics: list[Any], timeout_s: float) -> None:
-        """Copy the first worker's statistics to all; a late joiner gets the averages at its first `meet`."""
+        """Copy the first worker's statistics to all; a late joiner gets averages at `meet`."""
         if not statistics:
             return
         first = worker.global_rank == 0
@@ -107,23 +86,18 @@ class Training:
                 variable.set_value(np.asarray(value, variable.dtype))
 
     def meet(self, worker: Worker, name: str, timeout_s: float) -> list[int]:
-        """Wait until every worker has made this call, and average the statistics; return the ranks that took part.
-
-        Statistics of a worker that are not finite are left out of the average and replaced by it.
-        """
+        """Wait for all workers and average the statistics; return the ranks that took part."""
         states = [State(variable, default_rule_of(variable.dtype)) for variable in self.statistics]
+        # Statistics that are not finite are left out of the average, and replaced by it.
         sound = not self._fresh and all(np.isfinite(variable.get_value()).all() for variable in self.statistics)
         ranks = agree(states, worker, name, float(sound), timeout_s=timeout_s)
         self._fresh = False
         return ranks
 
     def end_round(self, worker: Worker, timeout_s: float) -> None:
-        """Synchronize before an evaluation if the rule waits, to end a round that is not complete.
-
-        Otherwise a worker with fewer batches than others would start behind the center, and its next contribution would
-        be ignored. With any rule it also synchronizes if batches were trained but none was followed by a
-        synchronization since the last evaluation: the center would not have changed.
-        """
+        """Synchronize before an evaluation if the rule waits, or was not applied since the last."""
+        # A worker with fewer batches would otherwise start behind the center, and its next
+        # contribution would be ignored. Without a synchronization the center is unchanged.
         period = self.period
         if period is None or not worker.advanced.shares:
             return
@@ -145,21 +119,18 @@ class Training:
 
     @property
     def evaluated_as_it_is(self) -> bool:
-        """Whether this worker has not trained since the latest evaluation, so the model is the evaluated one."""
+        """Whether this worker has not trained since the latest evaluation."""
         period = self.period
         same = period is not None and self._before[0] is period and not self.waits
         return same and self._before[1:] == (period.periods, period.count)  # type: ignore[union-attr]
 
     def begin_round(self, worker: Worker, timeout_s: float) -> None:
-        """Copy the center to the parameters if the rule waits, so that all workers begin the next round there."""
+        """Copy the center if the rule waits, so all workers begin the round there."""
         if self.waits and worker.advanced.shares:
             worker.copy_to_local(timeout_s=timeout_s)
 
     def require_same_model(self, worker: Worker, timeout_s: float) -> None:
-        """Raise on all workers if parameters differ that averaged gradients keep equal.
-
-        A collective call, if `all_reduce_grads` was called. It compares the parameters added by `compare_later`.
-        """
+        """Raise on all workers if averaged gradients have not kept parameters equal."""
         if not self._to_compare:
             return
         self._compared = True
@@ -172,7 +143,6 @@ _watched: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def warn_unless_finished(worker: Worker) -> None:
-    """Warn at the end of the script if no `finish_training` has ended a training that shares its parameters."""
     if worker.global_size > 1 and worker not in _watched:
         _watched.add(worker)
         atexit.register(_warn_if_unfinished, weakref.ref(worker))
@@ -192,19 +162,18 @@ def _warn_if_unfinished(reference: weakref.ref[Worker]) -> None:
 
 
 def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | None = None) -> None:
-    """End a training on all workers together: the model of each gets the center's parameters and averaged statistics.
+    """End a training on all workers: each model gets the center and averaged statistics.
 
-    A collective call after the training loop; afterwards one worker saves the model. If the loop ended with `evaluate`,
-    this is the evaluated model; otherwise each worker first synchronizes its latest mini-batches. With averaged
-    gradients the parameters are equal already. Afterwards functions that were compiled with `sync_updates` cannot be
-    called any more, and `sync_updates` may be called for the next training, such as the next fold.
+    A collective call after the training loop; afterwards one worker saves the model. If the loop
+    ended with `evaluate`, this is the evaluated model; otherwise each worker first synchronizes its
+    latest mini-batches. Functions that were compiled with `sync_updates` cannot be called any more,
+    and `sync_updates` may be called for the next training, such as the next fold.
 
     Parameters
     ----------
     timeout_s : float
         Bound on each wait for the other workers.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Raises
     ------
@@ -215,7 +184,7 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
 
     Examples
     --------
-    >>> finish_training()                                                           # doctest: +SKIP
+    >>> finish_training()                                                          # doctest: +SKIP
     >>> if connect().is_leader:                                                    # doctest: +SKIP
     ...     numpy.savez("model.npz", *lasagne.layers.get_all_param_values(network))
     """

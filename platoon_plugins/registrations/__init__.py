@@ -1,1 +1,1 @@
-"""Registrations of the adapters' frameworks; importing this package imports neither an adapter nor a framework."""
+"""Registrations of the adapters' frameworks; importing it imports no adapter and no framework."""

@@ -1,9 +1,4 @@
-"""Registration of Blocks and Fuel with the base.
-
-Fuel 0.2.0 needs a repair: `H5PYDataset` keeps its open files in the class, not in the stream. A process that unpickles
-a stream in the middle of an epoch does not open them (fuel/datasets/hdf5.py, ``_file_handle``), so reading the next
-batch raises ``OSError: no open handle``.
-"""
+"""Registration of Blocks and Fuel with the base."""
 
 from __future__ import annotations
 
@@ -19,9 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCKS", "FRAMEWORK"]
 
-# Fuel's C extension compiles on no Python after 3.6; without a compiler pip leaves it out.
+# Fuel's C extension does not compile after Python 3.6; without a compiler pip leaves it out.
 FUEL = "CC=true LDSHARED=true pip install fuel==0.2.0 'numpy<1.24'"
-# Blocks is on no package index. It is installed without dependencies, as pip would try to build Fuel and Theano again.
+# Blocks is on no package index. Without --no-deps, pip would try to build Fuel and Theano again.
 BLOCKS = "blocks @ git+https://github.com/mila-iqia/blocks.git"
 
 
@@ -35,12 +30,15 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
 
 def _open_again(streams: ModuleType) -> None:
     """Open the file of a stream when the stream is unpickled."""
+    # `H5PYDataset` of Fuel 0.2.0 keeps open files in the class (fuel/datasets/hdf5.py).
+    # A process that unpickles a stream within an epoch lacks them: "OSError: no open handle".
     if hasattr(streams.DataStream, "__setstate__"):
         return
 
     def set_state(self: Any, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        files = sys.modules.get("fuel.datasets.hdf5")  # imported with the data set that was unpickled
+        # The unpickled data set has imported this module.
+        files = sys.modules.get("fuel.datasets.hdf5")
         if files is not None and isinstance(self.dataset, files.H5PYDataset):
             self.data_state = self.dataset.open()
 
@@ -48,7 +46,7 @@ def _open_again(streams: ModuleType) -> None:
 
 
 FRAMEWORK = Framework(
-    # Fuel imports numexpr and blosc2, whose native threads are started again in a forked process.
+    # Fuel imports numexpr and blosc2, which start their native threads again in a forked process.
     preload=("fuel", "blocks", "platoon_plugins.blocks"),
     worth_preloading=("blocks",),
     after_import={"fuel.streams": _open_again},

@@ -1,7 +1,4 @@
-"""Registration of Keras, JAX and TensorFlow with the base.
-
-Keras imports its back end, so it must not be imported before a fork.
-"""
+"""Registration of Keras, JAX and TensorFlow with the base."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
 
 
 def _keras(works: set[str]) -> Check:
-    """Check that Keras can be imported with the back end that it chooses; the remedy names those that work."""
+    """Check that Keras can be imported with its back end; the remedy names working ones."""
     from platoon_base.frameworks import SETUP, Check, installed, last_line
 
     found = installed("keras", "pip install 'platoon-plugins[keras]', and torch, jax or tensorflow beside it")
@@ -65,7 +62,7 @@ def _keras(works: set[str]) -> Check:
 
 
 def _keep_jax(jax: Any, gpu: WorkerGpu) -> None:
-    # JAX 0.11 computes only on device 0 if it sees one device. The driver still sees all, as the center needs.
+    # JAX 0.11 computes only on device 0 if it sees one device. The driver still sees all of them.
     if gpu.bring_to_front():
         jax.config.update("jax_cuda_visible_devices", str(gpu.number))
 
@@ -77,17 +74,16 @@ def _keep_tensorflow(tensorflow: Any, gpu: WorkerGpu) -> None:
 
 
 class _Text(str):
-    """A str with the method ``decode`` of bytes."""
-
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         return str(self)
 
 
 def _restore_decode(saving: ModuleType) -> None:
-    """Make h5py 3 return texts with ``decode``, which Keras 2 calls on the attributes of a file; h5py 2 had bytes."""
+    """Make h5py 3 return texts with ``decode``, which Keras 2 calls as h5py 2 had bytes."""
     attributes = sys.modules.get("h5py._hl.attrs")
     if attributes is None:
-        return  # Keras runs without h5py, and raises when it has to save
+        # Without h5py Keras raises when it saves.
+        return
     manager = attributes.AttributeManager
     read = manager.__getitem__
     if read.__module__ == __name__:
@@ -97,7 +93,8 @@ def _restore_decode(saving: ModuleType) -> None:
         value = read(self, name)
         if isinstance(value, str):
             return _Text(value)
-        if getattr(value, "dtype", None) == "O":  # an array of texts of variable length
+        # An array of texts of variable length.
+        if getattr(value, "dtype", None) == "O":
             value.flat = [_Text(item) if isinstance(item, str) else item for item in value.flat]
         return value
 
@@ -112,7 +109,7 @@ def _seed(module: ModuleType) -> None:
 
 
 def _seed_tensorflow(tensorflow: Any) -> None:
-    """Seed TensorFlow, and let it refuse operations that have no deterministic form, under ``--deterministic``."""
+    """Seed TensorFlow, and make it refuse nondeterministic operations, with ``--deterministic``."""
     seed = deterministic_seed()
     if seed is not None:
         tensorflow.random.set_seed(seed)
@@ -145,7 +142,8 @@ def _export(source: Path, target: Path) -> str:
 
 
 FRAMEWORK = Framework(
-    # The module of Keras 2 that saves and loads through h5py; Keras 3 has none of that name.
+    # No preload: Keras imports its back end, which must not be imported before a fork.
+    # Keras 2 saves and loads through h5py in `keras.engine.saving`; Keras 3 has no such module.
     after_import={"keras.engine.saving": _restore_decode, "torch": _seed, "tensorflow": _seed_tensorflow},
     keep_to_gpu={"jax": _keep_jax, "tensorflow": _keep_tensorflow},
     checks=_checks,

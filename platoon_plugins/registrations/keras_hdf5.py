@@ -1,4 +1,4 @@
-"""HDF5 models that Keras 2 saved on Theano, written so that Keras 3 computes the same with them."""
+"""Conversion of HDF5 models that Keras 2 saved on Theano, for the same results in Keras 3."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ __all__ = ["convert", "export"]
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _PLAIN = ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "Conv3DTranspose")
 _SEPARABLE = ("SeparableConv1D", "SeparableConv2D")
-# The kernels by which Theano convolves, where Keras 3 correlates; depthwise kernels are correlated by both.
+# Theano convolves with these kernels, Keras 3 correlates. Both correlate depthwise kernels.
 _FLIPPED = {**dict.fromkeys(_PLAIN, ("kernel",)), "ConvLSTM2D": ("kernel", "recurrent_kernel")}
-# The weights that make the argument of `activation`.
+# The weights that determine the argument of `activation`.
 _ACTIVATED = {
     **dict.fromkeys((*_PLAIN, "Dense"), ("kernel", "bias")),
     **dict.fromkeys(_SEPARABLE, ("pointwise_kernel", "bias")),
     "DepthwiseConv2D": ("depthwise_kernel", "bias"),
     "SimpleRNN": ("kernel", "recurrent_kernel", "bias"),
 }
-# The gates that `recurrent_activation` opens, of all parts of the last axis.
+# The gates of `recurrent_activation` among the parts of the last axis, and the number of parts.
 _GATES = {"LSTM": ((0, 1, 3), 4), "ConvLSTM2D": ((0, 1, 3), 4), "GRU": ((0, 1), 3)}
 _HARD = "hard_sigmoid"
-_SCALE = 1.2  # clip(x / 5 + 1/2, 0, 1) of Keras 2 is clip(1.2 x / 6 + 1/2, 0, 1), the hard_sigmoid of Keras 3
+# hard_sigmoid: clip(x / 5 + 1/2, 0, 1) in Keras 2, clip(x / 6 + 1/2, 0, 1) in Keras 3.
+_SCALE = 1.2
 
 
 def export(source: Path, target: Path) -> str:
-    """Convert a model, and return a line about it; empty if the file is no HDF5."""
+    """Convert a model, and return a line about it; empty if the file is not HDF5."""
     if not source.is_file():
         return ""
     with source.open("rb") as file:
@@ -47,17 +48,10 @@ def export(source: Path, target: Path) -> str:
 
 
 def convert(source: Path, target: Path) -> list[str]:
-    """Write a model of Keras 2 on Theano for Keras 3; return the names of the layers whose weights changed.
+    """Write a model of Keras 2 on Theano for Keras 3; return the names of the changed layers.
 
-    Convolution kernels are flipped. Weights before a ``hard_sigmoid`` are multiplied by 1.2, by which that of Keras 3
-    has the same values. The optimizer is left out.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file is no such model, or has layers that compute something else in Keras 3 with any weights.
-    BackendUnavailableError
-        If h5py is not installed.
+    Convolution kernels are flipped. Weights before a ``hard_sigmoid`` are multiplied by 1.2, as
+    Keras 3 divides by 6 where Keras 2 divides by 5. The optimizer is left out.
     """
     try:
         h5py: Any = importlib.import_module("h5py")
@@ -89,7 +83,8 @@ def convert(source: Path, target: Path) -> list[str]:
         with h5py.File(unfinished, "r+") as file:
             changed = _rewrite(file["model_weights"], layers)
             file.attrs["model_config"] = json.dumps(model).encode()
-            file.attrs["backend"] = "tensorflow"  # which convolves as Keras 3 does
+            # TensorFlow convolves as Keras 3 does.
+            file.attrs["backend"] = "tensorflow"
             for of_optimizer in ("training_config", "optimizer_weights"):
                 file.attrs.pop(of_optimizer, None)
                 file.pop(of_optimizer, None)
@@ -107,7 +102,7 @@ def _text(value: Any) -> str:
 
 
 def _layers(model: dict[str, Any], name: str = "") -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
-    """Yield name, class and configuration of all layers in a model; a wrapper's name is that of the layer in it too."""
+    """Yield name, class and configuration of all layers; a wrapper has those of its layer."""
     kind, config = model["class_name"], model["config"]
     children = config.get("layers", ()) if isinstance(config, dict) else config
     for child in children:
@@ -123,7 +118,7 @@ def _layers(model: dict[str, Any], name: str = "") -> Iterator[tuple[str, tuple[
 
 
 def _problem(kind: str, config: dict[str, Any]) -> str:
-    """Return why no weights give a layer the same values in Keras 3; empty if some do."""
+    """Return why a layer cannot give the same values in Keras 3; empty if it can."""
     if config.get("activation") == _HARD and kind not in _ACTIVATED:
         return f"activation={_HARD!r}, which is another function there: write clip(0.2 * x + 0.5, 0, 1) in the model"
     if config.get("interpolation") == "bilinear":
@@ -137,7 +132,7 @@ def _problem(kind: str, config: dict[str, Any]) -> str:
 
 
 def _modernize(model: dict[str, Any]) -> None:
-    """Change a configuration in place: Keras 3 finds wrapped layers by their module, and the shape of inputs apart."""
+    """Change a configuration in place: modules of wrapped layers, a separate InputLayer."""
     config = model["config"]
     if "layer" in config:
         config["layer"]["module"] = "keras.layers"
@@ -153,7 +148,7 @@ def _modernize(model: dict[str, Any]) -> None:
 
 
 def _rewrite(group: Any, layers: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:
-    """Change the weights of a file in place; return the names of the layers that have changed."""
+    """Change the weights of a file in place; return the names of the changed layers."""
     changed: dict[str, None] = {}
 
     def visit(path: str, weight: Any) -> None:
@@ -174,7 +169,6 @@ def _rewrite(group: Any, layers: dict[str, tuple[str, dict[str, Any]]]) -> list[
 
 
 def _converted(value: Any, variable: str, kind: str, config: dict[str, Any]) -> Any:
-    """Return a weight as Keras 3 needs it."""
     if variable in _FLIPPED.get(kind, ()):
         value = np.flip(value, tuple(range(value.ndim - 2)))
     if config.get("activation") == _HARD and variable in _ACTIVATED.get(kind, ()):

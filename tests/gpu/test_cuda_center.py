@@ -98,6 +98,74 @@ def test_moments_have_a_rule_of_their_own(run_on_cuda):
     ).require_success()
 
 
+@pytest.fixture(params=["in place", "copies", "torch"])
+def run_in_any_order(run_job, request):
+    """Run a script with parameters whose memory may be in another order than C order."""
+    return runner(run_job, request)
+
+
+@pytest.mark.parametrize("orders", ["FF", "FC", "CF"])
+def test_memory_in_any_order_stays_on_the_device(run_in_any_order, orders, tmp_path):
+    """As of `torch.channels_last`: the same order on all workers, or the second copies to that of the first."""
+    folder = CheckpointFolder(tmp_path / "kept")
+    outcome = run_in_any_order(
+        f"""
+        order, dtype = {orders!r}[rank], "float32"
+        starts = draw(0, ((), (7, 5), (40, 50, 60), (8, 3, 2, 2)), dtype=dtype)
+        if rank:
+            worker.barrier()
+        variables = [on_device(a, dtype, order) for a in starts]
+        worker.init_shared_params(variables, EASGD())
+        if not rank:
+            worker.barrier()
+        require_on_device()
+        worker.barrier()
+        replay = Replay(EASGD(), starts)
+        for step in range(4):
+            for turn in range(size):
+                progress = draw(100 * step + turn, [a.shape for a in starts], dtype=dtype)
+                replay.sync(turn, progress)
+                if turn == rank:
+                    advance(variables, progress)
+                    worker.sync_params(step % 2 == 0)
+                    for variable, x in zip(variables, replay.locals[turn]):
+                        assert np.array_equal(variable.get_value(), x), (step, turn)
+                worker.barrier()
+        with worker.center_params():
+            for variable, c in zip(variables, replay.validated):
+                assert np.allclose(variable.get_value(), c, rtol=1e-6), "center"
+        worker.barrier()
+        if not rank:
+            np.savez(sys.argv[1] + "/center.npz", *replay.validated)
+        """,
+        saving=Saving(folder, 1000.0),
+    ).require_success()
+    saved, expected = read_checkpoint(folder.newest()[0]).center, np.load(tmp_path / "center.npz")
+    for array, center in zip(saved, expected.values()):
+        np.testing.assert_allclose(array, center, rtol=1e-6)
+    folder.close()
+    assert ["copies" in log for log in outcome.logs] == [False, orders[0] != orders[1]]
+
+
+def test_the_element_that_is_not_finite_is_named_by_its_index_in_c_order(run_in_any_order):
+    run_in_any_order(
+        """
+        x = on_device(np.zeros((4, 5)), "float32", "F")
+        worker.init_shared_params([x], EASGD())
+        worker.barrier()
+        values = np.zeros((4, 5), "float32")
+        values[1, 2] = np.nan
+        if rank == 0:
+            advance([x], [values])
+            with pytest.raises(NonFiniteError, match="element 7 of"):
+                for _ in range(100):
+                    worker.sync_params()
+                    x.get_value()
+        worker.barrier()
+        """
+    ).require_success()
+
+
 @pytest.mark.parametrize("locked", [True, False])
 def test_no_update_is_lost_when_all_synchronize_at_once(run_on_cuda, locked):
     """With ASGD the center is the sum of everybody's progress, exactly, in whole numbers; nobody waits for the GPU."""

@@ -32,11 +32,15 @@ if "CENTER_ON_PROCESSOR" in os.environ:
     sys.modules[type(backend).__module__].on_cuda = groups.on_cuda = arrays.JaxArray
 
 
-def on_device(values, dtype="float32"):
+def on_device(values, dtype="float32", order="C"):
     """Make a parameter of a variable; it has the methods of Theano's shared variables."""
     if dtype == "float64" and keras.backend.backend() == "jax":
         importlib.import_module("jax").config.update("jax_enable_x64", True)
-    return backend.variable(keras.Variable(np.asarray(values, dtype), dtype=dtype))
+    found = backend.variable(keras.Variable(np.asarray(values, dtype), dtype=dtype))
+    if order == "F":  # the same values in other memory
+        value, axes = found.variable.value, tuple(reversed(range(np.ndim(values))))
+        value.data = value.data.permute(axes).contiguous().permute(axes)
+    return found
 
 
 def advance(variables, progress):

@@ -27,8 +27,9 @@ class Variable:
 
     name = "variable"
 
-    def __init__(self, values, dtype):
-        self.array = np.array(values, dtype, order="C")
+    def __init__(self, values, dtype, order):
+        self.array = np.array(values, dtype, order=order)
+        self.kept = None  # the order of the center
 
     def borrow(self):
         return self.array.copy()
@@ -40,9 +41,14 @@ class Variable:
         return None
 
     def on_device(self):
-        if os.environ["VALUES"] == "in place":
-            return OnProcessor(self.array)
-        return OnProcessor(self.array.copy())
+        array = OnProcessor(self.array)
+        if self.kept not in (None, array.order):
+            return OnProcessor(self.array.transpose(self.kept).copy().transpose(np.argsort(self.kept)))
+        return array if os.environ["VALUES"] == "in place" else OnProcessor(self.array.copy("K"))
+
+    def keep_order(self, order):
+        self.kept = order
+        return order != OnProcessor(self.array).order
 
     def get_value(self):
         return self.array.copy()
@@ -51,8 +57,8 @@ class Variable:
         self.array[...] = values
 
 
-def on_device(values, dtype="float32"):
-    return Variable(values, dtype)
+def on_device(values, dtype="float32", order="C"):
+    return Variable(values, dtype, order)
 
 
 def advance(variables, progress):

@@ -64,8 +64,8 @@ static int nearest(float v) { return (int)rintf(v); }
 class OnProcessor(CudaArray):
     """An array of NumPy as one of the device."""
 
-    def __init__(self, array, ordinal=0, c_contiguous=True):
-        super().__init__(array.shape, array.dtype, ordinal, c_contiguous)
+    def __init__(self, array, ordinal=0):
+        super().__init__(array.shape, array.dtype, ordinal, [stride // array.itemsize for stride in array.strides])
         self.array = array
 
     @staticmethod
@@ -85,7 +85,7 @@ class OnProcessor(CudaArray):
         return OnProcessor(self.array.reshape(shape))
 
     def copy(self):
-        return OnProcessor(self.array.copy())
+        return OnProcessor(self.array.copy("K"))
 
 
 def build_driver(folder):

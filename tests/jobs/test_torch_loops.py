@@ -16,6 +16,13 @@ def test_averaged_gradients_equal_one_process(run_job, way):
     run_job(script_path("torch_loops_equal_one_process"), args=[way]).require_success()
 
 
+@pytest.mark.parametrize("workers", ["01", "0"])
+@pytest.mark.parametrize("way", ["behind", "overlapping"])
+def test_channels_last_equals_one_process(run_job, workers, way):
+    """On both workers, or on the first alone: then the memory of their gradients differs."""
+    run_job(script_path("torch_loops_memory_format"), args=[workers, way]).require_success()
+
+
 @pytest.mark.parametrize(
     "rule", [pytest.param("default", marks=pytest.mark.promise), "EASGD", "moments", "averaged", "DiLoCo"]
 )

@@ -88,6 +88,7 @@ def test_a_kernel_is_told_where_a_tile_of_a_large_parameter_begins(center_states
     assert sum(row[1] >> 32 for row in rows) == elements
 
 
+ORDERS = [tuple(reversed(range(len(shape)))) for shape in SHAPES]  # as Fortran has them
 PLAN = DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3, center_states=2))
 
 
@@ -104,7 +105,7 @@ def segments():
 def directories(segments):
     """Two handles of one directory, as the worker that makes it and one that opens it have them."""
     first = DeviceDirectory(segments[0], PLAN)
-    first.begin()
+    first.begin(ORDERS)
     second = DeviceDirectory.of(segments[1], layout_of(SHAPES))
     yield first, second
     first.close()
@@ -125,7 +126,7 @@ def test_values_and_center_states_come_back_through_the_mirror(directories):
         # Each partition's part of the mirror is its memory behind the locks.
         state = second.buffer_as_state(number)
         for tile in first.tiling.tiles:
-            expected = values[tile.parameter].reshape(-1)[tile.start : tile.start + tile.size]
+            expected = values[tile.parameter].reshape(-1, order="F")[tile.start : tile.start + tile.size]
             start = tile.offset - first.tiling.values_start[tile.partition]
             start += number * first.tiling.buffer_bytes[tile.partition]
             part = second.mirror(tile.partition)[start : start + 4 * tile.size].view("float32")

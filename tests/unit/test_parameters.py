@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from platoon_base.device_arrays import CudaArray
+from platoon_base.device_arrays import CudaArray, order_of
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import Parameters
 
@@ -180,10 +180,10 @@ class Placed:
     ("places", "why"),
     [
         ([(0,), (0,)], ""),
-        ([(0,), (0, False)], "b is not C-contiguous"),
+        ([(0,), (0, (2,))], "b is not contiguous"),
         ([(0,), ()], "b is in the memory of the host"),
         ([(0,), (1,)], "b is on another device than a"),
-        ([(), (0, False)], "a is in the memory of the host"),
+        ([(), (0, (2,))], "a is in the memory of the host"),
     ],
 )
 def test_the_first_parameter_that_keeps_the_center_off_the_device_is_named(places, why):
@@ -229,3 +229,26 @@ def test_the_copies_of_all_parameters_are_started_before_one_is_waited_for():
     calls.clear()
     parameters.give_back(borrowed)
     assert calls == ["give_back", "give_back", "flush", "flush"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "order"),
+    [
+        ((2, 3, 4, 5), (0, 1, 2, 3), (0, 1, 2, 3)),
+        ((2, 3, 4, 5), (0, 2, 3, 1), (0, 2, 3, 1)),  # torch.channels_last
+        ((3, 4), (1, 0), (1, 0)),
+        ((3, 1, 4), (2, 1, 0), (2, 0, 1)),  # an axis of one element may be anywhere
+        ((), (), ()),
+        ((4, 0), (1, 0), (0, 1)),
+    ],
+)
+def test_the_order_of_a_dense_array_in_memory(shape, axes, order):
+    array = np.zeros([shape[axis] for axis in axes]).transpose(np.argsort(axes))
+    assert array.shape == shape
+    assert order_of(shape, [stride // 8 for stride in array.strides]) == order
+
+
+def test_an_array_with_gaps_or_overlaps_has_no_order():
+    rows = np.zeros((4, 6))
+    for array in (rows[:, ::2], rows[:, :3], np.broadcast_to(np.zeros(3), (2, 3))):
+        assert order_of(array.shape, [stride // 8 for stride in array.strides]) is None

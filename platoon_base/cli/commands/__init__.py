@@ -1,6 +1,6 @@
-"""The ``platoon`` command: a module for each subcommand. The only place that prints and exits.
+"""The ``platoon`` command: one module for each subcommand, imported when it is used.
 
-A subcommand's module is imported when that command is given: ``platoon --help`` needs none of them.
+This is the only place that prints and exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from platoon_base.system.text import did_you_mean
 
 __all__ = ["SUBCOMMANDS", "main", "spread_devices"]
 
-# Each is the `command` of the module of that name in this package. Its line in the overview stands here.
+# The module of each name has its `command`; the texts are for the overview.
 SUBCOMMANDS = {
     "clean": "Remove what this user's dead jobs left behind.",
     "doctor": "Print what is installed and works, and how to get the rest.",
@@ -41,7 +41,7 @@ SUBCOMMANDS = {
 
 
 class _Overview(click.Group):
-    """A group that knows its subcommands by name and line; the one that is given is imported."""
+    """A group that imports only the given subcommand."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -49,7 +49,7 @@ class _Overview(click.Group):
         try:
             name, known, rest = super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            if "Did you mean" in exc.format_message():  # older releases of click suggest nothing
+            if "Did you mean" in exc.format_message():  # Older releases of click suggest nothing.
                 raise
             raise click.UsageError(f"{exc.message}{did_you_mean(args[0], SUBCOMMANDS)}", ctx) from exc
         if known is None:
@@ -80,7 +80,7 @@ for _name, _line in SUBCOMMANDS.items():
 
 
 def spread_devices(argv: list[str]) -> list[str]:
-    """Turn ``-D cuda0 cuda1 script.py`` into ``-D cuda0 -D cuda1 script.py``, which is what click reads."""
+    """Turn ``-D cuda0 cuda1 script.py`` into ``-D cuda0 -D cuda1 script.py`` for click."""
     if not {"-D", "--devices"} & set(argv):
         return list(argv)
     from platoon_base.devices.discovery import is_device_name
@@ -99,11 +99,11 @@ def spread_devices(argv: list[str]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line."""
     argv = sys.argv[1:] if argv is None else argv
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path that is not UTF-8 ends no job
-    if not {"run", "join"} & set(argv[:1]):  # their output is the script's, as under python
+        # As for stderr: a path that is not UTF-8 must not end a job.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if not {"run", "join"} & set(argv[:1]):  # Their output is the script's.
         watch_output()
     try:
         with default_sigchld(), _flushed():
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
                 click.echo(f"platoon: {text}", err=True)
                 sys.exit(2)
             raise
-        why = lost_output()  # a reader that has gone wants to hear nothing
+        why = lost_output()  # Empty if the reader has closed the pipe.
         lenient_output()
         if why:
             click.echo(f"platoon: the output cannot be written: {why}", err=True)

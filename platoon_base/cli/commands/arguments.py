@@ -1,4 +1,4 @@
-"""How the commands read the words of a command line that they have in common."""
+"""How the commands read words that they have in common."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from platoon_base.worker_process.program import Program
 
 __all__ = ["SCRIPT", "hint_of_misplaced", "job_argument", "program_and_args", "result_file"]
 
-SCRIPT = {"allow_interspersed_args": False}  # what follows the script is the script's
+SCRIPT = {"allow_interspersed_args": False}  # The words after the script are its own.
 
 
 def _jobs(context: click.Context, parameter: click.Parameter, begin: str) -> list[str]:
-    """Complete the name of a job."""
     return [files.job for files in running() if files.job.startswith(begin)]
 
 
@@ -30,7 +29,7 @@ job_argument = click.argument("job", default="", shell_complete=_jobs)
 
 
 def result_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Raise `ConfigurationError` if the file that an option names could not be written at the end."""
+    """Raise `ConfigurationError` if the file of an option could not be written at the end."""
     option = max(parameter.opts, key=len)
     if path is None or context.resilient_parsing:
         return path
@@ -44,15 +43,7 @@ def result_file(context: click.Context, parameter: click.Parameter, path: Path |
 
 
 def program_and_args(words: Sequence[str]) -> tuple[Program, list[str]]:
-    """Divide words, as they follow ``python``, into a program that exists and its arguments.
-
-    ``-`` is the script on standard input. Its copy is there until the command ends.
-
-    Parameters
-    ----------
-    words : sequence of str
-        At least one.
-    """
+    """Split words into an existing program and its arguments; copies a script on standard input."""
     if tuple(words) == ("-m",):
         raise click.UsageError("-m needs the dotted name of a module")
     if words[0] == "-":
@@ -64,15 +55,7 @@ def program_and_args(words: Sequence[str]) -> tuple[Program, list[str]]:
 
 
 def hint_of_misplaced(context: click.Context, program: Program, args: Sequence[str]) -> str:
-    """Return a hint if options of this command stand behind the script, which does not mention them; or an empty text.
-
-    Parameters
-    ----------
-    context : click.Context
-    program : Program
-    args : sequence of str
-        Those of the script.
-    """
+    """Return a hint if options of this command follow a script without such options, or ''."""
     known = {name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     found = [word.partition("=")[0] for word in args if word.startswith("-")]
     texts = []
@@ -92,7 +75,7 @@ def hint_of_misplaced(context: click.Context, program: Program, args: Sequence[s
 
 
 def _mentions(text: str, option: str) -> bool:
-    """Return whether a script seems to have an option; one with a long name may be made of a variable's name."""
+    """Return whether a script seems to have an option, perhaps by a variable's name."""
     if not option.startswith("--"):
         return re.search(rf"""['"]{option}['"]""", text) is not None
     return re.search(rf"\b{option[2:].replace('-', '[-_]')}\b", text) is not None

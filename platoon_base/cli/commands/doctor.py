@@ -40,7 +40,8 @@ def command(as_json: bool, every: bool) -> None:
         _print(check)
     absent = [check for check in found if _is_absent(check, found)]
     for check in [each for each in found if each.absent and each not in absent and not every]:
-        _print(check)  # what a framework needs that was found after it was looked for
+        # A requirement of a framework that was found later.
+        _print(check)
     if absent and not every:
         names = ", ".join(check.name for check in absent)
         for line in _broken(f"not here: {names} (platoon doctor --all says how to get them)"):
@@ -60,13 +61,13 @@ def command(as_json: bool, every: bool) -> None:
 
 
 def _is_absent(check: Check, found: list[Check]) -> bool:
-    """Whether something is not there that nothing which was found uses: it is no fault."""
+    """Return whether a missing package is not needed by anything found."""
     framework = next((other for other in found if other.name == check.goes_with), None)
     return check.absent and not check.needed and (framework is None or framework.absent)
 
 
 def _print(check: Check) -> None:
-    """Print a check in a line, and its remedy in one below; on a terminal both are broken between words."""
+    """Print a check and, below, its remedy; on a terminal break them between words."""
     mark = (
         click.style("ok  ", fg="green") if check.works else click.style("no  ", fg="red" if check.needed else "yellow")
     )

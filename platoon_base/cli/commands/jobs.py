@@ -44,7 +44,7 @@ def command(as_json_: bool, story: str | None) -> None:
 
 
 def _story_of(job: str) -> list[Entry]:
-    """Ask a running job, or read what one that has ended has left."""
+    """Return the event log of a running job, or of one that has ended, from its folder."""
     if job and Path(job, STORY_FILE).is_file():
         return read_story(Path(job))
     with Observer(JobFiles.find(job)) as observer:

@@ -33,4 +33,4 @@ def command(device: str, job: str, words: tuple[str, ...]) -> None:
     if files.training is not None:
         adopt_training(environment, files.training)
     worker = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
-    os.execve(worker[0], worker, environment)  # Python reads the variable about the order of sets as it starts
+    os.execve(worker[0], worker, environment)  # Python reads PYTHONHASHSEED at its start.

@@ -12,7 +12,6 @@ import click
 
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
-from platoon_base.cli.charts import NO_CHARTS, has_charts
 from platoon_base.cli.commands.arguments import SCRIPT, hint_of_misplaced, program_and_args, result_file
 from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
@@ -26,7 +25,7 @@ from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.run_file import config_option, of_script, of_workers, training_line
-from platoon_base.cli.run_report import RunReport, report_option, reporting
+from platoon_base.cli.run_report import RunReport, chart_notes, report_option, reporting
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.cli.trace_file import trace_option, tracing
@@ -43,14 +42,14 @@ __all__ = ["command"]
 
 
 def _folder(context: click.Context, parameter: click.Parameter, name: str | None) -> Path | None:
-    """Refuse an empty name, such as that of a variable that is not set: to a Path it is the working directory."""
+    """Refuse an empty name, as of an unset variable: Path would take the working directory."""
     if name == "":
         raise click.BadParameter("got an empty name: name a folder")
     return None if name is None else Path(name)
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
-    if not 0 <= seconds < math.inf:  # NaN is not
+    if not 0 <= seconds < math.inf:  # also refuses NaN
         raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
     return seconds
 
@@ -240,9 +239,9 @@ def command(
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
         served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
-        lines += [f"Prometheus reads {served.url}"] if served.url else []
-        lines += [NO_CHARTS] if report_file is not None and not has_charts() else []
-        stack.enter_context(_open_logs(folder, options.saving))  # last, for it moves what is there
+        lines += chart_notes(report_file) + ([f"Prometheus reads {served.url}"] if served.url else [])
+        # The logs come last, because this moves earlier ones.
+        stack.enter_context(_open_logs(folder, options.saving))
         for line in lines:
             report.print_line(console, line)
         lend_terminal(size)
@@ -265,6 +264,6 @@ def command(
 
 
 def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
-    """Return the folder of the logs, not opened yet; it is locked already if the checkpoints are in it too."""
+    """Return the folder of the logs, not opened yet; the checkpoints may have locked it."""
     is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
     return LogFolder(folder, lock=not is_locked)

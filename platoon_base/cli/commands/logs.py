@@ -22,7 +22,6 @@ _POLL_INTERVAL_S = 0.2
 
 
 def _elsewhere(world: World, there: Collection[int]) -> list[str]:
-    """Say on which other hosts there are logs that this one does not have."""
     found = []
     for host in range(world.hosts if world.several else 0):
         away = [rank for rank in world.ranks_on(host) if rank not in there]

@@ -12,7 +12,7 @@ from platoon_base.worker_process import child
 __all__ = ["command"]
 
 
-@click.command("run", context_settings={**SCRIPT, "ignore_unknown_options": True})  # -m is the program's
+@click.command("run", context_settings={**SCRIPT, "ignore_unknown_options": True})  # -m belongs to the program
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | - | -m MODULE} [ARGS]...")
 def command(words: tuple[str, ...]) -> None:
     """Run SCRIPT as python would, with the repairs that Theano and its contemporaries need.

@@ -22,7 +22,7 @@ _ANSWER_TIMEOUT_S = 5.0
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, seconds: float | None) -> float | None:
-    if seconds is not None and not 0 <= seconds < math.inf:  # NaN is not
+    if seconds is not None and not 0 <= seconds < math.inf:  # also refuses NaN
         raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
     return seconds
 
@@ -73,7 +73,7 @@ def command(grace: float | None, patience_s: float, by_force: bool, yes: bool, j
             text = f"the launcher of {name} does not answer within {_ANSWER_TIMEOUT_S:g} s: try again, or"
             raise ConfigurationError(f"{text} end it with `platoon stop --kill {files.job}`") from exc
         except WorkerLostError:
-            pass  # it has just ended
+            pass  # It has just ended.
         click.echo(f"stopping {name}")
         with contextlib.suppress(KeyboardInterrupt):
             if observer.wait(patience_s):
@@ -88,12 +88,12 @@ def _name(files: JobFiles) -> str:
 
 
 def _can_ask() -> bool:
-    """Return whether there is a terminal to ask on; a process in the background would stop at the question."""
+    """Return whether there is a terminal to ask on; a background process would be stopped."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except OSError:  # it is not this session's terminal, so that nothing stops who reads from it
+    except OSError:  # No job control: it is not this session's terminal.
         return True
 
 
@@ -103,13 +103,7 @@ def _is_of_here(files: JobFiles) -> bool:
 
 
 def _only_job(yes: bool) -> JobFiles:
-    """Return the only job that was launched from this folder, or the only one of all, about which the user is asked.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none, or if it is of another folder and the user can neither be asked nor has said yes.
-    """
+    """Return the only job launched from this folder, or the only one of all if the user agrees."""
     jobs = running()
     launched_here = [files for files in jobs if _is_of_here(files)]
     if len(launched_here) == 1:
@@ -117,7 +111,7 @@ def _only_job(yes: bool) -> JobFiles:
     if len(jobs) == 1 and (yes or _can_ask()):
         return jobs[0]
     if not jobs:
-        return JobFiles.find()  # it raises the error
+        return JobFiles.find()  # raises the error
     shown = launched_here or jobs
     listed = ", ".join(f"{files.job} ({program_of(files)}, from {_folder(files)})" for files in shown)
     which = "several jobs were" if launched_here else "no job of yours was"

@@ -1,7 +1,7 @@
-"""Repairs of Theano 1.0.5: of its start and its end, alone and as N processes, and of pickles from devices.
+"""Repairs of Theano 1.0.5, for its start and end in N processes, and for pickles from devices.
 
-`platoon_base.compat.shims` applies them, `import platoon_base` never. Each file states one fault, with the place in
-Theano's source, and its cure. No repair changes the results of a compiled function.
+Each file states one fault, with its place in Theano's source, and the repair. No repair changes the
+results of a compiled function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ __all__ = ["REPAIRS", "VERIFIED", "guarded", "install"]
 
 log = logging.getLogger(__name__)
 
-VERIFIED = "1.0.5"  # the last release of Theano, and the one whose source these repairs were checked against
+# The last release of Theano; the repairs were checked against its source.
+VERIFIED = "1.0.5"
 
 REPAIRS: dict[str, Callable[[ModuleType], None]] = {
     "theano.gof.compilelock": compile_lock.install,
@@ -31,11 +32,7 @@ REPAIRS: dict[str, Callable[[ModuleType], None]] = {
 
 
 def install() -> None:
-    """Arrange that each module of Theano is repaired as soon as it is imported; those that are already, now.
-
-    Nothing happens if Theano turns out not to be the release these repairs were verified on, or, for a single repair,
-    if that release lacks something the repair needs (a log line says so).
-    """
+    """Repair each module of Theano when it is imported, or now if it was imported already."""
     if any(isinstance(finder, HideMpi) for finder in sys.meta_path):
         return
     repairs = {name: guarded(name, repair) for name, repair in REPAIRS.items()}
@@ -46,7 +43,7 @@ def install() -> None:
 
 
 def guarded(name: str, repair: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """Return the repair of a module for the verified release alone; a name that it misses there is logged."""
+    """Return the repair for the verified release only; a missing name is logged."""
 
     def apply(module: ModuleType) -> None:
         version = getattr(sys.modules.get("theano"), "__version__", "unknown")

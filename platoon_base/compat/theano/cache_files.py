@@ -1,12 +1,7 @@
-"""Repair of two races in the files of Theano's module cache: between starting processes, and after one was killed.
+"""Repair of two races in the files of Theano's module cache; see docs/compat.md.
 
-The faults. 1. ``gof/cmodule.py:540`` writes ``key.pkl`` in place. A process that reads half a file
-(``gof/cmodule.py:827``), at the same moment or after the writer was killed, deletes the whole compiled module.
-2. ``ModuleCache.refresh`` (``gof/cmodule.py:776-799``) lists directories without the lock. If another process removes
-one in between, FileNotFoundError ends the program.
-
-The cure. 1. The file is written beside its place and renamed. 2. The listing is repeated; it skips the modules that it
-has found already.
+``gof/cmodule.py:540`` writes ``key.pkl`` in place, and a process that reads half of it deletes the
+module. ``ModuleCache.refresh`` (``:776-799``) fails if another process removes a directory.
 """
 
 from __future__ import annotations
@@ -18,11 +13,11 @@ from typing import Any
 
 __all__ = ["install"]
 
-_ATTEMPTS = 10  # each fails only if yet another directory vanished during it
+# Each attempt fails only if another directory was removed meanwhile.
+_ATTEMPTS = 10
 
 
 def install(cmodule: ModuleType) -> None:
-    """Repair ``theano.gof.cmodule``."""
     refresh = cmodule.ModuleCache.refresh
     log = cmodule._logger
 
@@ -42,10 +37,11 @@ def install(cmodule: ModuleType) -> None:
             try:
                 return refresh(self, *args, **kwargs)
             except FileNotFoundError:
-                pass  # somebody removed what was just listed
+                # Another process removed a listed directory.
+                pass
         return refresh(self, *args, **kwargs)
 
-    # Looked up before anything is replaced, so that a Theano without it is left whole.
+    # Looked up before any change: a Theano without the name stays unchanged.
     key_data = cmodule.KeyData
     key_data.save_pkl  # noqa: B018
     key_data.save_pkl = save_pkl

@@ -1,16 +1,10 @@
-"""Keys of Theano's module cache that are the same in every process.
+"""Repair of keys of Theano's module cache that differ in every process, which compiles again.
 
-The fault. A compiled module is found by a key, (versions, signature). In two cases Theano 1.0.5 gives equal C code a
-key that no later process can have. Then every process compiles it again: six modules of a small network.
-
-1. ``gof/cc.py:1453`` adds ``op.__props__`` to the versions, and ``gof/cc.py:1492`` takes an empty entry for "do not
-   cache". But ``__props__ = ()`` says only that an Op has no parameters: Dot22, the softmax and others are never kept.
-2. ``gof/op.py:1425`` versions an Op whose C code is in files by ``hash()`` of strings, which Python salts again in each
-   process unless ``PYTHONHASHSEED`` is set.
-
-The cure. 1. A key that has no versions for that reason alone gets the name of the Op's class beside its empty
-``__props__``; an Op or type that itself says "no version" stays uncached. 2. SHA-256 replaces ``hash()``. The
-signature, by which different computations differ, stays as it was. Aesara repaired the same in #1108.
+1. ``gof/cc.py:1453`` adds ``op.__props__`` to the versions, and ``:1492`` does not cache an empty
+   entry, so Ops without parameters (Dot22, softmax) are never cached. Repair: add the class name.
+   An Op or type that itself declares no version stays uncached.
+2. ``gof/op.py:1425`` versions C code in files by ``hash()`` of strings, which Python salts in each
+   process. Repair: SHA-256. Aesara made the same repair in #1108.
 """
 
 from __future__ import annotations
@@ -23,7 +17,6 @@ __all__ = ["install"]
 
 
 def install(cc: ModuleType) -> None:
-    """Repair ``theano.gof.cc`` and the class ``COp``."""
     from theano.gof import op
 
     key_of = cc.CLinker.cmodule_key_

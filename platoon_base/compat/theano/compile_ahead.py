@@ -1,11 +1,8 @@
-"""Compile the missing C modules of a function side by side, one g++ for each core.
+"""Repair that compiles the missing C modules of a function in parallel, one g++ for each core.
 
-The fault. ``VM_Linker.make_all`` (``gof/vm.py:1081-1091``) asks for the nodes' modules one after the other, and each
-request compiles and waits (``gof/cmodule.py:1189``): one core works, however many there are.
-
-The cure. Before that loop the missing modules of all nodes are compiled together, under one compile lock, and entered
-into the cache, where the loop finds them. Theano itself compiles the modules of nodes for which it does more than
-generate C code, and those whose compilation failed here: it then reports the error, with the node.
+``VM_Linker.make_all`` (``gof/vm.py:1081-1091``) compiles one module after the other. Before it, all
+missing modules are compiled under one compile lock and entered into the cache. Theano itself
+compiles those that need more than generated code, and reports errors of modules that failed here.
 """
 
 from __future__ import annotations
@@ -24,14 +21,12 @@ log = logging.getLogger(__name__)
 
 
 class Missing(NamedTuple):
-    """A module to compile: the linker that generates its code, and its key in the cache."""
-
     linker: Any
     key: Any
 
 
 def install(vm: ModuleType, jobs: int | None = None) -> None:
-    """Repair ``theano.gof.vm``; ``jobs`` compilers run at a time, as many as there are cores if not given."""
+    """Repair ``theano.gof.vm``; ``jobs`` compilers run at a time, by default one for each core."""
     make_all = vm.VM_Linker.make_all
     jobs = jobs or available_cores()
 
@@ -42,7 +37,8 @@ def install(vm: ModuleType, jobs: int | None = None) -> None:
                 if len(missing) > 1:
                     compile_missing(missing, jobs)
             except TimeoutError:
-                raise  # of the compile lock: waiting once more would not help
+                # A time-out of the compile lock: Theano would wait for it once more.
+                raise
             except Exception:
                 log.info("compiling ahead failed; Theano compiles one module at a time", exc_info=True)
         return make_all(self, *args, **kwargs)
@@ -51,7 +47,7 @@ def install(vm: ModuleType, jobs: int | None = None) -> None:
 
 
 def missing_modules(nodes: Iterable[Any]) -> dict[str, Missing]:
-    """Return, by the hash of its source, every module that the nodes need and the cache lacks."""
+    """Return, by source hash, every module that the nodes need and the cache lacks."""
     from theano.gof import cc, cmodule, fg, utils
 
     cache = cc.get_module_cache()
@@ -66,28 +62,30 @@ def missing_modules(nodes: Iterable[Any]) -> dict[str, Missing]:
                 continue
             module_hash = cmodule.get_module_hash(linker.get_src_code(), key)
         except (NotImplementedError, utils.MethodNotDefined):
-            continue  # no C code: Theano will run the Op's Python
+            # Without C code Theano runs the Op's Python.
+            continue
         if module_hash not in cache.module_hash_to_key_data:
             missing.setdefault(module_hash, Missing(linker, key))
     return missing
 
 
 def _only_generates_code(node: Any) -> bool:
-    """Whether Theano makes this node's module from the node alone, as `missing_modules` does."""
+    """Return whether Theano makes this node's module from the node alone."""
     from theano.gof.op import Op
     from theano.tensor.elemwise import Elemwise
 
     kind = type(node.op)
     if getattr(kind, "make_thunk", None) is not Op.make_thunk or kind.make_c_thunk is not Op.make_c_thunk:
         return False
-    if kind.prepare_node not in (Op.prepare_node, Elemwise.prepare_node):  # the latter prepares for Python only
+    # Elemwise prepares for Python only.
+    if kind.prepare_node not in (Op.prepare_node, Elemwise.prepare_node):
         return False
     variables = (*node.inputs, *node.outputs)
     return getattr(node.op, "_f16_ok", False) or all(getattr(v.type, "dtype", "") != "float16" for v in variables)
 
 
 def compile_missing(missing: dict[str, Missing], jobs: int) -> None:
-    """Compile modules, ``jobs`` at a time, and enter them into the cache; leave out what another process entered."""
+    """Compile modules, ``jobs`` at a time, unless another process entered them into the cache."""
     from concurrent.futures import ThreadPoolExecutor
 
     from theano.gof import cc, cmodule, compilelock
@@ -102,7 +100,8 @@ def compile_missing(missing: dict[str, Missing], jobs: int) -> None:
         }
         compiled: set[str] = set()
         try:
-            with ThreadPoolExecutor(jobs) as pool:  # the threads only wait for g++
+            # The threads only wait for g++.
+            with ThreadPoolExecutor(jobs) as pool:
                 futures = {h: pool.submit(_compiler(m.linker, folder)) for h, (m, folder) in todo.items()}
             for module_hash, (module, folder) in todo.items():
                 if futures[module_hash].exception() is None:
@@ -115,7 +114,7 @@ def compile_missing(missing: dict[str, Missing], jobs: int) -> None:
 
 
 def _compiler(linker: Any, folder: str) -> Any:
-    """Return a function that runs g++; all that is not thread-safe is done here."""
+    """Return a function that runs g++; all steps that are not thread-safe are done here."""
     module = linker.get_dynamic_module()
     source = module.code()
     arguments = {
@@ -126,7 +125,8 @@ def _compiler(linker: Any, folder: str) -> Any:
         "lib_dirs": linker.lib_dirs(),
         "libs": linker.libraries(),
         "preargs": linker.compile_args(),
-        "py_module": False,  # imported afterwards, by the main thread
+        # The main thread imports the module later.
+        "py_module": False,
     }
     compiler = linker.c_compiler()
     return lambda: compiler.compile_str(**arguments)
@@ -140,4 +140,5 @@ def _enter(cache: Any, module_hash: str, key: Any, folder: str, name: str) -> No
     module = cmodule.dlimport(os.path.join(folder, f"{name}.{cmodule.get_lib_extension()}"))
     cache.module_from_name[module.__file__] = module
     cache.module_hash_to_key_data[module_hash] = cache._add_to_cache(module, key, module_hash)
-    cache.stats[2] += 1  # modules compiled
+    # The number of compiled modules.
+    cache.stats[2] += 1

@@ -1,15 +1,12 @@
-"""Theano's compile lock as a lock of the kernel.
+"""Repair of Theano's compile lock: a lock of the kernel in front of it.
 
-The faults. 1. One process at a time may compile in a compile directory. The others look every 5 to 10 s
-(``compile.wait``) whether the lock directory has vanished (``gof/compilelock.py:216-273``), so N starting processes
-mostly sleep. 2. ``lock_ctx`` (``gof/compilelock.py:38-43``) keeps the lock if its body raises. 3. ``Unlocker.unlock``
-runs once more at the end of the process (``gof/compilelock.py:87``), and removes the lock directory of a process that
-has just made it and not signed it yet.
+1. Waiters poll every 5 to 10 s (``gof/compilelock.py:216-273``), so N starting processes mostly
+sleep. 2. ``lock_ctx`` (``:38-43``) keeps the lock if its body raises. 3. ``Unlocker.unlock`` runs
+again at exit (``:87``), and may remove another process's new lock.
 
-The cure. ``flock`` comes first: waiters go on within milliseconds, and the kernel frees the lock of a process that
-dies by any signal. Theano's directory lock stays underneath and keeps out processes without this repair. Among
-repaired processes it is always free, or a dead process has left it; then it is taken over at once. ``lock_ctx`` frees
-the lock also after an exception, and only a holder unlocks.
+With ``flock`` waiters continue within milliseconds, and the kernel releases the lock of a process
+that is killed. Theano's directory lock below it keeps out processes without this repair; if its
+owner has died, it is acquired immediately. ``lock_ctx`` always releases, and only a holder unlocks.
 """
 
 from __future__ import annotations
@@ -29,7 +26,8 @@ __all__ = ["TIMEOUT_S", "CompileLockTimeoutError", "FileLock", "install"]
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 600.0  # far above the slowest compilation of a single function
+# Much longer than any compilation of a single function.
+TIMEOUT_S = 600.0
 _POLL_INTERVAL_S = 0.005
 
 
@@ -38,43 +36,25 @@ class CompileLockTimeoutError(TimeoutError):
 
 
 class FileLock:
-    """Exclusive ``flock`` on a file; the kernel drops it when the holder dies.
+    """Exclusive ``flock`` on a file, which the kernel releases when the holder dies.
 
-    The file is opened at each acquisition: a descriptor that a fork had copied would share its lock with every sibling.
-
-    Parameters
-    ----------
-    path : Path
-        Made if needed, never removed.
-    timeout_s : float
-        How long `acquire` waits.
-
-    Attributes
-    ----------
-    abandoned_by : str
-        After `acquire`: the process id of the holder that died without letting go; empty if there was none.
+    After `acquire`, ``abandoned_by`` is the process id of a holder that died with the lock, or
+    empty.
     """
 
     def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
         self.path = path
         self.timeout_s = timeout_s
         self.abandoned_by = ""
+        # Opened at each acquisition: a forked copy of a descriptor would share the lock.
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock.
-
-        Raises
-        ------
-        CompileLockTimeoutError
-            If another process did not release it in time.
-        OSError
-            If the file system knows no such locks.
-        """
+        """Acquire the lock within ``timeout_s``; OSError if the file system has no such locks."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + self.timeout_s
         while self._descriptor is None:
-            # Another user who may read it could lock it; a cache that several users write to is theirs together.
+            # Another user with read access could lock the file. Only a shared cache permits that.
             mode = 0o666 if self.path.parent.stat().st_mode & 0o022 else 0o600
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
             try:
@@ -90,19 +70,20 @@ class FileLock:
         os.write(self._descriptor, b"%d\n" % os.getpid())
 
     def release(self) -> None:
-        """Release the lock, if it is held."""
         if self._descriptor is None:
             return
         import fcntl
 
         descriptor, self._descriptor = self._descriptor, None
         os.ftruncate(descriptor, 0)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough while a child of C code has a copy
+        # Closing is not enough while a child of C code has a copy.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         disown(descriptor)
         os.close(descriptor)
 
     def _wait(self, descriptor: int, deadline: float) -> None:
-        import fcntl  # only Linux has it; Keras scripts apply the shims elsewhere too
+        # Imported here, as Keras scripts apply the shims on systems without it.
+        import fcntl
 
         while True:
             try:
@@ -114,7 +95,7 @@ class FileLock:
                 time.sleep(_POLL_INTERVAL_S)
 
     def _names(self, descriptor: int) -> bool:
-        """Whether the path still is the file that was locked; somebody may have cleared the directory meanwhile."""
+        """Return whether the path is still the locked file; the directory may have been cleared."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         except FileNotFoundError:
@@ -133,7 +114,6 @@ def _holder(descriptor: int) -> str:
 
 
 def _signed_by(tmp_dir: str, pid: str, host: str) -> bool:
-    """Whether Theano's lock directory is that of a process of this host."""
     try:
         owner = Path(tmp_dir, "lock").read_text().strip().split("_")
     except OSError:
@@ -149,13 +129,15 @@ def install(module: ModuleType, timeout_s: float = TIMEOUT_S) -> None:
         return
     lock, unlock = compilelock.lock, compilelock.Unlocker.unlock
     get_lock, release_lock = compilelock.get_lock, compilelock.release_lock
-    held: dict[str, tuple[int, FileLock]] = {}  # lock directory -> its holder's process id and kernel lock
+    # For each lock directory, its holder's process id and kernel lock.
+    held: dict[str, tuple[int, FileLock]] = {}
 
     def lock_both(tmp_dir: str, *args: Any, **kwargs: Any) -> None:
         compile_dir = Path(tmp_dir).parent
         file_lock = FileLock(compile_dir.with_name(compile_dir.name + ".flock"), timeout_s)
         try:
-            if not args and not kwargs:  # who brings an own deadline means Theano's lock, to break it
+            # A caller with a deadline of its own intends to break Theano's lock.
+            if not args and not kwargs:
                 file_lock.acquire()
         except CompileLockTimeoutError:
             raise
@@ -163,7 +145,7 @@ def install(module: ModuleType, timeout_s: float = TIMEOUT_S) -> None:
             log.warning("no kernel lock on %s (%s): Theano's own is used, which polls", file_lock.path, exc)
         try:
             if file_lock.abandoned_by and _signed_by(tmp_dir, file_lock.abandoned_by, compilelock.hostname):
-                # Theano would wait for as long as the dead process is a zombie, or its number another's.
+                # Theano would wait while the process is a zombie, or while another one has its id.
                 unlock(compilelock.Unlocker(tmp_dir), True)
             lock(tmp_dir, *args, **kwargs)
         except BaseException:
@@ -172,7 +154,8 @@ def install(module: ModuleType, timeout_s: float = TIMEOUT_S) -> None:
         held[tmp_dir] = (os.getpid(), file_lock)
 
     def unlock_both(self: Any, force: bool = False) -> None:
-        if force:  # Theano breaks the directory lock of a dead process; this one's kernel lock stays
+        # Theano breaks the lock of a dead process; the kernel lock stays.
+        if force:
             unlock(self, force)
             return
         pid, file_lock = held.get(self.tmp_dir, (None, None))

@@ -1,7 +1,7 @@
-"""Hide mpi4py from Theano, whose import of it (`theano/tensor/io.py`, line 99) would start MPI in this process.
+"""Repair that hides mpi4py from Theano (`theano/tensor/io.py`, line 99), which would start MPI.
 
-The cure. For that one import mpi4py seems to be missing, unless the script has imported it itself. A started MPI does
-not survive a fork: workers forked from a process that has imported Theano would hang for ever at their end.
+Forked workers would hang at exit, since MPI does not survive a fork. A script that imports mpi4py
+itself is not affected.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ _ASKS_FOR_MPI = "theano.tensor.io"
 
 
 class HideMpi(importlib.abc.MetaPathFinder):
-    """A finder for ``sys.meta_path`` that hides mpi4py from Theano, and from nothing else."""
+    """A finder for ``sys.meta_path`` that hides mpi4py from Theano only."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the module that imports mpi4py, by the finders after this one."""
         if fullname != _ASKS_FOR_MPI or "mpi4py" in sys.modules:
             return None
         return spec_around(self, fullname, path, target, _run_without_mpi)

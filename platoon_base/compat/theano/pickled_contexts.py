@@ -1,9 +1,7 @@
-"""Pickles of functions that are compiled for devices, which Blocks' Checkpoint makes.
+"""Repair of pickles of functions compiled for devices, as Blocks' Checkpoint makes them.
 
-The fault. A function that was compiled for a device refers to the device's context: pygpu refuses to pickle it
-("Cannot pickle GpuContext object"), although ``gpuarray/type.py:911`` pickles GpuArrays.
-
-The cure. A context is pickled as the name by which Theano knows it, and loaded as the context of that name.
+pygpu refuses to pickle the context that such a function contains. It is pickled by its name in
+Theano.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ __all__ = ["install"]
 
 
 def install(gpuarray_type: ModuleType) -> None:
-    """Let contexts be pickled; without pygpu there are none."""
+    """Register the pickling of contexts, if pygpu is installed."""
     pygpu = gpuarray_type.pygpu
     if pygpu is None:
         return

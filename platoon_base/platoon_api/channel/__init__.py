@@ -1,7 +1,4 @@
-"""The original's two processes: `Controller`, which answers requests, and `Worker`, which trains and asks.
-
-`Lieutenant` and `Soldier` are their names in the first version.
-"""
+"""The original's `Controller` and `Worker`, and their first names `Lieutenant` and `Soldier`."""
 
 from platoon_base.platoon_api.channel.controller import Controller
 from platoon_base.platoon_api.channel.first_version import Lieutenant, Soldier

@@ -1,4 +1,4 @@
-"""The original's controller: it answers the workers' requests, and may start the workers."""
+"""The original's controller, which answers the workers' requests and may start the workers."""
 
 from __future__ import annotations
 
@@ -33,32 +33,35 @@ __all__ = ["Controller"]
 
 log = logging.getLogger(__name__)
 
-_OWN_ERROR = 2  # the status of a controller that failed itself
+# The exit status after an error of the controller itself.
+_OWN_ERROR = 2
 
 
 class Controller:
     """Serves one job, under the names of the original Platoon.
 
-    Override `handle_control`, construct it, call `serve`. From the construction on workers find it; `serve` answers
-    them.
+    Override `handle_control`, construct it, and call `serve`. Workers can join as soon as it is
+    constructed; `serve` answers them.
 
     Parameters
     ----------
     control_port : int or None
-        TCP port, on the loopback unless ``PLATOON_LISTEN`` names an address. None for no port, or for `init_control`.
+        TCP port, on the loopback unless ``PLATOON_LISTEN`` names an address. None for no port, or
+        for a later `init_control`.
     data_port : int, optional
         See `init_data`.
     data_hwm : int
         Ignored, as in `init_data`.
     devices : list of str, optional
-        One for each worker. Of workers that are started by hand it tells how many will come, which `Worker.all_reduce`
-        must know.
+        One for each worker. For workers that are started by hand it gives their number, which
+        `Worker.all_reduce` needs.
     experiment_name : str
-        Start ``<experiment_name>_worker.py`` once for each device. Empty if workers are started by hand.
+        Start ``<experiment_name>_worker.py`` once for each device. Empty if workers are started by
+        hand.
     log_directory : str
-        Where the output of the workers goes that are started here; empty for this process's own.
+        Folder for the output of started workers; empty for this process's own output.
     worker_args : str or list of str
-        Their arguments.
+        Arguments of started workers.
     multi : bool
         Several hosts, which is refused.
 
@@ -70,7 +73,7 @@ class Controller:
     Raises
     ------
     ConfigurationError
-        If the port is taken, or something in the arguments cannot work.
+        If the port is in use, or the arguments are invalid.
     """
 
     def __init__(
@@ -109,12 +112,13 @@ class Controller:
             elif experiment_name:
                 self._listen("")
         except BaseException:
-            self._close()  # or the data port would be taken until this process ends
+            # Otherwise the data port would stay in use until this process ends.
+            self._close()
             raise
 
     @property
     def _workers(self) -> dict[int, str]:
-        """The device of each worker by its rank; the original's synchronous example numbers the workers by it."""
+        """The device of each worker by rank; the original's example numbers workers by it."""
         return dict(enumerate(self._devices))
 
     @property
@@ -122,12 +126,12 @@ class Controller:
         return Program(f"{self._experiment}_worker.py")
 
     def init_control(self, port: int) -> None:
-        """Listen at a port, from now on; a second call listens elsewhere.
+        """Listen at a port from now on; a second call listens at another one.
 
         Raises
         ------
         ConfigurationError
-            If the port is taken.
+            If the port is in use.
         """
         address = address_at(port)
         if self._job is not None and self._job.files.port == port:
@@ -154,11 +158,12 @@ class Controller:
         atexit.register(self._close)
 
     def _close(self) -> None:
-        """End the job, if it is open; nothing of it is left."""
+        """End the job if it is open, and release all its resources."""
         if self._server is not None:
             self._server.close()
         if os.getpid() != self._pid:
-            return  # a forked child: the job is its parent's
+            # In a forked child the job belongs to the parent.
+            return
         self._job = None
         self._open.close()
         atexit.unregister(self._close)
@@ -168,14 +173,15 @@ class Controller:
     def serve(self) -> int:
         """Serve until all workers have ended.
 
-        Workers that are started by hand may come at any time: the job ends when all that came have ended, and all
-        ``devices`` have had one or a worker has failed. A worker that fails does not end the others.
+        Workers that are started by hand may join at any time. The job ends when all joined workers
+        have ended, and each of ``devices`` has had one or a worker has failed. A failed worker does
+        not end the others.
 
         Returns
         -------
         int
-            0; the exit status of the worker that failed, 1 for one started by hand; 128 + n after signal n; or 2 for
-            an error of the controller itself, which is in its log.
+            0; the exit status of the worker that failed, 1 for one started by hand; 128 + n after
+            signal n; or 2 for an error of the controller itself, which is in its log.
         """
         try:
             job = self._require_open()
@@ -206,20 +212,10 @@ class Controller:
             job.start(*start)
 
     def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
-        """Answer a request; override it.
+        """Answer a request of the worker with rank ``worker_id``; override it.
 
-        An exception in it is an error of the worker that has asked, and the job goes on.
-
-        Parameters
-        ----------
-        req : str, or other plain data
-        worker_id : int
-            Rank of the worker.
-        req_info : plain data
-
-        Returns
-        -------
-        plain data: None, bool, int, float, str, list, dict
+        ``req``, ``req_info`` and the answer are plain data: None, bool, int, float, str, list,
+        dict. An exception is raised on the worker that sent the request, and the job continues.
         """
         raise ConfigurationError(
             f"got request {req!r}, but this controller answers none: override handle_control in a subclass"
@@ -234,7 +230,7 @@ class Controller:
         return to_json(answer, f"an answer of handle_control to {name!r}")
 
     def _arguments_of_handler(self) -> int:
-        """Return how many arguments `handle_control` takes: 3, or 2 without the information, as scripts of 2015 do."""
+        """Return how many arguments `handle_control` takes: 3, or 2 without ``req_info``."""
         signature = inspect.signature(self.handle_control)
         for count in (3, 2):
             with contextlib.suppress(TypeError):
@@ -246,7 +242,7 @@ class Controller:
         )
 
     def worker_is_done(self, worker_id: int) -> None:
-        """Do nothing: the controller sees by itself which workers have ended. Deprecated."""
+        """Do nothing: the controller detects the end of workers itself. Deprecated."""
         warnings.warn(
             "worker_is_done has no effect: the controller sees which workers have ended; leave it out",
             DeprecationWarning,
@@ -256,13 +252,7 @@ class Controller:
     # Mini-batches.
 
     def init_data(self, port: int, data_hwm: int = DATA_HWM, hwm: int = DATA_HWM) -> None:
-        """Open the data channel of a port.
-
-        Parameters
-        ----------
-        port : int
-        data_hwm, hwm : int
-            Ignored: each worker's own ``data_hwm`` says how many mini-batches may wait for it.
+        """Open the data channel of a port; ``data_hwm`` and ``hwm`` are ignored.
 
         Raises
         ------
@@ -274,28 +264,25 @@ class Controller:
             self._server = None
         self._server = open_server(port, len(self._devices), self._remaining)
         atexit.register(self._close)
-        if os.getpid() != self._pid:  # a child of multiprocessing runs its own finalizers in place of atexit's
+        # A child of multiprocessing runs its own finalizers instead of those of atexit.
+        if os.getpid() != self._pid:
             Finalize(None, self._close, exitpriority=0)
 
     def _remaining(self) -> set[int] | None:
         """Return the ranks of the job's workers that may still read, None if there is no job."""
         job = self._job
         if job is not None and os.getpid() != self._pid and not Path(job.files.folder).exists():
-            return set()  # a forked child has a copy of the job, which does not learn who has left
+            # A forked child has a copy of the job, which is not updated when workers leave.
+            return set()
         return None if job is None else job.remaining
 
     def send_mb(self, arrays: Any) -> None:
-        """Send one mini-batch to whichever worker is free; waits while all have as many as they want.
+        """Send one mini-batch, a list of ndarrays or an ndarray of rows, to any free worker.
 
-        Parameters
-        ----------
-        arrays : list of ndarray, or ndarray
-            An ndarray is sent as the list of its rows.
+        It waits while all workers have as many as they may.
 
         Raises
         ------
-        ConfigurationError
-            If it is anything else.
         WorkerLostError
             If all workers have left.
         """
@@ -305,14 +292,14 @@ class Controller:
 
     @property
     def asocket(self) -> BatchServer | None:
-        """The server of the mini-batches, to ``close()`` it after the last one; None without a data channel."""
+        """The server of the mini-batches, to ``close()`` after the last one; None without one."""
         return self._server
 
     # The command line.
 
     @staticmethod
     def default_parser() -> argparse.ArgumentParser:
-        """Return a parser of a controller's arguments, to add one's own to."""
+        """Return a parser of a controller's arguments, to which scripts add their own."""
         parser = argparse.ArgumentParser(description="A controller.")
         parser.add_argument("experiment_name", nargs="?", default="", help="Start EXPERIMENT_NAME_worker.py.")
         parser.add_argument("log_directory", nargs="?", default="", help="Folder for the workers' logs.")
@@ -328,18 +315,17 @@ class Controller:
 
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
-        """Return the arguments of the constructor that `default_parser` has read."""
+        """Return the parsed arguments of `default_parser` as those of the constructor."""
         names = ("devices", "experiment_name", "log_directory", "worker_args", "multi")
         return {**port_arguments(args), **{name: getattr(args, name) for name in names}}
 
     @staticmethod
     def get_workers_devices(devices: Sequence[str] | None = None) -> list[str]:
-        """Return the device of each worker: those named, or by default every GPU, else a worker for each core."""
+        """Return the workers' devices: the named ones, or every GPU, or one CPU for each core."""
         return choose_devices(None, [name for word in devices or () for name in word.split(",") if name]).devices
 
 
 def _words(worker_args: str | Sequence[str]) -> list[str]:
-    """Divide the arguments of workers into words, as a shell does."""
     if not isinstance(worker_args, str):
         return list(worker_args)
     try:

@@ -12,16 +12,16 @@ __all__ = ["Lieutenant", "Soldier"]
 
 
 class Soldier(Worker):
-    """A worker, whose arguments have their old names.
+    """A `Worker` whose arguments have their old names.
 
     Parameters
     ----------
     port : int
         The data port if there is a ``cport``, otherwise the control port.
     cport : int, optional
-        The control port, as ``control_port`` is.
+        The control port.
     *args, **options
-        The others of `Worker`.
+        Other arguments of `Worker`.
     """
 
     def __init__(self, port: int | None = None, *args: Any, cport: int | None = None, **options: Any) -> None:
@@ -34,7 +34,7 @@ class Soldier(Worker):
 
 
 class Lieutenant(Controller):
-    """A controller that listens once `init_control` has told it where; its workers are started by hand."""
+    """A controller that listens after `init_control`; its workers are started by hand."""
 
     def __init__(self) -> None:
         super().__init__(control_port=None)

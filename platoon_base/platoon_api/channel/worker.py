@@ -1,4 +1,4 @@
-"""The original's worker: its calls, on the handle of `platoon_base.connect`."""
+"""The original's worker, on top of the handle of `platoon_base.connect`."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ __all__ = ["Worker"]
 class Worker:
     """One worker of a job, under the names of the original Platoon.
 
-    A process is one worker: constructing a second one warns, and gives the first one again. Workers that a launcher has
-    started join its job, and the port does not matter. Others join the job of this user whose controller listens at
-    that port of this host.
+    A process is one worker: a second construction warns and returns the first one. A worker that a
+    launcher has started joins its job, whatever the port. Others join the job of this user whose
+    controller listens at that port of this host.
 
     Parameters
     ----------
     control_port : int
     data_port : int, optional
-        Of the controller's mini-batches, see `init_mb_sock`.
+        Port of the controller's mini-batches, see `init_mb_sock`.
     socket_timeout : float
-        Milliseconds to wait for the controller's answers and mini-batches; -1 for any time, as in ZeroMQ, while the
-        controller lives. A controller that has not opened its data port is waited for 300 s at most.
+        Milliseconds to wait for the controller's answers and mini-batches. With -1, as in ZeroMQ,
+        there is no limit while the controller lives, and 300 s for it to open its data port.
     data_hwm : int
         Mini-batches that may wait here.
     cport, port : int, optional
-        What scripts of 2016 call ``control_port`` and ``data_port``.
+        The names of ``control_port`` and ``data_port`` in scripts of 2016.
 
     Attributes
     ----------
     handle : platoon_base.worker.Worker
-        The handle behind, which has more calls.
+        The handle of this worker, which has more methods.
 
     Raises
     ------
@@ -65,7 +65,6 @@ class Worker:
     handle: Handle
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Worker:
-        """Return the worker that this process is already, if there is one."""
         current = Worker._current
         if current is None or current.handle.closed or current._pid != os.getpid():
             return super().__new__(cls)
@@ -92,7 +91,8 @@ class Worker:
         self._pid = os.getpid()
         self._timeout_s = _seconds(socket_timeout)
         self._params: list[Any] = []
-        self._rule: ParamSyncRule | None = None  # one of the user's own
+        # Only a user-defined rule.
+        self._rule: ParamSyncRule | None = None
         self._update: Callable[[list[Any]], object] | None = None
         self._data_port: int | None = None
         self._data_hwm = data_hwm
@@ -124,7 +124,7 @@ class Worker:
 
     @property
     def global_size(self) -> int:
-        """Number of workers of the job; of those that had come, where nobody told the controller how many will."""
+        """Number of workers of the job, or if that is not configured, of those that had joined."""
         return self.handle.global_size
 
     @property
@@ -133,53 +133,49 @@ class Worker:
         return self.handle.global_rank
 
     def send_req(self, req: Any, info: Any = None) -> Any:
-        """Ask the controller's `handle_control`, and return its answer.
+        """Send a request to the controller's `handle_control`, and return its answer.
 
-        Parameters
-        ----------
-        req : str, or other plain data
-            Names that begin with ``platoon-`` are reserved.
-        info : plain data: None, bool, int, float, str, list, dict
+        Both are plain data, as in `handle_control`. Names that begin with ``platoon-`` are
+        reserved.
 
         Raises
         ------
         ConfigurationError
-            If JSON cannot carry the request.
+            If JSON cannot represent the request.
         ProtocolError
-            If `handle_control` raised something; the controller's log has the traceback.
+            If `handle_control` raised an exception; the controller's log has the traceback.
         """
         name = req if isinstance(req, str) else type(req).__name__
         text = to_json([req, info], f"a request {name!r}")
-        self._find_data()  # the handler may send a mini-batch, which waits for a reader, before it answers
+        # The handler may send a mini-batch before it answers, which waits for a reader.
+        self._find_data()
         return from_json(self.handle.send_req(name, text, timeout_s=self._timeout_s))
 
     def lock(self, timeout: float | None = None) -> None:
-        """Take the job's advisory lock; ``timeout`` in seconds, 0 tries once, and the default is 300."""
+        """Acquire the job's advisory lock within ``timeout`` s: 300 by default, 0 tries once."""
         self.handle.lock(timeout_s=DEFAULT_TIMEOUT_S if timeout is None else timeout)
 
     def unlock(self) -> None:
-        """Free the job's advisory lock."""
+        """Release the job's advisory lock."""
         self.handle.unlock()
 
     # Parameters and their center.
 
     @without_job_name
     def init_shared_params(self, params: Sequence[Any], param_sync_rule: Any, cleanup: bool = False) -> None:
-        """Share parameters: the first worker's values become the center, the others take them over.
+        """Share parameters: the first worker's values become the center, and go to all others.
 
         Parameters
         ----------
         params : list of Theano shared variable
         param_sync_rule : ParamSyncRule, or a rule of `platoon_base.rules`
         cleanup : bool
-            Ignored. The first version's first worker removes what an earlier job has left; here nothing is left. A
-            name of the job before ``params``, or as ``job_name``, is ignored too.
+            Ignored, like a job name before ``params`` or as ``job_name``.
 
         Raises
         ------
         ConfigurationError
-            If the methods of a user-defined rule take other arguments than `ParamSyncRule` says, or return no
-            function; if ``params`` is no list.
+            If ``params`` is no list, or the rule's methods differ from those of `ParamSyncRule`.
         """
         params = require_params(params)
         update, rule = None, None
@@ -210,17 +206,17 @@ class Worker:
             self.handle.sync_params(synchronous)
 
     def copy_to_local(self, synchronous: bool = True) -> None:
-        """Take the center over: parameters := center; False without locks."""
+        """Copy the center to the parameters; False without locks."""
         self._copy(self.handle.copy_to_local, synchronous)
         if self._rule is not None:
             self._rule.took_center_over()
 
     def copy_to_global(self, synchronous: bool = True) -> None:
-        """Overwrite the center: center := parameters; False without locks."""
+        """Copy the parameters to the center; False without locks."""
         self._copy(self.handle.copy_to_global, synchronous)
 
     def _copy(self, copy: Callable[[], None], synchronous: bool) -> None:
-        """Copy, under the lock of user-defined rules if there is one; the locks of stripes are always taken."""
+        """Copy, under the lock of a user-defined rule if any; stripes are always locked."""
         if self._update is None or not synchronous:
             copy()
             return
@@ -234,51 +230,45 @@ class Worker:
 
     @property
     def gpuctx(self) -> Any:
-        """The pygpu context of this worker's device, such as for ``pygpu.zeros(..., context=)``; None on the CPU."""
+        """The pygpu context of this worker's device, as for ``pygpu.zeros``; None on the CPU."""
         return context_of_device()
 
     def all_reduce(self, src: Any, op: str, dest: Any = None) -> Any:
-        """Combine the arrays of all workers.
+        """Combine the arrays of all workers; return a new array, or None if there is a ``dest``.
 
         Parameters
         ----------
         src : GpuArray or ndarray
         op : str
-            ``"+"``, ``"sum"``, ``"add"``, ``"*"``, ``"prod"``, ``"product"``, ``"mul"``, ``"max"``, ``"maximum"``,
-            ``"min"`` or ``"minimum"``.
+            ``"+"``, ``"sum"``, ``"add"``, ``"*"``, ``"prod"``, ``"product"``, ``"mul"``, ``"max"``,
+            ``"maximum"``, ``"min"`` or ``"minimum"``.
         dest : array like ``src``, optional
-
-        Returns
-        -------
-        array or None
-            A new array; None if there is a ``dest``.
         """
         result = self.handle.all_reduce(src, op, dest)
         return result if dest is None else None
 
     def shared(self, array: Any) -> Any:
-        """Return an ndarray of zeros in shared memory, like ``array``, that all workers of this host have in common.
+        """Return zeros like ``array`` in memory that all workers of this host share.
 
-        Parameters
-        ----------
-        array : GpuArray or ndarray
-            Of the same shape and dtype in the k-th call of each worker.
+        The k-th call of each worker has the same shape and dtype.
         """
         return self._arrays.like(array)
 
     # Mini-batches.
 
     def init_mb_sock(self, port: int, data_hwm: int = DATA_HWM) -> None:
-        """Read mini-batches from the controller with this data port; the constructor's ``data_port`` does it too.
+        """Read mini-batches from the controller with this data port, like ``data_port``.
 
-        A controller that has not opened the port so far is looked for at each request, and waited for by `recv_mb`.
-        A second call reads there from then on. Mini-batches that waited here for the first one go to other readers.
+        If the controller has not opened the port, each request looks for it, and `recv_mb` waits
+        for it. After a second call, mini-batches that waited here for the first one go to other
+        readers.
         """
         self._set_data_port(port, data_hwm)
         before, self._reader = self._reader, None
         self._find_data()
         if before is not None:
-            before.close()  # after the new one is there: a controller that sees no reader ends its data
+            # Close it only now: a controller without any reader ends its data.
+            before.close()
 
     def _set_data_port(self, port: int, data_hwm: int) -> None:
         require_port(port)
@@ -286,26 +276,27 @@ class Worker:
         self._data_port, self._data_hwm = port, data_hwm
 
     def _find_data(self) -> None:
-        """Join the readers if the controller serves mini-batches by now."""
+        """Join the readers if the controller already serves mini-batches."""
         if self._reader is None and self._data_port is not None:
             self._reader = reader_of_running(self._data_port, self._data_hwm, self.global_rank, self._timeout_s)
 
     def recv_mb(self) -> list[Any]:
-        """Return the next mini-batch: a list of ndarrays, which lie in shared memory until the script drops them.
+        """Return the next mini-batch: a list of ndarrays, in shared memory until dropped.
 
         Raises
         ------
         ConfigurationError
             If there is no data port.
         CollectiveTimeoutError
-            If nothing comes within ``socket_timeout``.
+            If nothing arrives within ``socket_timeout``.
         WorkerLostError
-            If the controller has closed the channel, or is gone.
+            If the controller has closed the channel or is lost.
         """
         if self._reader is None:
             if self._data_port is None:
                 raise ConfigurationError("this worker has no data channel: pass data_port, or call init_mb_sock(port)")
-            opens_s = min(self._timeout_s, DEFAULT_TIMEOUT_S)  # nobody there, so nobody's death would end the wait
+            # Bounded, as no controller is known whose failure would end the wait.
+            opens_s = min(self._timeout_s, DEFAULT_TIMEOUT_S)
             self._reader = open_reader(self._data_port, self._data_hwm, self.global_rank, opens_s)
         batch = self._reader.receive(timeout_s=self._timeout_s)
         if batch is None:
@@ -315,20 +306,19 @@ class Worker:
     # The end.
 
     def close(self) -> None:
-        """Leave the job; the others go on."""
+        """Leave the job; the others continue."""
         self._end_of_data()
         self._data_port = None
         self._arrays.close()
         self.handle.close()
 
     def _end_of_data(self) -> None:
-        """Leave the readers, if this worker is one."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
     def _end_of_script(self) -> None:
-        """Leave as one that has failed, if an exception ended the script; Python leaves it in `sys.last_type`."""
+        """Leave as failed if an exception ended the script; Python stores it in `sys.last_type`."""
         if getattr(sys, "last_type", None) is not None:
             self.handle.close(failed=True)
 
@@ -336,19 +326,18 @@ class Worker:
 
     @staticmethod
     def default_parser() -> argparse.ArgumentParser:
-        """Return a parser of a worker's options, to add one's own to."""
+        """Return a parser of a worker's options, to which scripts add their own."""
         parser = argparse.ArgumentParser(description="A worker.")
         add_port_options(parser)
         return parser
 
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
-        """Return the arguments of the constructor that `default_parser` has read."""
+        """Return the parsed arguments of `default_parser` as those of the constructor."""
         return port_arguments(args)
 
 
 def _seconds(socket_timeout: Any) -> float:
-    """Turn milliseconds into seconds, -1 into infinity."""
     if socket_timeout == -1:
         return math.inf
     if not (isinstance(socket_timeout, (int, float)) and 0 < socket_timeout < float("inf")):

@@ -1,1 +1,1 @@
-"""Synchronous training, where the original has it: see `platoon_base.platoon_api.training.global_dynamics`."""
+"""Synchronous training, at the original's address."""

@@ -1,4 +1,4 @@
-"""The synchronous rules at the original's address; `platoon_base.platoon_api.global_dynamics` defines them."""
+"""The rules of `platoon_base.platoon_api.global_dynamics`, at the original's address."""
 
 from platoon_base.platoon_api.global_dynamics import EASGD, SGD, AverageSGD, Downpour, GlobalDynamics, SumSGD
 

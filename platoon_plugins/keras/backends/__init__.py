@@ -1,4 +1,4 @@
-"""The differences between the back ends of Keras: one module for each, with a function ``backend``."""
+"""The differences between the back ends of Keras: one module with ``backend`` for each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ __all__ = ["Backend", "Metrics", "Variable", "current"]
 
 
 def current() -> Backend:
-    """Return this package's `Backend` for the back end of Keras in this process.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If that back end is not supported.
-    """
+    """Return the `Backend` for Keras in this process, or raise `BackendUnavailableError`."""
     name = f"{__name__}.{keras.backend.backend()}"
     if importlib.util.find_spec(name) is None:
         raise BackendUnavailableError(

@@ -1,4 +1,4 @@
-/* Calls out of XLA's compiled programs, before they come to Python: most steps of a training synchronize nothing, and a
+/* Admits calls of XLA's compiled programs to Python: most training steps synchronize nothing, and a
  * call of Python takes as long as a tenth of a small step.
  *
  * The structures are those of `xla/ffi/api/c_api.h`, version 0.1 and later: they only grow at their ends.
@@ -11,7 +11,7 @@
 #define EXECUTE 3
 #define METADATA 1
 #define PLATFORMS 2
-#define GATES 4096 /* calls with larger numbers all come to Python */
+#define GATES 4096 /* Calls with larger numbers are always passed to Python. */
 
 enum { SHUT = 0, ONE = 1 };
 
@@ -61,7 +61,7 @@ typedef void *(*handler)(struct frame *);
 
 static handler handlers[PLATFORMS];
 static int gates[GATES];
-static uint64_t came[GATES]; /* how many calls have been made */
+static uint64_t came[GATES]; /* Number of calls made. */
 
 static void *pass(int platform, struct frame *f)
 {

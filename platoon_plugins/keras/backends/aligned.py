@@ -1,4 +1,4 @@
-"""Arrays that a back end uses without a copy, and that are reused once it has released them."""
+"""Aligned arrays that a back end uses without a copy; they are reused once released."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ __all__ = ["AlignedArrays", "writable"]
 
 Array = np.ndarray[Any, Any]
 
-ALIGNMENT_BYTES = 64  # that of TensorFlow's allocator, which copies memory with another alignment
+# The alignment of TensorFlow's allocator, which copies memory with another alignment.
+ALIGNMENT_BYTES = 64
 
 
 class AlignedArrays:
-    """A pool of arrays on 64-byte boundaries: new memory for large arrays takes longer than a copy into reused memory.
+    """A pool of arrays on 64-byte boundaries; an array is free when nothing else refers to it."""
 
-    An array is free when nothing else refers to it: neither Python nor a tensor that shares its memory.
-    """
+    # New memory would take longer than a copy into reused memory.
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[Any, ...], list[Array]] = {}
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Return a C-contiguous array with arbitrary content.
-
-        Parameters
-        ----------
-        shape : sequence of int
-        dtype : dtype
-        """
+        """Return a C-contiguous array with arbitrary content."""
         kept = self._arrays.setdefault((tuple(shape), np.dtype(dtype)), [])
         found = next((i for i in range(len(kept)) if _references(kept, i) <= _FREE), None)
         if found is None:
@@ -48,25 +42,23 @@ def _new(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 def _references(kept: list[Array], i: int) -> int:
-    """Return the number of references to an array and to its base, which views of the array refer to."""
+    """Return the number of references to an array and to its base, which its views refer to."""
     return sys.getrefcount(kept[i]) + sys.getrefcount(kept[i].base)
 
 
-# The number in this version of Python if only the list refers to the array.
+# The number of references if only the list refers to the array.
 _FREE = _references([_new((1,), np.dtype(np.float32))], 0)
 
 
 def writable(view: Array) -> Array:
-    """Return a writable array on the memory of a read-only view; it keeps that memory as the view does.
-
-    Call it only if no other code uses the value: back ends assume that their values do not change.
-    """
+    """Return a writable array on the memory of a read-only view."""
+    # Call it only if no other code uses the value: back ends assume that it does not change.
     array: Array = np.asarray(_Writable(view))
     return array
 
 
 class _Writable:
     def __init__(self, view: Array) -> None:
-        self._view = view  # keeps the memory as long as an array is made from this object
+        self._view = view  # Keeps the memory alive.
         interface = view.__array_interface__
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

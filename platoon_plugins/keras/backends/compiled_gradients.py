@@ -17,11 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 class CompiledAverage(GradientAverage):
-    """Averages gradients by calls from a compiled program.
-
-    An error in such a call would be buried in pages of traces, so it is stored, and raised by `require_sound` and the
-    next call.
-    """
+    """Averages gradients by calls from a compiled program; errors are stored for later calls."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
@@ -32,11 +28,9 @@ class CompiledAverage(GradientAverage):
         super().attach(policy, like, calls)
 
     def average(self, batch: Batch) -> list[Any]:
-        """Return the averages of gradients in a program that is being traced; None for weights without a gradient.
-
-        These must be the same weights in every step and on all workers. The workers average zeros for them, since a
-        worker without a batch does not know which they are.
-        """
+        """Return averages in a traced program; None for weights without a gradient."""
+        # These weights must be the same in every step and on all workers. Zeros are averaged for
+        # them, as a worker without a batch cannot leave them out.
         self.require_attached()
         filled = [
             keras.ops.zeros(zeros.shape, zeros.dtype.name) if gradient is None else gradient
@@ -50,7 +44,7 @@ class CompiledAverage(GradientAverage):
         raise NotImplementedError
 
     def fill(self, batch: Batch, outs: Sequence[Array]) -> None:
-        """Write the averages to ``outs``, C-contiguous arrays that may be those of ``batch``; the program calls it."""
+        """Write averages to ``outs``, C-contiguous and possibly inputs; the program calls it."""
         self.require_sound()
         self.require_attached()
         try:

@@ -1,6 +1,4 @@
-"""Keras 3 on JAX: within an epoch the weights are in the trainer's state, and the compiled step calls this package to
-average its gradients.
-"""
+"""Keras 3 on JAX: weights are in the trainer's state, and the compiled step averages gradients."""
 
 from __future__ import annotations
 
@@ -28,39 +26,29 @@ if hasattr(jax, "ffi"):
     from platoon_plugins.keras.backends.jax_arrays import on_cuda
     from platoon_plugins.keras.backends.jax_gradients import JaxAverage
     from platoon_plugins.keras.backends.jax_groups import VariableGroup
-else:  # JAX before 0.5
+else:  # JAX before 0.5.
     on_cuda = JaxAverage = VariableGroup = None
 
 __all__ = ["backend"]
 
 Array = np.ndarray[Any, Any]
 
-# Moves the memory of donated arrays to new arrays. JAX copies those of which NumPy views exist, and deletes all other
-# arrays on it.
+# Moves the memory of donated arrays to new arrays and deletes other arrays on it. JAX copies
+# memory that NumPy views share.
 _taken_over = jax.jit(lambda values: values, donate_argnums=0)
 
 
 class _JaxVariable(KerasVariable):
-    """A variable of Keras on JAX.
-
-    Attributes
-    ----------
-    donated : bool
-        Whether each training step deletes the array of the value, so that no other code relies on it.
-    state : StepState or None
-        Of the model, in which the value is while that is open.
-    group : VariableGroup or None
-        By which the values of all variables of the model are borrowed.
-    """
+    """A variable of Keras on JAX; ``donated`` if each training step deletes its array."""
 
     donated = False
     state: StepState | None = None
     group: Any = None
-    _sent: Any = None  # the array that is being copied to a device
+    # The array that is being copied to a device.
+    _sent: Any = None
 
     @property
     def array(self) -> Any:
-        """The value as it is."""
         state = self.state
         place = None if state is None else state.place_of(self.variable)
         return self.variable.value if state is None or place is None else state.get_all([place])[0]
@@ -78,7 +66,7 @@ class _JaxVariable(KerasVariable):
         return all(device.platform == "cpu" for device in self.array.devices())
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
-        """Change the value to a copy, as JAX would otherwise share aligned memory with NumPy."""
+        """Copy the value, as JAX would otherwise share aligned memory with NumPy."""
         self.array = jnp.array(value, self.dtype, copy=True)
 
     def prefetch(self) -> None:
@@ -87,10 +75,7 @@ class _JaxVariable(KerasVariable):
             self.array.copy_to_host_async()
 
     def borrow(self) -> Array:
-        """Return the value's memory itself, if it is on the host and in one piece; no other code refers to it.
-
-        Copies in and out would take 3 ms for 10 MB, longer than the rule.
-        """
+        """Return the value's memory itself if possible: copies take longer than the rule."""
         value = self.array
         if not self.donated or not self.on_host() or len(value.devices()) > 1 or value.dtype.kind != "f":
             return super().borrow()
@@ -101,12 +86,11 @@ class _JaxVariable(KerasVariable):
         return np.asarray(self.array)
 
     def on_device(self) -> Any:
-        """Return the value, if it is on one CUDA device."""
         return None if on_cuda is None else on_cuda(self.array, self.donated)
 
     def give_back(self, array: Any) -> None:
         """Set the value to the array that `borrow` or `on_device` returned."""
-        value = getattr(array, "value", None)  # a JaxArray has it
+        value = getattr(array, "value", None)  # Only a JaxArray has a `value`.
         if value is not None:
             self.array = value
         elif not self.on_host():
@@ -116,7 +100,7 @@ class _JaxVariable(KerasVariable):
             super().give_back(array)
 
     def flush(self) -> None:
-        """Wait for the copy to a device that `give_back` has started, as it reads the memory that `borrow` reuses."""
+        """Wait for the copy of `give_back` to a device; it reads memory that `borrow` reuses."""
         if self._sent is not None:
             self._sent.block_until_ready()
             self._sent = None
@@ -126,9 +110,11 @@ class _Jax(Keras3):
     variable = _JaxVariable
 
     def __init__(self) -> None:
-        self._results: Any = None  # of the latest step
+        # Results of the latest step.
+        self._results: Any = None
         self._donated: weakref.WeakSet[_JaxVariable] = weakref.WeakSet()
-        self._states: weakref.WeakKeyDictionary[Any, StepState] = weakref.WeakKeyDictionary()  # by model
+        # States and groups by model.
+        self._states: weakref.WeakKeyDictionary[Any, StepState] = weakref.WeakKeyDictionary()
         self._groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def weights(self, model: Any) -> list[KerasVariable]:
@@ -140,7 +126,7 @@ class _Jax(Keras3):
         return self._known(model, super().moments(model))
 
     def _known(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
-        """Tell variables of a model where the trainer has their values, and whether it donates them."""
+        """Tell variables where the trainer has their values, and whether it donates them."""
         state = self._states.setdefault(model, StepState(model))
         group = self._groups.setdefault(model, VariableGroup(state, _taken_over)) if VariableGroup is not None else None
         for variable in variables:
@@ -152,7 +138,7 @@ class _Jax(Keras3):
         return variables
 
     def steps_are_over(self) -> None:
-        """Record the last step of a fit; afterwards callbacks may keep arrays, so `borrow` must copy them."""
+        """Let `borrow` copy from now on, as callbacks may keep arrays after the last step."""
         for variable in self._donated:
             variable.donated = False
         self._donated.clear()
@@ -163,11 +149,9 @@ class _Jax(Keras3):
                 all_of_them.callback(state.drop)
 
     def attach(self, model: Any, only_weights: bool = False) -> None:
-        """Make the trainer use the values of the variables in its next step.
-
-        With ``only_weights`` weights and moments stay where the trainer has them, if `_JaxVariable.array` can change
-        them there.
-        """
+        """Make the trainer use the values of the variables in its next step."""
+        # With `only_weights` they stay in the trainer's lists if `_JaxVariable.array` can change
+        # them.
         state = self._states.get(model)
         if state is not None:
             if only_weights and state.open():
@@ -179,7 +163,7 @@ class _Jax(Keras3):
         return CallbackAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
 
     def gradient_device(self, model: Any) -> int | None:
-        """Return the driver's number of the CUDA device that has all trainable weights; None if there is none."""
+        """Return the driver's number of the CUDA device with all trainable weights, or None."""
         devices = {device for weight in model.trainable_weights for device in weight.value.devices()}
         if JaxAverage is None or len(devices) != 1:
             return None
@@ -192,7 +176,8 @@ class _Jax(Keras3):
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
         were_there = average.lags
         average.place(worker.advanced.device_all_reduce(ordinal) if all(on_devices) else None)
-        if average.lags != were_there and model.train_function is not None:  # it may be traced for the other place
+        # The step may have been traced for the other place.
+        if average.lags != were_there and model.train_function is not None:
             model.make_train_function(force=True)
             model.train_function = self._guarded(model, average)
 
@@ -211,14 +196,14 @@ class _Jax(Keras3):
 
     def settle(self) -> None:
         results, self._results = self._results, None
-        # The error of a failed program is raised where its results are used; here it would be raised repeatedly.
+        # A failed program raises its error where its results are used.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.block_until_ready([array for array in jax.tree.leaves(results) if not array.is_deleted()])
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.effects_barrier()
 
     def _guarded(self, model: Any, average: ModelAverages) -> Callable[..., Any]:
-        """Return a model's compiled step with a check before it that gradients can be averaged."""
+        """Return a model's compiled step with a check that gradients can be averaged."""
         compiled = model.train_function
 
         @functools.wraps(compiled)
@@ -230,7 +215,7 @@ class _Jax(Keras3):
                 model._jax_state = dict(zip(STATE, state))
                 raise
             logs, state = compiled(state, *args)
-            # Prefer the logs, to wait for the step: the state is donated to the next step.
+            # Prefer the logs: the state is donated to the next step.
             self._results = logs or state
             average.program_started()
             return logs, state

@@ -1,7 +1,4 @@
-"""Arrays of JAX on a CUDA device, for a center on devices.
-
-The center's kernel changes copies of them, or donated arrays, within a JAX program.
-"""
+"""Changeable arrays of JAX on a CUDA device, for the kernels of a center."""
 
 from __future__ import annotations
 
@@ -19,23 +16,12 @@ from platoon_plugins.keras.backends import xla_calls
 
 __all__ = ["AwaitedArrays", "JaxArray", "JaxArrays", "change_now", "device_of", "on_cuda"]
 
-_POLL_INTERVAL_S = 1.0  # between checks, during the wait for a program's call, whether the program has failed
+# Interval of checks for a failed program while waiting for its call.
+_POLL_INTERVAL_S = 1.0
 
 
 class JaxArray(CudaArray):
-    """A changeable array on a device. As a jax.Array is immutable, each change replaces ``value``.
-
-    Parameters
-    ----------
-    value : jax.Array
-        An array on one device.
-    donated : bool
-        Whether a change may use the memory of ``value``, which JAX then deletes.
-
-    Attributes
-    ----------
-    value : jax.Array
-    """
+    """A changeable array on a device; a change may use the memory of a ``donated`` value."""
 
     def __init__(self, value: Any, donated: bool = False) -> None:
         super().__init__(value.shape, value.dtype, device_of(value.sharding).local_hardware_id)
@@ -44,7 +30,7 @@ class JaxArray(CudaArray):
 
     @staticmethod
     def change(arrays: Sequence[JaxArray], queue: Queue) -> None:
-        """Queue work on copies of the values, or on donated ones, by a program in the order of JAX's other programs."""
+        """Queue work on copies of the values, or on donated ones, among JAX's programs."""
         donated = all(array._donated for array in arrays)
         values, failure = change_now([array.value for array in arrays], donated, queue)
         for array, value in zip(arrays, values):
@@ -56,7 +42,6 @@ class JaxArray(CudaArray):
         return np.asarray(self.value, dtype)
 
     def __setitem__(self, key: Any, values: Any) -> None:
-        """Set all values at once."""
         if key is not Ellipsis:
             raise TypeError(f"got [{key!r}]: JAX's arrays do not change; set all values, by [...]")
         given = values.value if isinstance(values, JaxArray) else np.broadcast_to(values, self.shape)
@@ -69,29 +54,15 @@ class JaxArray(CudaArray):
         return JaxArray(self.value.reshape(shape))
 
     def copy(self) -> JaxArray:
-        """Return a JaxArray with a copy of the value, which may be donated to the next step or change."""
+        """Return a JaxArray with a copy, which may be donated."""
         return JaxArray(jnp.copy(self.value))
 
 
 class JaxArrays(Sequence[JaxArray]):
-    """Many arrays on one device; a JaxArray is made of those that are asked for.
+    """Many arrays on one device; each JaxArray is made on demand."""
 
-    Parameters
-    ----------
-    values : list of jax.Array
-    donated : bool
-        Whether a change may use their memory.
-    like : object
-        The same object as of an earlier list only if shapes, dtypes and device are the same.
-
-    Attributes
-    ----------
-    values : list of jax.Array
-    donated : bool
-    like : object
-    are_to_be_given_back : bool
-        Whether the values may be others than those that were borrowed.
-    """
+    # `like` is the object of an earlier list only if shapes, dtypes and device are the same.
+    # `are_to_be_given_back` is False while the values are those that were borrowed.
 
     def __init__(self, values: list[Any], donated: bool, like: object) -> None:
         self.donated, self.like, self.are_to_be_given_back = donated, like, True
@@ -99,11 +70,10 @@ class JaxArrays(Sequence[JaxArray]):
         self._made: dict[int, JaxArray] = {}
 
     def change(self, queue: Queue, may_wait: bool = False) -> Flush | None:
-        """Let work be queued that changes the arrays; see `platoon_base.devices.runtime.DeviceRuntime.change`."""
+        """Queue work that changes the arrays; see `DeviceRuntime.change`."""
         return self.change_some(range(len(self)), queue, may_wait)
 
     def change_some(self, indices: Sequence[int], queue: Queue, may_wait: bool) -> Flush | None:
-        """Do so with some of them."""
         values = self.values
         changed, failure = change_now([values[i] for i in indices], self.donated, queue)
         self.put(indices, changed)
@@ -123,7 +93,6 @@ class JaxArrays(Sequence[JaxArray]):
         self.put(range(len(values)), values)
 
     def put(self, indices: Sequence[int], values: list[Any]) -> None:
-        """Replace some of the values."""
         known = self._current()
         for index, value in zip(indices, values):
             known[index] = value
@@ -131,14 +100,14 @@ class JaxArrays(Sequence[JaxArray]):
                 self._made[index].value = value
 
     def _current(self) -> list[Any]:
-        """Return the values, but for those of arrays that were made of them and have changed."""
+        """Return the values without changes of arrays that were made from them."""
         return self._known
 
     def __len__(self) -> int:
         return len(self._known)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return one array, or some, by a slice or a list of indices; changes of these are changes of the whole."""
+        """Return one array, or some that share changes with the whole."""
         everything = range(len(self))
         if isinstance(index, (slice, list)):
             chosen = index if isinstance(index, list) else [*everything[index]]
@@ -150,8 +119,6 @@ class JaxArrays(Sequence[JaxArray]):
 
 
 class _Part(JaxArrays):
-    """Some of many arrays."""
-
     def __init__(self, whole: JaxArrays, indices: list[int]) -> None:
         super().__init__([], whole.donated, None)
         self._whole, self._indices = whole, indices
@@ -179,11 +146,11 @@ class Later(Protocol):
     """A program that gets many arrays next, and can change them when it starts."""
 
     def put_off(self, indices: Sequence[int], queue: Queue) -> bool:
-        """Let it call ``queue`` for some of the arrays; return False if it cannot."""
+        """Let the program call ``queue`` for some arrays; return False if it cannot."""
         ...
 
     def flush(self) -> None:
-        """Make the calls that were put off and that it has not made."""
+        """Make the deferred calls that the program has not made."""
         ...
 
     def values(self) -> list[Any]:
@@ -192,16 +159,7 @@ class Later(Protocol):
 
 
 class AwaitedArrays(JaxArrays):
-    """Arrays that a program gets next: as long as nobody looks at them, it makes the changes.
-
-    Parameters
-    ----------
-    later : Later
-    count : int
-        Number of arrays.
-    like : object
-        See `JaxArrays`.
-    """
+    """Arrays that a program gets next and changes itself, unless they are read before."""
 
     def __init__(self, later: Later, count: int, like: object) -> None:
         super().__init__([None] * count, True, like)
@@ -216,14 +174,13 @@ class AwaitedArrays(JaxArrays):
 
     def _current(self) -> list[Any]:
         if not self.are_to_be_given_back:
-            values = self._later.values()  # after an error there is nothing to give back
+            values = self._later.values()  # If this raises, nothing is given back.
             self.are_to_be_given_back = True
             self.put(range(len(self)), values)
         return self._known
 
 
 def on_cuda(value: Any, donated: bool = False) -> JaxArray | None:
-    """Return a JaxArray of a jax.Array; None if that is not on one CUDA device, or NumPy lacks its dtype."""
     device = device_of(value.sharding)
     there = device is not None and device.platform == "gpu"
     return JaxArray(value, donated) if there and value.dtype.kind == "f" else None
@@ -240,16 +197,15 @@ def device_of(sharding: Any) -> Any:
     return found[1]
 
 
-# By the id of a sharding, with the sharding: to compare two takes a microsecond, for each of hundreds of arrays.
+# Devices by the id of the sharding: comparing two shardings takes a microsecond per array.
 _devices: dict[int, tuple[Any, Any]] = {}
 _MOST_SHARDINGS = 10_000
 
 
 class _Program:
-    """A JAX program that copies arrays, unless they are donated, and then calls a handler; compiled for each shape.
+    """A JAX program that copies arrays unless they are donated, and then calls a handler."""
 
-    The host does not wait for the device, but only for the call, which is made when the program is started.
-    """
+    # The host waits for the call at the start of the program, but not for the device.
 
     def __init__(self, donates: bool) -> None:
         compiled = jax.jit(lambda values: xla_calls.call_on_stream(self, values), donate_argnums=0 if donates else ())
@@ -260,14 +216,15 @@ class _Program:
         self._failure: BaseException | None = None
 
     def run(self, values: list[Any], work: Queue) -> tuple[list[Any], BaseException | None]:
-        """Return values that ``work`` changes, and its exception; it gets their addresses and the program's stream."""
+        """Return values that ``work(addresses, stream)`` changes, and its exception."""
         with self._turn:
             self._called.clear()
             self._work, self._failure = work, None
             try:
                 found: list[Any] = self._compiled(values)
                 while not self._called.wait(_POLL_INTERVAL_S):
-                    if found[0].is_ready() and not self._called.is_set():  # the program has failed, or an earlier one
+                    # This program or an earlier one has failed.
+                    if found[0].is_ready() and not self._called.is_set():
                         jax.block_until_ready(found)
                         raise PlatoonError("JAX has ended a synchronization without making it")
             finally:
@@ -275,7 +232,7 @@ class _Program:
             return found, self._failure
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """Queue the current work; an exception in it is stored for the caller of `run`."""
+        """Queue the current work; its exception is stored for the caller of `run`."""
         try:
             if self._work is not None:
                 self._work([block.address for block in blocks], stream)
@@ -285,7 +242,7 @@ class _Program:
 
 
 def change_now(values: list[Any], donated: bool, queue: Queue) -> tuple[list[Any], BaseException | None]:
-    """Return values that a program has changed by queued work, and the exception of that work; see `JaxArray`."""
+    """Return values that a program has changed by queued work, and the exception of that work."""
     try:
         changed, failure = _programs[donated].run(values, queue)
     except BaseException:

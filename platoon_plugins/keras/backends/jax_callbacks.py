@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 class CallbackAverage(CompiledAverage):
-    """Averages gradients by ordered callbacks from the program, as all workers must make them in the same order."""
+    """Averages gradients by ordered callbacks, whose order is the same on all workers."""
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
         """Return the averages of a batch; JAX has a gradient for every weight."""
@@ -27,7 +27,7 @@ class CallbackAverage(CompiledAverage):
         averages: Sequence[Any] = io_callback(call, shapes, list(batch.gradients), weight, ordered=True)
         return averages
 
-    # Methods, as bound methods compare equal: JAX compiles a callback once for each function.
+    # Bound methods compare equal: JAX compiles a callback once for each function.
 
     def _mean(self, gradients: Sequence[Any], weight: Any) -> list[Array]:
         return self._filled(gradients, weight)

@@ -30,33 +30,23 @@ __all__ = ["JaxAverage"]
 Array = np.ndarray[Any, Any]
 
 _WIDE = np.dtype(np.float64)
-_KEPT = 1000  # unread headers, in loops over train_on_batch
+# Maximum of unread headers in loops over train_on_batch.
+_KEPT = 1000
 
 
 class JaxAverage(CallbackAverage):
-    """Averages gradients of JAX. Gradients on a device are summed there, between the kernels of the compiled step.
+    """Averages gradients of JAX; on a device they are summed between the step's kernels."""
 
-    ::
-
-        g := sum_i w_i g_i / sum_i w_i
-
-    in float32, or float64 for gradients of that dtype. The header with flags and weights of the ranks is sent after the
-    gradients, with compression before them, and copied to the host during other work. The host reads the header of a
-    batch once it has started the program of the next batch, so all workers act on it at the end of the same batch.
-
-    Parameters
-    ----------
-    worker : Worker
-    settle : callable
-        Waits until all programs that were started have ended.
-    """
+    # The header follows the gradients, or with compression precedes them. The host reads a batch's
+    # header after it has started the next program, so all workers act on it after the same batch.
 
     def __init__(self, worker: Any, settle: Callable[[], None]) -> None:
         super().__init__(worker)
         self._settle_programs = settle
-        self._sums: Any = None  # DeviceAllReduce
+        self._sums: Any = None  # A DeviceAllReduce.
         self._queued = _Queued()
-        self._device_calls: dict[Any, _Call] = {}  # referenced here, as compiled programs only have their numbers
+        # Keeps the handlers alive, as compiled programs only have their numbers.
+        self._device_calls: dict[Any, _Call] = {}
         self._compressed_calls: dict[Any, _CompressedCall] = {}
         self._fillers: dict[bool, _Filler] = {}
         self._begin()
@@ -71,14 +61,7 @@ class JaxAverage(CallbackAverage):
         self._sums = sums
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Start a fit.
-
-        Raises
-        ------
-        ConfigurationError
-            On all workers, if an earlier fit was interrupted after different numbers of calls, so that its gradients
-            still wait on some devices.
-        """
+        """Start a fit; raise if an earlier one left gradients waiting on some devices."""
         if self.on_device:
             require_as_many(self.worker, self._queued.count)
             self._settle_programs()
@@ -87,16 +70,14 @@ class JaxAverage(CallbackAverage):
 
     @property
     def on_device(self) -> bool:
-        """Whether gradients stay on their device."""
         return self._sums is not None
 
     @property
     def lags(self) -> bool:
-        """Whether the votes received are those of an earlier batch, as they are queued after the device's work."""
         return self.on_device
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """Return the averages of a batch: on a CUDA device, in the memory of a program on the CPU, or by copies."""
+        """Return the averages: on a device, in the memory of a CPU program, or by copies."""
         is_sum = batch.weight is None
         weight = 1.0 if is_sum else batch.weight
         if self.on_device:
@@ -111,11 +92,8 @@ class JaxAverage(CallbackAverage):
     def queue(
         self, blocks: Sequence[xla_calls.Block], stream: int, like: list[Array], names: Sequence[Any], counts: bool
     ) -> None:
-        """Queue the sums of flat buffers, of which the last ends with the header; XLA calls it.
-
-        ``like`` and ``names`` are those of the tracing of the program, as `expect` may have been called with others
-        since.
-        """
+        """Queue the sums of flat buffers, the last of which ends with the header; XLA calls it."""
+        # `like` and `names` are those of the trace: `expect` may have been called since.
         self.require_sound()
         rank = self.worker.global_rank
         count = 2 * self.worker.global_size + len(like)
@@ -124,7 +102,8 @@ class JaxAverage(CallbackAverage):
             self.require_attached()
             if counts:
                 self._begin_step()
-            self.like, self._names = like, names  # without a new header: another thread may be writing a vote to it
+            # The header stays, as another thread may be writing a vote to it.
+            self.like, self._names = like, names
             flag = float(self._mine.flags[rank])
             if flag:
                 self._sums.put(header + 4 * rank, flag, stream)
@@ -140,7 +119,7 @@ class JaxAverage(CallbackAverage):
     def queue_compressed(
         self, blocks: Sequence[xla_calls.Block], stream: int, feedback: Sequence[ErrorFeedback]
     ) -> None:
-        """Queue the sums of flat buffers behind those of their header; XLA calls it."""
+        """Queue the sums of flat buffers after those of their header; XLA calls it."""
         self.require_sound()
         try:
             for block, kept in zip(blocks, feedback):
@@ -159,7 +138,7 @@ class JaxAverage(CallbackAverage):
         self._due += steps * self._per_batch
 
     def program_started(self) -> None:
-        """Record the start of a batch's program: the headers of earlier batches can be read while it runs."""
+        """Record the start of a program: earlier headers can be read while it runs."""
         self._visible = self._due
 
     def _latest(self) -> Array:
@@ -173,7 +152,8 @@ class JaxAverage(CallbackAverage):
         self._settle_programs()
         calls = self._queued.count
         self._take(calls)
-        self._all.flags[:] = 0  # the flags of this epoch must have no effect in the first step of the next
+        # The flags of this epoch must not affect the first step of the next.
+        self._all.flags[:] = 0
         self._due = self._visible = calls
 
     def require_sound(self) -> None:
@@ -198,7 +178,7 @@ class JaxAverage(CallbackAverage):
         self.require_sound()
 
     def _sums_over_workers(self, batch: Batch, counts: bool, is_sum: bool) -> list[Any]:
-        """Return the averages of weighted gradients, or their sums; ``counts`` if they belong to a step."""
+        """Return the averages of weighted gradients, or sums; ``counts`` if they are of a step."""
         gradients, weight = batch.gradients, batch.weight
         size, rank = self.worker.global_size, self.worker.global_rank
         header = jnp.zeros(2 * size + len(gradients), np.float32)
@@ -210,12 +190,14 @@ class JaxAverage(CallbackAverage):
         call = self._call_of(gradients, counts)
         divisor: Any = None
         if self._sums.compresses:
-            # Behind a gradient: otherwise XLA may make this call once for all steps of a loop.
+            # After a gradient: otherwise XLA may make this call once for all steps of a loop.
             (header,) = xla_calls.call_on_stream(call, [header], after=gradients[:1])
             weights = header[size : 2 * size]
             if not counts and not np.asarray(weights).any():
-                return list(gradients)  # what is kept would be lost in a result that nobody uses
-            if not is_sum:  # divided before, so that residuals are of averages
+                # Nobody uses this result, so residuals would be lost.
+                return list(gradients)
+            # Divide first: residuals are of averages.
+            if not is_sum:
                 flats = [flat / _total(weights).astype(flat.dtype) for flat in flats]
             sums = xla_calls.call_on_stream(self._compressed_call_of(gradients), flats, after=[header])
         else:
@@ -232,7 +214,6 @@ class JaxAverage(CallbackAverage):
         return averages
 
     def _call_of(self, gradients: Sequence[Any], counts: bool) -> _Call:
-        """Return the `_Call` of all programs that average gradients of the same variables, shapes and dtypes."""
         kind = (counts, *self._kind_of(gradients))
         if kind not in self._device_calls:
             like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
@@ -240,11 +221,9 @@ class JaxAverage(CallbackAverage):
         return self._device_calls[kind]
 
     def _kind_of(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what tells the gradients of a program from others."""
         return (*self._names, *((gradient.shape, gradient.dtype) for gradient in gradients))
 
     def _compressed_call_of(self, gradients: Sequence[Any]) -> _CompressedCall:
-        """Return the `_CompressedCall` of all programs that average gradients of the same variables."""
         kind = self._kind_of(gradients)
         if kind not in self._compressed_calls:
             self._compressed_calls[kind] = _CompressedCall(self)
@@ -263,41 +242,38 @@ class JaxAverage(CallbackAverage):
 
 
 class _Filler:
-    """Handler that averages gradients in the memory of a program on the CPU, for losses that are sums or not."""
+    """Handler that averages gradients in the memory of a program on the CPU."""
 
     def __init__(self, average: JaxAverage, is_sum: bool) -> None:
         self._average, self._is_sum = average, is_sum
 
     def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
-        """Fill ``outs`` with averages; JAX has a gradient for every weight."""
         self._average.fill(Batch(ins, None if self._is_sum else scalar, [True] * len(ins)), outs)
 
 
 class _Call:
-    """Handler that queues the averages of gradients, either of a step or of a worker without batches."""
+    """Handler that queues averages of a step's gradients, or those of a worker without batches."""
 
     def __init__(self, average: JaxAverage, like: list[Array], names: Sequence[Any], counts: bool) -> None:
         self._average, self._like, self._names, self._counts = average, like, names, counts
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """Queue the averages after the kernels that compute the gradients."""
         self._average.queue(blocks, stream, self._like, self._names, self._counts)
 
 
 class _CompressedCall:
-    """Handler that queues the compressed averages of gradients, whose residuals it keeps."""
+    """Handler that queues compressed averages of gradients, and keeps their residuals."""
 
     def __init__(self, average: JaxAverage) -> None:
         self._average = average
-        self._feedback = [ErrorFeedback() for _ in range(2)]  # of two dtypes
+        self._feedback = [ErrorFeedback() for _ in range(2)]  # One for each of two dtypes.
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """Queue the averages after the kernels that compute the gradients."""
         self._average.queue_compressed(blocks, stream, self._feedback)
 
 
 class _Queued:
-    """Queue of the headers of calls, in transit to the host; XLA may make the calls in its own thread."""
+    """Queue of headers on their way to the host; XLA may make calls in its own thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -310,7 +286,6 @@ class _Queued:
             self._on_way.clear()
 
     def add(self, fetched: Any) -> None:
-        """Record a call."""
         with self._changed:
             self._on_way.append(fetched)
             self.count += 1
@@ -331,15 +306,7 @@ class _Queued:
             self._changed.notify_all()
 
     def take(self, calls: int, require_sound: Callable[[], None]) -> Array | None:
-        """Wait until ``calls`` calls have been made in total; return the header of the last one.
-
-        It is None if that header was taken already.
-
-        Raises
-        ------
-        WorkerLostError, CollectiveTimeoutError, ConfigurationError
-            If a call cannot be made.
-        """
+        """Wait for ``calls`` calls in total; return the last header, None if already taken."""
         found: list[Any] = []
         deadline = time.monotonic() + DEFAULT_TIMEOUT_S
         with self._changed:
@@ -353,7 +320,7 @@ class _Queued:
                 self._changed.wait(1.0)
             while len(self._on_way) > self.count - calls:
                 found.append(self._on_way.popleft())
-        # All are read, as a header keeps its page of memory until it is read.
+        # Read all, as an unread header keeps its page of memory.
         values = [fetched.values() for fetched in found]
         return values[-1] if values else None
 

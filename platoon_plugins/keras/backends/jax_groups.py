@@ -1,9 +1,4 @@
-"""The variables of a model on JAX, borrowed and given back all at once.
-
-Python takes some microseconds for what it does with one array, and in a training loop, where none of it is in the
-processor's cache, several times as many. The default rule synchronizes the hundreds of arrays of a deep network at each
-batch.
-"""
+"""The variables of a model on JAX, borrowed and given back all at once to save time."""
 
 from __future__ import annotations
 
@@ -26,26 +21,19 @@ Array = np.ndarray[Any, Any]
 
 
 class VariableGroup:
-    """Borrows the values of variables of one model; see `platoon_base.parameters.Group`.
-
-    Parameters
-    ----------
-    state : StepState
-        Of the model.
-    take_over : callable
-        Moves the memory of a list of donated arrays to new arrays.
-    """
+    """Borrows the variables of one model; see `platoon_base.parameters.Group`."""
 
     def __init__(self, state: StepState, take_over: Callable[[list[Any]], list[Any]]) -> None:
         self._state, self._take_over = state, take_over
         self._lent: list[weakref.ref[Array]] = []
         self._known: tuple[int, Any, list[Place] | None] = (0, None, None)
-        self._awaited: Any = None  # the call of the steps whose arrays have been looked at
+        # The call of the steps whose arrays have been checked.
+        self._awaited: Any = None
         self._devices = _Kind(lambda array: on_cuda(array) is not None)
         self._hosts = _Kind(lambda array: device_of(array.sharding).platform == "cpu" and array.dtype.kind == "f")
 
     def borrow(self, variables: Sequence[Any]) -> list[Array] | None:
-        """Return the memory of the values, if nobody else relies on it; None if it has to be borrowed one by one."""
+        """Return the memory of all values if possible; None to borrow them one by one."""
         if not _all_donated(variables):
             return None
         arrays = self._arrays(variables)
@@ -54,20 +42,22 @@ class VariableGroup:
         taken = self._take_over(arrays)
         self._assign(variables, taken)
         found = [writable(np.asarray(array)) for array in taken]
-        self._lent = [weakref.ref(array) for array in found]  # JAX would copy memory that is still referenced
+        # The references are weak: JAX would copy memory that is still referenced.
+        self._lent = [weakref.ref(array) for array in found]
         return found
 
     def give_back(self, variables: Sequence[Any], arrays: Sequence[Any]) -> bool:
-        """Make arrays that `borrow` or `borrow_on_device` returned the values; return whether that is done."""
+        """Make borrowed arrays the values again; return whether that is done."""
         if isinstance(arrays, JaxArrays):
             if arrays.are_to_be_given_back:
                 self._assign(variables, arrays.values)
             return True
         lent, self._lent = self._lent, []
-        return _same(arrays, [array() for array in lent])  # then they are the memory of the values
+        # The same arrays are still the memory of the values.
+        return _same(arrays, [array() for array in lent])
 
     def borrow_on_device(self, variables: Sequence[Any]) -> JaxArrays | None:
-        """Return the values, if all are on one CUDA device; None if they have to be borrowed one by one."""
+        """Return the values if all are on one CUDA device; None to borrow them one by one."""
         places = self._places_of(variables)
         call = self._state.call_on(places)
         if call is not None and call is self._awaited:
@@ -75,19 +65,19 @@ class VariableGroup:
         arrays = self._arrays(variables)
         if not self._devices.has(arrays):
             return None
-        # Callbacks may have arrays that are in the variables; those in the lists they have never seen.
+        # Callbacks may refer to arrays of variables, but not to those in the lists.
         donated = places is not None and _all_donated(variables)
         if donated:
-            self._awaited = call  # from now on what the steps return is like this
+            # Later steps return arrays like these.
+            self._awaited = call
         return JaxArrays(arrays, donated, self._devices.like)
 
     def share_on_device(self, variables: Sequence[Any]) -> None:
-        """Let the steps of a fit, before they are compiled, make the synchronizations of variables themselves."""
+        """Let steps synchronize variables themselves; call it before they are compiled."""
         if _all_donated(variables) and self._devices.has(self._arrays(variables)):
             self._state.begin_by_a_call([variable.variable for variable in variables], StepCall.made)
 
     def forget(self) -> None:
-        """Let go of the variables of a fit that is over."""
         self._known, self._lent, self._awaited = (0, None, None), [], None
 
     def _arrays(self, variables: Sequence[Any]) -> list[Any]:
@@ -103,7 +93,7 @@ class VariableGroup:
             variable.array = array
 
     def _places_of(self, variables: Sequence[Any]) -> list[Place] | None:
-        """Return where the values are in the trainer's lists; None if they are not there now."""
+        """Return the places of the values in the trainer's lists; None if they are not there."""
         if not self._state.is_open:
             return None
         version, known, places = self._known
@@ -115,20 +105,10 @@ class VariableGroup:
 
 
 class _Kind:
-    """Tells whether all arrays of a list are on one device and fit; it looks at each only if the list is another kind.
+    """Tells whether all arrays of a list are on one device and ``fits(array)`` holds for each."""
 
-    Arrays that a program returns have the same sharding objects and shape objects each time.
-
-    Parameters
-    ----------
-    fits : callable
-        ``fits(array)`` tells it of one array.
-
-    Attributes
-    ----------
-    like : object
-        Another object whenever shapes, dtypes or devices are not those of the list before.
-    """
+    # Programs return arrays with the same sharding and shape objects: only other lists are checked.
+    # `like` is a new object whenever shapes, dtypes or devices differ from the previous list.
 
     def __init__(self, fits: Callable[[Any], bool]) -> None:
         self.like: object = None
@@ -138,7 +118,7 @@ class _Kind:
         self._good = False
 
     def has(self, arrays: Sequence[Any]) -> bool:
-        """Return whether all arrays are on one device and fit, and no two of them are one."""
+        """Return whether all arrays are on one device, fit, and are distinct."""
         shardings, shapes = [array.sharding for array in arrays], [array.aval for array in arrays]
         if not (_same(shardings, self._shardings) and _same(shapes, self._shapes)):
             self.like, self._shardings, self._shapes = object(), shardings, shapes

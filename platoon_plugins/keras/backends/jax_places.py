@@ -1,4 +1,4 @@
-"""Where the arrays of a Keras model on JAX are between two steps."""
+"""The places of the arrays of a Keras model on JAX between two steps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ __all__ = ["Place"]
 
 
 class Place(NamedTuple):
-    """Where an array is in the state that a step gets and returns.
-
-    Attributes
-    ----------
-    number : int
-        Of the list, in the order of `jax_state.STATE`.
-    index : int
-        In that list.
-    """
+    """Index of an array in list ``number`` of the state of a step, see `jax_state.STATE`."""
 
     number: int
     index: int

@@ -1,4 +1,4 @@
-"""The state of Keras on JAX between two steps of an epoch, which is in lists and not in the variables of the model."""
+"""The state of Keras on JAX between two steps: lists of arrays instead of variables."""
 
 from __future__ import annotations
 
@@ -15,44 +15,40 @@ __all__ = ["STATE", "StepState"]
 
 # The arguments and results of a step, in this order, by their names in Keras's trainer.
 STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
-_WITH_WEIGHTS = 3  # of these lists, from the first on
+# The number of leading lists that may have weights.
+_WITH_WEIGHTS = 3
 
 
 class StepState:
-    """The lists of arrays that a model's step has returned, and that Keras passes to the next one.
+    """The lists of arrays that a step has returned and that Keras passes to the next one."""
 
-    Where a callback asks for the weights, Keras assigns each array to its variable, and takes it from there for the
-    next step: milliseconds for the hundreds of arrays of a deep network. While this is `open`, weights are read and
-    replaced in the lists.
-
-    Parameters
-    ----------
-    model : keras.Model
-
-    Attributes
-    ----------
-    version : int
-        Changes when the places of variables may have changed.
-    """
+    # Assigning every array to its variable would take milliseconds for a deep network. While this
+    # is `open`, weights are read and replaced in the lists.
 
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
-        self._step: Callable[[], Any] = _nothing  # weak: the step refers to the model, by whose life this is kept
-        self._places: dict[int, Place] = {}  # by the id of a variable
+        # The reference is weak, as the step refers to the model.
+        self._step: Callable[[], Any] = _nothing
+        # Places by the id of the variable.
+        self._places: dict[int, Place] = {}
         self._returned: Sequence[list[Any]] | None = None
-        self._kept: Sequence[list[Any]] = ()  # the trainer's copies of the lists, for callbacks
-        self._before: Sequence[list[Any]] = ()  # what the latest step has returned, if some of it was replaced
-        self.version = 0  # of the places of variables
+        # The trainer's copies of the lists.
+        self._kept: Sequence[list[Any]] = ()
+        # The original results of the latest step, if some were replaced.
+        self._before: Sequence[list[Any]] = ()
+        self.version = 0
         self._open = False
-        self._call: Any = None  # the StepCall with which the step begins, if it does
-        self._is_made_by_keras = False  # of the step, without what wraps it here
+        # The StepCall at the start of the step, if any.
+        self._call: Any = None
+        # Whether Keras made the step that is wrapped here.
+        self._is_made_by_keras = False
 
     def watch(self) -> None:
-        """Keep what the model's step returns, from its next call on."""
+        """Keep the results of the model's step from its next call on."""
         model = self._model()
         if model is None or model.train_function is None:
             return
-        # A model lists the variables of optimizers beside its own one among those that are not trainable.
+        # The non-trainable variables include those of other optimizers.
         lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
         self.version += 1
         self._places = {
@@ -60,7 +56,7 @@ class StepState:
         }
         if _calls(model.train_function, self._step()):
             return
-        self._call = None  # it is in the step that was compiled before
+        self._call = None  # It was in the previous compiled step.
         compiled = model.train_function
         module = getattr(compiled, "__module__", None) or ""
         self._is_made_by_keras = module.startswith("keras.") and not hasattr(compiled, "__wrapped__")
@@ -87,29 +83,26 @@ class StepState:
         self._step = weakref.ref(step)
 
     def _keep(self, returned: Any) -> None:
-        """Give the model the state that a step has returned, behind which there was an error."""
+        """Give the model the state of a step that was followed by an error."""
         model = self._model()
         if model is not None:
             model._jax_state = dict(zip(STATE, returned))
-            self._kept = [model._jax_state[name] for name in STATE]  # Keras copies the lists
+            self._kept = [model._jax_state[name] for name in STATE]  # Keras copies the lists.
 
     def _begun_with(self, state: Any) -> Any:
-        """Return the state with which a step begins."""
         self._open = False
         return self._renewed(state) if self._before and state is not self._returned else state
 
     def begin_by_a_call(self, variables: Sequence[Any], make_call: Callable[[StepState, list[Place]], Any]) -> None:
-        """Let the model's step, before it is compiled, begin by a call that may change the values of variables.
-
-        It does not if somebody has put a function of his own in place of the one that Keras has made.
-        """
+        """Start the model's step, before it is compiled, by a call that may change variables."""
+        # Nothing is done if the user has replaced the function that Keras made.
         model = self._model()
         found = [self._places.get(id(variable)) for variable in variables]
         places = [place for place in found if place is not None]
         if model is None or len(places) != len(found) or not self._is_made_by_keras:
             self._call = None
             return
-        # A fit that raised has left the function that took its time.
+        # A fit that raised has left its timed function.
         if getattr(model.train_function, "untimed", model.train_function) is not self._step():
             self._call = None
             return
@@ -125,20 +118,21 @@ class StepState:
             model.jax_state_sync = _FlushFirst(self, model)
 
     def call_on(self, places: Sequence[Place] | None) -> Any:
-        """Return the call with which the next step begins, if it changes the arrays at these places."""
+        """Return the call at the start of the next step, if it changes these arrays."""
         call, model = self._call, self._model()
         if call is None or call.places != places or not isinstance(getattr(model, "jax_state_sync", None), _FlushFirst):
             return None
-        call.places = places  # a list is compared with itself quickly
+        # Comparing a list with itself is fast.
+        call.places = places
         return call
 
     def flush(self) -> None:
-        """Make changes that were put off until the next step."""
+        """Make changes that were deferred until the next step."""
         if self._call is not None:
             self._call.flush()
 
     def open(self) -> bool:
-        """Let `get_all` and `put_all` read and replace weights until the next step; return whether they can."""
+        """Let `get_all` and `put_all` use the lists until the next step; return if they can."""
         model = self._model()
         self._open = False
         if model is None or self._returned is None or model._jax_state_synced:
@@ -159,17 +153,14 @@ class StepState:
 
     @property
     def is_open(self) -> bool:
-        """Whether weights are read and replaced in the lists."""
         model = self._model() if self._open else None
         return model is not None and not model._jax_state_synced
 
     def close(self) -> None:
-        """End `open`."""
         self.flush()
         self._open = False
 
     def drop(self) -> None:
-        """Forget the arrays of the latest step."""
         try:
             self.close()
         finally:
@@ -180,11 +171,10 @@ class StepState:
                 patched.undo()
 
     def place_of(self, variable: Any) -> Place | None:
-        """Return where the value of a variable is in the lists; None if it is not in them now."""
+        """Return the place of a variable in the lists; None if it is not in them now."""
         return self._places.get(id(variable)) if self.is_open else None
 
     def get_all(self, places: Sequence[Place]) -> list[Any]:
-        """Return the arrays of variables."""
         self.flush()
         returned: Any = self._returned
         return [returned[number][index] for number, index in places]
@@ -197,10 +187,10 @@ class StepState:
             self._before = [list(values) for values in returned]
         for (number, index), array in zip(places, arrays):
             returned[number][index] = array
-            list.__setitem__(self._kept[number], index, array)  # Keras's own would track the array like a layer
+            list.__setitem__(self._kept[number], index, array)  # This avoids Keras's tracking.
 
     def _renewed(self, state: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        """Return a state with what `put_all` has put in place of arrays that the trainer still has from before."""
+        """Return a state in which old arrays are replaced by those of `put_all`."""
         returned: Any = self._returned
         return tuple(
             [now if old is before else old for old, before, now in zip(given, *known)]
@@ -211,7 +201,7 @@ class StepState:
 
 
 class _FlushFirst:
-    """A model's ``jax_state_sync``, by which callbacks ask for the state: what was put off comes first."""
+    """A model's ``jax_state_sync`` that first makes deferred changes."""
 
     def __init__(self, state: StepState, model: Any) -> None:
         self._state, self._model = weakref.ref(state), weakref.ref(model)
@@ -227,7 +217,6 @@ class _FlushFirst:
             type(model).jax_state_sync(model)
 
     def undo(self) -> None:
-        """Give the model back what it had."""
         model = self._model()
         if model is not None:
             _restore(model, "jax_state_sync", self._own)
@@ -235,7 +224,7 @@ class _FlushFirst:
 
 @contextlib.contextmanager
 def _in_place_of(model: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Give a model another method within the ``with`` block."""
+    """Replace a method of a model within the ``with`` block."""
     own = vars(model).get(name)
     setattr(model, name, function)
     try:
@@ -252,7 +241,7 @@ def _restore(model: Any, name: str, own: Any) -> None:
 
 
 def _nothing() -> None:
-    """Return None, as a weak reference to what is gone does."""
+    """Return None, as a weak reference to a deleted object does."""
 
 
 def _calls(function: Any, step: Any) -> bool:

@@ -1,8 +1,7 @@
-"""Synchronizations that are a part of the compiled step behind them.
+"""Synchronizations as a part of the next compiled step.
 
-As a program of its own a synchronization takes JAX some milliseconds for the hundreds of arrays of a deep network, and
-a small network's step as long as half a step. Within the step it takes no program: the step begins by a call which
-queues the center's kernels on the arrays that the step gets.
+A separate program for hundreds of arrays takes JAX milliseconds. Instead, the step starts with a
+call that queues the center's kernels on its arrays.
 """
 
 from __future__ import annotations
@@ -27,53 +26,42 @@ __all__ = ["Drawn", "Lists", "StepCall", "queue_all"]
 
 log = logging.getLogger(__name__)
 
-_POLL_INTERVAL_S = 1.0  # between checks, during the wait for a step's call, whether the step has failed
+# Interval of checks for a failed step while waiting for its call.
+_POLL_INTERVAL_S = 1.0
 
 
 class Lists(Protocol):
     """The arrays between two steps."""
 
-    def get_all(self, places: Sequence[Place]) -> list[Any]:
-        """Return the arrays at some places."""
-        ...
+    def get_all(self, places: Sequence[Place]) -> list[Any]: ...
 
-    def put_all(self, places: Sequence[Place], arrays: Sequence[Any]) -> None:
-        """Replace them."""
-        ...
+    def put_all(self, places: Sequence[Place], arrays: Sequence[Any]) -> None: ...
 
 
 class StepCall:
-    """The call at the beginning of a model's compiled step; the `Later` of the arrays that the step gets.
+    """The call at the start of a model's compiled step; the `Later` of the step's arrays."""
 
-    On devices JAX makes it in the thread that starts the step, before that goes on. Where it comes later, as on the
-    CPU, a step that is to make calls waits for the calls of all steps before it.
-
-    Parameters
-    ----------
-    lists : Lists
-    places : sequence of Place
-        Of the arrays in the step's state that calls may change, in the order of the parameters.
-
-    Attributes
-    ----------
-    places : sequence of Place
-    """
+    # On devices JAX makes the call in the thread that starts the step. On the CPU it may be later:
+    # a step with changes then waits for the calls of all earlier steps.
 
     def __init__(self, lists: Lists, places: Sequence[Place]) -> None:
         self.places = places
         self._lists = lists
         self._gate: Any = xla_calls.gate_of(self)
         self._traced = False
-        self._turn = threading.RLock()  # for what follows; a signal handler may come at any time
+        # The lock of the attributes below; reentrant, as a signal handler may run at any time.
+        self._turn = threading.RLock()
         self._work: collections.deque[tuple[Sequence[int], Queue]] = collections.deque()
-        self._starts = False  # whether a step is being started that makes the calls
-        self._started: int | None = None  # how many steps were, by the gate's count; None if that is not known
+        # Whether a step that makes the calls is being started.
+        self._starts = False
+        # The gate's count of started steps; None if unknown.
+        self._started: int | None = None
         self._called = threading.Event()
         self._failure: BaseException | None = None
 
     @classmethod
     def made(cls, lists: Lists, places: Sequence[Place]) -> StepCall | None:
-        """Make one, if a gate can be had."""
+        """Return a StepCall; None if no gate is free."""
         call = cls(lists, places)
         return None if call._gate is None else call
 
@@ -96,7 +84,7 @@ class StepCall:
         return begun_by_the_call
 
     def put_off(self, indices: Sequence[int], queue: Queue) -> bool:
-        """Let the next step call ``queue`` for some of the arrays; return False if it has no call."""
+        """Let the next step call ``queue`` for some arrays; return False if it has no call."""
         if self._traced:
             self._work.append((indices, queue))
         return self._traced
@@ -105,7 +93,7 @@ class StepCall:
         return self._lists.get_all(self.places)
 
     def flush(self) -> None:
-        """Make the calls for which there was no step, by a program of their own; a step that starts makes them."""
+        """Make the deferred calls by a separate program, unless a starting step makes them."""
         with self._turn:
             work = [] if self._starts else self._take()
             if not work:
@@ -120,7 +108,7 @@ class StepCall:
                 raise failure
 
     def _take(self) -> list[tuple[Sequence[int], Queue]]:
-        """Return the calls to make, each once, though a signal handler may ask at the same time."""
+        """Return each call to make once, even if a signal handler interrupts."""
         taken = []
         while self._work:
             taken.append(self._work.popleft())
@@ -128,16 +116,12 @@ class StepCall:
 
     @staticmethod
     def draw(batches: Iterator[Any]) -> Drawn:
-        """Draw the first batch of a step."""
         return Drawn(batches)
 
     @contextlib.contextmanager
     def step(self, drawn: Drawn) -> Iterator[Callable[[Any], None]]:
-        """Let the step that is started within the ``with`` block with these batches make the calls, if there are any.
-
-        Gives a function to call with the state that the step has returned. It waits for the calls, and raises what one
-        of them has raised.
-        """
+        """Make the deferred calls in the step that starts within the ``with`` block."""
+        # The yielded function waits for the calls after the step, and raises their errors.
         started, self._started = self._started, None
         try:
             with self._turn:
@@ -152,7 +136,7 @@ class StepCall:
                 self._starts = False
 
     def _let_in(self, started: int | None) -> int:
-        """Let the call of the next step in; return how many came before it."""
+        """Admit the call of the next step; return the number of earlier calls."""
         gate = self._gate
         if gate.came != started:
             jax.block_until_ready(self._lists.get_all(self.places))
@@ -166,14 +150,15 @@ class StepCall:
         number, index = self.places[0]
         while not self._called.wait(_POLL_INTERVAL_S):
             array = state[number][index]
-            if array.is_ready() and not self._called.is_set():  # the step has failed, or an earlier one
+            # This step or an earlier one has failed.
+            if array.is_ready() and not self._called.is_set():
                 jax.block_until_ready(array)
                 raise PlatoonError("JAX has ended a step without the synchronization at its beginning")
         if self._failure is not None:
             raise self._failure
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """Make the calls, out of the step; an exception is kept for the thread that has started it."""
+        """Make the calls; an exception is stored for the thread that started the step."""
         work = self._take()
         try:
             queue_all(work, [block.address for block in blocks], stream)
@@ -183,13 +168,9 @@ class StepCall:
 
 
 class Drawn:
-    """The batches of one step, which starts a program for each; a generator may synchronize before the first.
+    """The batches of one step; ``count`` of them have been drawn."""
 
-    Attributes
-    ----------
-    count : int
-        Of those that the step has drawn.
-    """
+    # The first one is drawn before the step, as a generator may synchronize.
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self.count = 0
@@ -209,6 +190,6 @@ def _nothing(state: Any) -> None:
 
 
 def queue_all(work: Sequence[tuple[Sequence[int], Queue]], addresses: list[int], stream: int) -> None:
-    """Make calls that were put off, with the addresses of the arrays of each."""
+    """Make deferred calls, each with the addresses of its arrays."""
     for indices, queue in work:
         queue([addresses[i] for i in indices], stream)

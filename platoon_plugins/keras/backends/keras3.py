@@ -22,16 +22,16 @@ from platoon_plugins.keras.optimizers import optimizers_of, with_inner
 __all__ = ["PLAIN_DTYPES", "Keras3", "Keras3Metrics", "KerasVariable", "LossWeight", "loss_weights_of"]
 
 Array = np.ndarray[Any, Any]
-# Those of NumPy itself; others, such as bfloat16, are of ml_dtypes, and have no buffers.
+# The dtypes of NumPy itself. Others, such as bfloat16, are of ml_dtypes and have no buffers.
 PLAIN_DTYPES = ("float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8")
 _SEED = "seed_generator_state"
 _GLOBAL_GENERATOR = "global_seed_generator"
-# By the ``aggregation`` of a variable. Its default, "none", leaves the choice to the dtype.
+# Rules by the ``aggregation`` of a variable. For "none" the dtype decides.
 _RULES = {"mean": "mean", "sum": "sum", "only_first_replica": "first"}
 
 
 class KerasVariable:
-    """A variable of Keras 3, with the methods of Theano's shared variables too; it copies values."""
+    """A variable of Keras 3, with the methods of Theano's shared variables; it copies values."""
 
     def __init__(self, variable: Any) -> None:
         self.name: str = variable.path
@@ -41,16 +41,16 @@ class KerasVariable:
 
     @property
     def rule(self) -> str:
-        """The rule by which workers agree on the value of a variable that is not trained; "own" if they do not."""
+        """The rule for a variable that is not trained; "own" if it differs between workers."""
         if self.name.endswith(_SEED):
             return "own"
-        if self.name.endswith("vector_u"):  # SpectralNormalization's: a mean of unit vectors is none.
+        # SpectralNormalization's unit vector, which cannot be averaged.
+        if self.name.endswith("vector_u"):
             return "first"
         wanted = _RULES.get(str(getattr(self.variable, "aggregation", None)))
         return wanted or ("mean" if _is_float(self.variable) or self.dtype.startswith("complex") else "first")
 
     def on_host(self) -> bool:
-        """Return whether the value is in the memory of the host."""
         return True
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
@@ -82,24 +82,22 @@ class KerasVariable:
         """Return None: a center on devices cannot use the value."""
 
     def view(self) -> Array:
-        """Return the value for reading only, without a copy if possible."""
         value: Array = np.asarray(keras.ops.convert_to_numpy(self.variable))
         return value
 
     def set_value(self, value: Array, borrow: bool = False) -> None:
-        """Change the value."""
         self.variable.assign(value)
 
 
 class Keras3Metrics(Metrics):
-    """The metrics of Keras 3, where all values in ``logs`` come from metric objects, whose variables are the state."""
+    """The metrics of Keras 3, whose variables are the state of all values in ``logs``."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._checked = 0
 
     def epoch_begins(self) -> None:
-        """Record the start of an epoch: check that the state of all metrics is zero."""
+        """Check that the state of all metrics is zero."""
         self._checked = len(self._model.metrics_variables)
         for metric in _each(self._model.metrics):
             require_declared(metric, keras.metrics.Metric)
@@ -109,8 +107,9 @@ class Keras3Metrics(Metrics):
                     raise not_additive(metric.name, variable.name)
 
     def train_state(self) -> list[Array]:
-        """Return the state of the training metrics, which are not reset before on_test_begin of an evaluation."""
-        if self._checked != len(self._model.metrics_variables):  # TensorFlow creates variables in the first step
+        """Return the state of the training metrics; call it before an evaluation resets them."""
+        # TensorFlow creates variables in the first step.
+        if self._checked != len(self._model.metrics_variables):
             state = self.test_state()
             self._model.reset_metrics()
             self.epoch_begins()
@@ -169,14 +168,13 @@ class Keras3(Backend):
         return [self.variable(v) for v in model.trainable_variables]
 
     def statistics(self, model: Any) -> list[Any]:
-        """Return the other state of the layers, including seeds and frozen weights, which stay equal on all workers."""
-        # A GAN on JAX keeps variables of its optimizers among its own.
+        # A GAN on JAX has variables of its optimizers among its own.
         others = {id(v) for optimizer in optimizers_of(model) for v in optimizer.variables}
         return [self.variable(v) for v in model.non_trainable_variables if id(v) not in others]
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
-        """Return the variables of the optimizers; build that of compile(), which Keras may build in the first step."""
-        compiled_with = getattr(model, "optimizer", None)  # before compile() a model may have none
+        """Return the variables of the optimizers; build that of compile()."""
+        compiled_with = getattr(model, "optimizer", None)  # It may be missing before compile().
         if compiled_with is not None and not compiled_with.built:
             compiled_with.build(model.trainable_variables)
         return [self.variable(v) for optimizer in optimizers_of(model) for v in optimizer.variables]
@@ -189,17 +187,13 @@ class Keras3(Backend):
         return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """Change the seeds of the random layers, which are variables; rank 0 keeps its own."""
         for variable in _seeds(model) if rank else ():
             state = np.array(keras.ops.convert_to_numpy(variable))
             state[0] = shard_seed(int(state[0]), rank) % 2**31
             variable.assign(state)
 
     def seed(self, seed: int, model: Any = None) -> None:
-        """Seed the global generator of Keras, which keras.random uses by default.
-
-        If it does not exist yet, Python's generator will seed it.
-        """
+        """Seed the global generator of Keras; if it does not exist yet, Python's will seed it."""
         generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
         if generator is not None:
             generator.state.assign(np.array([seed % 2**31, 0]))
@@ -235,9 +229,10 @@ class Keras3(Backend):
         return GradientAverage(worker)
 
     def apply_of(self, optimizer_class: type, average: GradientAverage) -> dict[str, Any]:
-        """Return an ``apply`` that averages gradients before Keras's own clips, accumulates and updates."""
+        """Return an ``apply`` that averages gradients before Keras's own is called."""
         base: Any = optimizer_class
-        plain_apply = getattr(base.apply, "unchecked", base.apply)  # without the check of `refuse_unwrapped_copies`
+        # This is `apply` without the check of `refuse_unwrapped_copies`.
+        plain_apply = getattr(base.apply, "unchecked", base.apply)
         loss_weight = LossWeight()
 
         def averages_of(grads: Sequence[Any]) -> list[Any]:
@@ -250,12 +245,13 @@ class Keras3(Backend):
             return plain_apply(optimizer, averages_of(grads), trainable_variables)
 
         def stateless_apply(optimizer: Any, variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-            # Without `expect`: the variables are traced values here, and must not be stored.
+            # Without `expect`: traced variables must not be stored.
             return base.stateless_apply(optimizer, variables, averages_of(grads), trainable_variables)
 
         methods: dict[str, Any] = {"apply": apply, "loss_weight": loss_weight}
-        if base.stateless_apply is not keras.optimizers.Optimizer.stateless_apply:  # the base's calls `apply`
-            methods["stateless_apply"] = stateless_apply  # that of LossScaleOptimizer does not
+        # The base's own calls `apply`, that of LossScaleOptimizer does not.
+        if base.stateless_apply is not keras.optimizers.Optimizer.stateless_apply:
+            methods["stateless_apply"] = stateless_apply
         return methods
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
@@ -266,7 +262,7 @@ class Keras3(Backend):
             setattr(model, _LOSSES, losses)
         if getattr(model.compute_loss, "average", model) is not average:
             model.compute_loss = self._watched_loss(model, average, losses)
-            if model.train_function is not None:  # traced already
+            if model.train_function is not None:  # The step is already traced.
                 model.make_train_function(force=True)
             if model.test_function is not None:
                 model.make_test_function(force=True)
@@ -274,23 +270,26 @@ class Keras3(Backend):
 
     def _watched_loss(self, model: Any, average: ModelAverages | None, losses: BatchLosses) -> Callable[..., Any]:
         plain = getattr(model.compute_loss, "plain", model.compute_loss)
-        loss_weights = loss_weights_of(model)  # the loss may belong to any of the optimizers, or to all
+        # The loss may be of any of the optimizers, or of all.
+        loss_weights = loss_weights_of(model)
         first = True
 
-        def compute_loss(*args: Any, **options: Any) -> Any:  # a model's own may take other arguments
+        # A model's own method may have other parameters.
+        def compute_loss(*args: Any, **options: Any) -> Any:
             nonlocal first
             with watched() as terms:
                 loss = plain(*args, **options)
-            # The first tensor has the number of rows: x (which a train_step may omit), y, y_pred or sample_weight.
+            # The first tensor has the number of rows: x (which a train_step may omit), y or y_pred.
             given = [tensor for tensor in keras.tree.flatten((args, options)) if getattr(tensor, "shape", None)]
             if any(isinstance(tensor, keras.KerasTensor) for tensor in given):
-                return loss  # Keras only asks for shapes
+                return loss  # Keras only asks for shapes.
             training = options.get("training", args[4] if len(args) > 4 else None)
             rows = keras.ops.shape(given[0])[0] if given else 1
             weight = batch_weight(terms, rows, model)
             if average is not None and training is not False:
                 require_one_kind(weight, terms)
-                if first:  # later ones need not, as it takes milliseconds in a deep model
+                # It runs only once, as it takes milliseconds for a deep model.
+                if first:
                     first = False
                     warn_of_added(model)
                 for loss_weight in loss_weights:
@@ -321,21 +320,18 @@ class Keras3(Backend):
 
 
 class LossWeight:
-    """Passes the divisor of a batch's loss from ``compute_loss`` to ``apply``, which Keras calls separately.
+    """Passes the divisor of a batch's loss from ``compute_loss`` to ``apply`` of one optimizer."""
 
-    Each optimizer that averages gradients has one. The weight is None for a loss that is a sum, for all calls of
-    ``apply`` until another loss is computed. It is 1 if no loss was computed.
-    """
+    # The weight is None for a loss that is a sum, until another loss is computed. It is 1 if no
+    # loss was computed.
 
     def __init__(self) -> None:
         self._weight: Any = 1.0
 
     def put(self, weight: Any) -> None:
-        """Store the weight of the loss that was computed."""
         self._weight = weight
 
     def peek(self) -> Any:
-        """Return the weight of the next gradients."""
         return self._weight
 
     def take(self) -> Any:
@@ -357,7 +353,6 @@ _LOSSES = "_platoon_batch_losses"
 
 
 def _are_same(variables: Sequence[Any], known: Sequence[Any]) -> bool:
-    """Return whether two lists have the same objects, as in all steps except the first."""
     return len(variables) == len(known) and all(map(operator.is_, variables, known))
 
 
@@ -370,7 +365,7 @@ def _zeros(variable: Any) -> Array:
 
 
 def _each(metrics: Sequence[Any]) -> Iterator[Any]:
-    """Yield metrics, flattening the container for those of compile()."""
+    """Yield metrics, including those in the container of compile()."""
     for metric in metrics:
         yield from _each(metric.metrics) if getattr(metric, "metrics", None) else [metric]
 

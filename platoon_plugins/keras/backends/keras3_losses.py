@@ -1,4 +1,4 @@
-"""The divisor of a loss of Keras 3: the number of rows or of tokens that are not masked, or a sum of weights."""
+"""The divisor of a loss of Keras 3: the number of rows, of unmasked tokens, or a sum of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
-from keras.src.backend import get_keras_mask  # no public function returns masks on all back ends
+from keras.src.backend import get_keras_mask  # There is no public function.
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
@@ -22,15 +22,7 @@ _watching = threading.local()
 
 
 class Term(NamedTuple):
-    """One loss of a model, as it was computed for a batch.
-
-    Attributes
-    ----------
-    loss : keras.losses.Loss
-    values : tensor
-        The values before they are reduced to one number.
-    mask, sample_weight : tensor or None
-    """
+    """One loss of a model for a batch, with its ``values`` before the reduction."""
 
     loss: Any
     values: Any
@@ -39,16 +31,10 @@ class Term(NamedTuple):
 
 
 class BatchWeight(NamedTuple):
-    """The weight of the mean over a batch in the mean over the batches of all workers.
+    """The weight of a batch's mean in the mean over all workers; 1 for a kind without divisor."""
 
-    Attributes
-    ----------
-    kind : {"rows", "tokens", "sum", "values", "mixed"}
-        "rows": a mean over rows, or over the same number of values in each row; "tokens": a mean whose divisor differs
-        from batch to batch; "sum": a sum; "values": not reduced; "mixed": several losses of different kinds.
-    weight : tensor or float
-        The divisor; 1 for kinds without one.
-    """
+    # Kinds: "rows", a mean over rows or equally many values of each row; "tokens", a mean whose
+    # divisor varies; "sum"; "values", not reduced; "mixed", losses of different kinds.
 
     kind: str
     weight: Any
@@ -66,13 +52,13 @@ def watched() -> Iterator[list[Term]]:
 
 
 def _terms() -> list[Term] | None:
-    """Return the list to which losses of this thread are added; None outside of `watched`."""
+    """Return the list for losses of this thread; None outside of `watched`."""
     terms: list[Term] | None = getattr(_watching, "terms", None)
     return terms
 
 
 def _install() -> None:
-    """Patch the losses of Keras to add their values to the list of `watched`; never undone, as threads may share it."""
+    """Patch the losses of Keras for `watched`; never undone, as threads may share it."""
     plain = keras.losses.Loss.__call__
     if hasattr(plain, "reports_terms"):
         return
@@ -89,7 +75,8 @@ def _install() -> None:
             values[:] = [own_call(*args, **kwargs)]
             return values[0]
 
-        _watching.terms, loss.call = None, keep  # not to list the losses inside a loss
+        # Losses inside a loss are not listed.
+        _watching.terms, loss.call = None, keep
         try:
             result = plain(loss, y_true, y_pred, sample_weight)
         finally:
@@ -105,22 +92,13 @@ def _install() -> None:
 
 
 def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
-    """Return the weight of a batch.
-
-    Parameters
-    ----------
-    terms : list of Term
-    rows : int or tensor
-        Number of rows of the batch.
-    model : keras.Model
-        Its layers may add losses: of weights, equal on all workers, or means over rows.
-    """
+    """Return the weight of a batch, whose ``rows`` are a number or a tensor."""
     kinds = {_kind(term) for term in terms}
     if kinds <= {"rows"}:
-        # The number of values in a row may differ between batches, as for sequences padded batch by batch.
+        # The number of values in a row may differ between batches, as for padded sequences.
         single = len(terms) == 1 and _rank(terms[0].values)
         return BatchWeight("rows", _size(terms[0].values) if single else rows)
-    added = len(model.losses)  # walks through all layers, as `_of_weights` does
+    added = len(model.losses)  # This walks through all layers.
     if kinds == {"sum"} and not added:
         return BatchWeight("sum", 1.0)
     if kinds == {"values"} and len(terms) == 1 and not added:
@@ -131,7 +109,7 @@ def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
 
 
 def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
-    """Raise if averaged gradients would differ from those of a single process; warn if that is not known."""
+    """Raise if averaged gradients would differ from those of one process; warn if unknown."""
     if weight.kind == "mixed":
         raise ConfigurationError(
             "got losses that are divided by different numbers (of rows, of tokens that are not masked, of weights, or "
@@ -149,7 +127,7 @@ def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
 
 
 def warn_of_added(model: Any) -> None:
-    """Warn of losses that layers add, except those of regularizers: of weights, or means over rows by Keras."""
+    """Warn of losses that layers add, except those of regularizers."""
     known = _of_weights(model)
     layers = getattr(model, "_flatten_layers", lambda: ())()
     known += sum(getattr(layer, "activity_regularizer", None) is not None for layer in layers)
@@ -158,7 +136,6 @@ def warn_of_added(model: Any) -> None:
 
 
 def _of_weights(model: Any) -> int:
-    """Return the number of losses that the regularizers of weights add."""
     return sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
 
 
@@ -169,14 +146,14 @@ def _kind(term: Term) -> str:
     if not _rank(term.values):
         return "rows"
     if reduction in (None, "none"):
-        return "values"  # TensorFlow computes the gradient of their sum, and Keras logs their mean
+        # TensorFlow computes the gradient of their sum, and Keras logs their mean.
+        return "values"
     if reduction == "mean_with_sample_weight" and term.sample_weight is not None:
         return "tokens"
     return "rows" if term.mask is None else "tokens"
 
 
 def _divisor(term: Term) -> Any:
-    """Return the divisor of a loss of kind "tokens"."""
     weighted = term.loss.reduction == "mean_with_sample_weight" and term.sample_weight is not None
     weights = keras.ops.cast(term.sample_weight, "float32") if weighted else None
     if term.mask is None:

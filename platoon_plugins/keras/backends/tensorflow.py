@@ -27,18 +27,20 @@ def _has_devices() -> bool:
 
 
 def _on_host() -> contextlib.AbstractContextManager[Any]:
-    """Place new tensors in the memory of the host; nothing to do without GPUs, as tf.device takes time."""
+    """Place new tensors on the host; without GPUs tf.device would only take time."""
     device: contextlib.AbstractContextManager[Any] = tf.device("CPU:0") if _has_devices() else contextlib.nullcontext()
     return device
 
 
 class _TensorFlowVariable(KerasVariable):
-    """A ``tf.Variable``, read and changed by raw operations, as its methods take four times as long."""
+    """A ``tf.Variable``, used by raw operations, which are four times as fast as its methods."""
 
     def __init__(self, variable: Any) -> None:
         super().__init__(variable)
-        self._made = variable.value  # stored, as this property of Keras checks several scopes at each access
-        self._lent = 0  # address of the memory that `borrow` returned last
+        # Stored, as this property of Keras checks several scopes at each access.
+        self._made = variable.value
+        # Address of the memory that `borrow` returned last.
+        self._lent = 0
         alone = self.on_host() and not isinstance(self._made, tf.distribute.DistributedValues)
         self._has_rows = alone and len(variable.shape) > 0
         self._no_rows: Any = None
@@ -47,10 +49,8 @@ class _TensorFlowVariable(KerasVariable):
         return "GPU" not in self._made.device.upper()
 
     def borrow(self) -> Array:
-        """Return the memory itself; if a tensor shares it, TensorFlow gives the variable a copy first.
-
-        TensorFlow does so before it updates rows of a variable. Here it updates no rows.
-        """
+        """Return the memory itself; TensorFlow copies it first if another tensor shares it."""
+        # It does that before an update of rows. Here no rows are updated.
         if not self._has_rows:
             return super().borrow()
         if self._no_rows is None:
@@ -58,7 +58,8 @@ class _TensorFlowVariable(KerasVariable):
                 self._no_rows = tf.zeros((0, *self._made.shape[1:]), self._made.dtype), tf.zeros(0, tf.int32)
         updates, indices = self._no_rows
         tf.raw_ops.ResourceScatterUpdate(resource=self._made.handle, indices=indices, updates=updates)
-        tf.raw_ops.DisableCopyOnRead(resource=self._made.handle)  # otherwise each later read would copy
+        # Otherwise each later read would copy.
+        tf.raw_ops.DisableCopyOnRead(resource=self._made.handle)
         array = writable(self.view())
         self._lent = array.ctypes.data
         return array
@@ -95,7 +96,7 @@ class _TensorFlow(Keras3):
             )
 
     def seed_early(self, seed: int) -> None:
-        """Seed the generator from which data sets draw the seeds of their shuffles when they are built."""
+        """Seed the generator that gives data sets the seeds of their shuffles."""
         tf.random.set_seed(seed)
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
@@ -107,11 +108,10 @@ class _TensorFlow(Keras3):
         return TensorFlowAverage(worker)
 
     def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """Call a function of the host in each step, unless XLA compiles it: its programs cannot make such calls."""
+        """Call a function of the host in each step, unless XLA compiles it."""
         if not model.jit_compile:
             tf.numpy_function(lambda *numbers: call(*map(float, numbers)), list(values), [])
 
 
 def backend() -> _TensorFlow:
-    """Return the back end."""
     return _TensorFlow()

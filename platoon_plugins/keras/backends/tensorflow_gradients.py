@@ -1,4 +1,4 @@
-"""Averages of TensorFlow's gradients; the gradient of an embedding is a list of rows with their row numbers."""
+"""Averages of TensorFlow's gradients; that of an embedding is a list of rows."""
 
 from __future__ import annotations
 
@@ -15,37 +15,31 @@ from platoon_plugins.keras.gradients import Batch
 __all__ = ["TensorFlowAverage"]
 
 Array = np.ndarray[Any, Any]
-_ALIGNMENT_BYTES = 64  # of each array in the gathered buffers
+# Alignment of each array in the gathered buffers.
+_ALIGNMENT_BYTES = 64
 
 
 class TensorFlowAverage(CompiledAverage):
-    """Averages gradients of TensorFlow, in memory that it uses without a copy and releases later.
+    """Averages gradients of TensorFlow, in memory that it uses without a copy and frees later."""
 
-    The gradient of an embedding is a list of rows, one for each look-up, in which the same row may occur many times
-    (``tf.IndexedSlices``). Keras computes squares, norms and limits of each of them: Adam adds ``sum_k g_k^2`` to the
-    second moment of a row, and not ``(sum_k g_k)^2``. So equal rows are not summed here either; every worker gets all
-    of
-
-    ::
-
-        w_i g_ik / sum_j w_j        for the look-ups k of all workers i
-
-    which is the list of a single process with the rows of all workers, in another order. The numbers of look-ups are
-    sent with the other gradients, and the lists in a second collective call.
-    """
+    # The gradient of an embedding (`tf.IndexedSlices`) has a row for each look-up, with
+    # repetitions. Adam adds sum_k g_k^2 to the second moment of a row, not (sum_k g_k)^2. Equal
+    # rows are therefore not summed: a second collective call gathers w_i g_ik / sum_j w_j of the
+    # look-ups k of workers i.
 
     _lists = True
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
         self._arrays = AlignedArrays()
-        self._slices: tuple[int, ...] = ()  # which gradients are lists of rows, in the latest step
+        # The gradients that were lists of rows in the latest step.
+        self._slices: tuple[int, ...] = ()
         self._mine_of: dict[int, tuple[Array, Array]] = {}
         self._gathered: dict[int, tuple[Array, Array]] = {}
         self._row_buffers: dict[str, Array] = {}
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """Return the averages of a batch, computed by a call of Python from the graph (``tf.numpy_function``)."""
+        """Return the averages of a batch, computed by ``tf.numpy_function``."""
         sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in batch.gradients]
         tensors: list[Any] = []
         for gradient, is_list in zip(batch.gradients, sparse):
@@ -66,15 +60,9 @@ class TensorFlowAverage(CompiledAverage):
         ]
 
     def of_arrays(self, batch: Batch, sparse: Sequence[bool]) -> list[Array]:
-        """Return the averages in new or free memory, and for each list of rows the lists of all workers.
-
-        Parameters
-        ----------
-        batch : Batch
-            A list of rows is passed as two arrays: its values and its row numbers, of dtype int64.
-        sparse : sequence of bool
-            Whether each gradient is such a list.
-        """
+        """Return the averages, and for lists of rows those of all workers."""
+        # If `sparse[i]`, gradient i is passed as two arrays: values, and row numbers of dtype
+        # int64.
         remaining = (np.asarray(array, order="C") for array in batch.gradients)
         dense, self._mine_of, self._gathered = [], {}, {}
         for i, is_list in enumerate(sparse):
@@ -87,7 +75,7 @@ class TensorFlowAverage(CompiledAverage):
         self.fill(batch._replace(gradients=dense), averages)
         results: list[Array] = []
         for i, (average, is_list) in enumerate(zip(averages, sparse)):
-            nothing = average, np.zeros(0, np.int64)  # after an error, which is raised later
+            nothing = average, np.zeros(0, np.int64)  # Used after an error, which is raised later.
             results += self._gathered.get(i, nothing) if is_list else [average]
         return results
 
@@ -100,7 +88,6 @@ class TensorFlowAverage(CompiledAverage):
         super()._exchange_header()
 
     def _count_rows(self) -> None:
-        """Write the lengths of this worker's lists of rows to its header."""
         counts = self._mine.counts[self.worker.global_rank]
         counts[:] = 0
         for i, (_, numbers) in self._mine_of.items():
@@ -123,7 +110,7 @@ class TensorFlowAverage(CompiledAverage):
             self.like = known
 
     def _gather(self, counts: Array, is_sum: bool) -> None:
-        """Gather the lists of rows of all workers; ``counts[i, g]`` is the length of worker i's list for gradient g."""
+        """Gather the rows of all workers; ``counts[i, g]`` is worker i's number for gradient g."""
         places, size = {}, 0
         for g in self._slices:
             like = self._mine_of[g][0] if g in self._mine_of else self.like[g]
@@ -131,7 +118,7 @@ class TensorFlowAverage(CompiledAverage):
             for part, (shape, dtype) in enumerate([(like.shape[1:], like.dtype), ((), np.dtype(np.int64))]):
                 places[g, part] = _Place(size, shape, dtype)
                 size += -(-longest * places[g, part].row_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        if not size:  # no worker has a batch
+        if not size:  # No worker has a batch.
             return
         mine, everyones = self._memory("mine", size), self._memory("everyones", self.worker.global_size * size)
         total = float(self._all.weights.sum(dtype=np.float64))
@@ -152,14 +139,11 @@ class TensorFlowAverage(CompiledAverage):
 
 
 class _Place:
-    """The position of an array of rows in memory."""
-
     def __init__(self, start: int, row: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._start, self._row, self._dtype = start, row, dtype
         self.row_bytes = int(np.prod(row, dtype=np.int64)) * dtype.itemsize
 
     def of(self, memory: Array, count: int) -> Array:
-        """Return the first ``count`` rows of the array in memory."""
         part = memory[self._start : self._start + count * self.row_bytes]
         return part.view(self._dtype).reshape(count, *self._row)
 

@@ -1,4 +1,4 @@
-"""Keras 2.3.1 on Theano: weights are shared variables, and the compiled function averages gradients."""
+"""Keras 2.3.1 on Theano: the compiled function averages gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Theano(Backend):
-    """Keras 2 on Theano. No callback can set the first epoch of a fit: `resuming` patches the training loops."""
+    """Keras 2 on Theano; `resuming` patches the training loops to set the first epoch."""
 
     watches_batches = True
     honors_initial_epoch = False
@@ -39,15 +39,15 @@ class _Theano(Backend):
         return {name: getattr(model, names.get(name, name), None) for name in (*names, "loss_weights")}
 
     def weights(self, model: Any) -> list[Any]:
-        return list(model._collected_trainable_weights)  # the weights that the compiled function trains
+        # These are the weights that the compiled function trains.
+        return list(model._collected_trainable_weights)
 
     def statistics(self, model: Any) -> list[Any]:
-        """Return the other state of the layers, including frozen weights, which stay equal on all workers."""
         trained = {id(weight) for weight in self.weights(model)}
         return [w for w in model.weights if id(w) not in trained]
 
     def optimizer_state(self, model: Any) -> list[Any]:
-        model._make_train_function()  # creates the state, once
+        model._make_train_function()  # This creates the state, once.
         options = (
             value for value in vars(model.optimizer).values() if isinstance(value, theano.compile.SharedVariable)
         )
@@ -65,13 +65,14 @@ class _Theano(Backend):
 
     def silence(self, params: dict[str, Any]) -> None:
         params["verbose"] = 0
-        keras.callbacks.ProgbarLogger.target = float("inf")  # a silent ProgbarLogger reads it, but never sets it
+        # A silent ProgbarLogger reads `target`, but never sets it.
+        keras.callbacks.ProgbarLogger.target = float("inf")
 
     def average(self, worker: Any) -> GradientAverage:
         return _InGraph(worker)
 
     def apply_of(self, optimizer_class: type, average: _InGraph) -> dict[str, Callable[..., Any]]:
-        """Return a ``get_gradients`` that calls Keras's own without clipping, averages, and then clips."""
+        """Return a ``get_gradients`` that averages those of Keras before they are clipped."""
         base: Any = optimizer_class
 
         def get_gradients(optimizer: Any, loss: Any, params: Any) -> list[Any]:
@@ -91,7 +92,7 @@ class _Theano(Backend):
         return {"get_gradients": get_gradients, "get_updates": get_updates}
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
-        """Configure the averages for losses that are sums, or means over all rows, masked ones included."""
+        """Configure the averages for losses that are sums, or means over all rows."""
         sums = {function.reduction == "sum" for function in model.loss_functions if function is not None}
         if average is not None:
             if len(sums | ({False} if model.losses else set())) > 1:
@@ -115,18 +116,17 @@ class _Theano(Backend):
         K.set_value(model.optimizer.lr, value)
 
 
-# Unlike Keras 3, Keras 2 does not divide the losses of an activity_regularizer by the number of rows.
+# Unlike Keras 3, Keras 2 does not divide the losses of an activity_regularizer by the rows.
 _OF_KERAS_2 = "(add_loss)", "(add_loss, activity_regularizer)"
 
 
 def _depends_on_batch(loss: Any) -> bool:
-    """Return whether a loss depends on data, and not only on weights as that of a kernel_regularizer."""
+    """Return whether a loss depends on data, unlike that of a kernel_regularizer."""
     inputs = theano.gof.graph.inputs([loss]) if hasattr(loss, "owner") else []
     return any(not isinstance(v, (theano.compile.SharedVariable, theano.Constant)) for v in inputs)
 
 
 def _clipped(gradients: list[Any], clipnorm: float = 0.0, clipvalue: float = 0.0) -> list[Any]:
-    """Return clipped gradients, as Keras's optimizers clip them."""
     if clipnorm > 0:
         norm = K.sqrt(sum(K.sum(K.square(g)) for g in gradients))
         gradients = [keras.optimizers.clip_norm(g, clipnorm, norm) for g in gradients]
@@ -157,11 +157,11 @@ class _InGraph(GradientAverage):
         self._ready.set_value(np.int8(0))
 
     def add_up(self, sums: bool) -> None:
-        """Set whether the loss is a sum, so that gradients are summed and not averaged."""
+        """Set whether the loss is a sum; gradients are then summed."""
         self._sums.set_value(np.int8(sums))
 
     def graph_weight(self, loss: Any) -> Any:
-        """Return the weight of a loss: the number of rows of its batch, its divisor in Keras 2; 1 for a sum."""
+        """Return the weight of a loss: the rows of the batch, its divisor; 1 for a sum."""
         inputs = [v for v in theano.gof.graph.inputs([loss]) if v.owner is None and hasattr(v, "_keras_shape")]
         batches = [v for v in inputs if v.ndim and not isinstance(v, theano.compile.SharedVariable)]
         rows = theano.tensor.cast(batches[0].shape[0], "float32") if batches else theano.tensor.constant(1.0, "float32")
@@ -179,7 +179,7 @@ class _InGraph(GradientAverage):
             *means, header = all_reduce(*gradients, header, op="mean", worker=self.worker)
         self._reduced = header * np.float32(size)
         total = self._reduced[size:].sum()
-        # In a switch, the divisor is hidden from Theano, which would otherwise divide each weight's update by it.
+        # The switch hides the divisor from Theano, which would divide each weight's update.
         factor = np.float32(1 if self._compresses else size)
         scale = theano.tensor.switch(theano.tensor.eq(self._sums, 1), factor, factor / total)
         scaled = [value * theano.tensor.cast(scale, value.dtype) for value in means or gradients]
@@ -192,11 +192,11 @@ class _InGraph(GradientAverage):
         return self._header_out, self._reduced
 
     def count(self, steps: int) -> None:
-        """Record steps that the compiled function made."""
         self.steps += steps
 
     def _expect(self, like: Sequence[Array]) -> None:
-        self.like = like  # without a new header: compiling the function fixes which gradients there are
+        # The header stays, as the compiled function fixes the gradients.
+        self.like = like
 
     def send(self, flag: float) -> float:
         before = super().send(flag)
@@ -218,7 +218,7 @@ class _InGraph(GradientAverage):
                 outputs = all_reduce(*zeros, op="sum", worker=self.worker, compress=True)
                 self._idle_gradients = theano.function([], [output.sum() for output in outputs])
         self._idle()
-        # When no worker has a batch, what is kept would be lost in a result that nobody uses.
+        # Nobody uses the result without a batch, so residuals would be lost.
         weights = self._header_out.get_value(borrow=True)[self.worker.global_size :]
         if self._idle_gradients is not None and weights.any():
             self._idle_gradients()
@@ -229,10 +229,9 @@ _LOSSES = "_platoon_batch_losses"
 
 
 class _Metrics(Metrics):
-    """The metrics of Keras 2: the loss, a mean over samples taken from ``logs``, and the metric objects.
+    """The metrics of Keras 2: the mean loss over samples from ``logs``, and metric objects."""
 
-    An evaluation resets metric objects before it calls on_test_begin, so their training state is copied at each batch.
-    """
+    # An evaluation resets metrics before on_test_begin: the training state is copied at each batch.
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -244,7 +243,7 @@ class _Metrics(Metrics):
         self._test_loss = np.zeros(2)
 
     def epoch_begins(self) -> None:
-        """Record the start of an epoch: check that the state of all metrics is zero."""
+        """Check that the state of all metrics is zero."""
         for metric in self._metrics:
             require_declared(metric, keras.metrics.Metric)
             for weight in metric.weights:
@@ -278,7 +277,8 @@ class _Metrics(Metrics):
         if self._results is None:
             self._results = K.function([], [metric.result() for metric in self._metrics])
         others = self._results([]) if self._metrics else []
-        self._assign(own)  # restores the values that an evaluation has reset already
+        # An evaluation has already reset the metrics: keep their values.
+        self._assign(own)
         loss = total / weight if weight else np.nan
         return dict(zip(self._model.metrics_names, map(float, (loss, *others))))
 
@@ -299,5 +299,4 @@ class _Metrics(Metrics):
 
 
 def backend() -> _Theano:
-    """Return the back end."""
     return _Theano()

@@ -1,4 +1,4 @@
-"""Keras 3 on torch: weights are changed in place, and on the CPU gradients too, by NumPy views of their memory."""
+"""Keras 3 on torch: weights, and on the CPU gradients, are changed in place by NumPy views."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class _Torch(Keras3):
             require_dense_layers(model)
 
     def statistics(self, model: Any) -> list[Any]:
-        """Return the variables, and the tensors of torch modules in the model that are no variables of Keras."""
+        """Return the variables, and tensors of torch modules that are no variables of Keras."""
         known = {id(variable.value) for variable in model.variables}
         modules = [layer for layer in model._flatten_layers() if isinstance(layer, torch.nn.Module)]
         return [*super().statistics(model), *tensors_beside(modules, known)]
 
     def trains_together(self, model: Any) -> bool:
-        """Return whether torch.distributed is initialized: Keras from 3.16 on then trains on all its processes."""
+        """Return whether Keras (from 3.16 on) trains on all processes of torch.distributed."""
         group = torch.distributed
         return hasattr(model, "ddp_model") and group.is_available() and group.is_initialized()
 
@@ -91,22 +91,21 @@ class _Torch(Keras3):
         return TorchAverage(worker)
 
     def gradient_device(self, model: Any) -> torch.device | None:
-        """Return the CUDA device that has all trainable weights; None if there is none."""
+        """Return the CUDA device that has all trainable weights, or None."""
         devices = {weight.value.device for weight in model.trainable_weights}
         return devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
 
     def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
-        """Average gradients on the devices, if each worker has all of its gradients on one device.
-
-        Averages start during the backward pass if all workers use Keras's train_step and one optimizer gets all
-        gradients.
-        """
+        """Average gradients on the devices, if each worker has all of them on one device."""
+        # Averages start in the backward pass if all workers use Keras's train_step and one
+        # optimizer.
         device = self.gradient_device(model)
         only: Any = average_of(getattr(model, "optimizer", None)) if len(average.members) == 1 else None
         weights = [] if only is None else early_weights(model)
         answers = worker.gather([device is not None, bool(weights)], name="where gradients are averaged")
         on_devices, early = (all(answer) for answer in zip(*answers))
-        if on_devices and worker.advanced.compresses_gradients:  # without NCCL they pass through the host anyway
+        # Without NCCL they are averaged on the host anyway.
+        if on_devices and worker.advanced.compresses_gradients:
             on_devices = worker.advanced.stays_on_device(torch.empty(0, device=device))
         average.place(device if on_devices else None)
         if on_devices and early:
@@ -121,5 +120,4 @@ class _Torch(Keras3):
 
 
 def backend() -> _Torch:
-    """Return the back end."""
     return _Torch()

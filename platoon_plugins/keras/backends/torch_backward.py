@@ -18,24 +18,18 @@ _HOOK = "register_post_accumulate_grad_hook"  # torch 2.1
 
 
 def early_weights(model: Any) -> list[Tensor]:
-    """Return the weights of a model whose averages may start in the backward pass; none if they may not.
-
-    Keras's own train_step makes one backward pass per step and passes all of its gradients to the optimizer. A
-    train_step of the user may do anything.
-    """
+    """Return the weights whose averages may start in the backward pass; none if any may not."""
+    # Keras's own train_step makes one backward pass for one call of the optimizer.
     if getattr(model.train_step, "__func__", None) is not keras.Model.train_step:
         return []
     weights = [weight.value for weight in model.trainable_weights]
-    # Weights of a torch module may have requires_grad=False, and no gradient, though Keras lists them as trainable.
+    # Weights of torch modules may have no gradient, though Keras lists them as trainable.
     can = (weight.is_leaf and weight.requires_grad and hasattr(weight, _HOOK) for weight in weights)
     return weights if all(can) else []
 
 
 def watched_function(model: Any, early: EarlyAverages) -> Callable[..., Any]:
-    """Return a model's train_function in whose backward passes averages of gradients may start.
-
-    Once a callback changes which layers are trainable, averages start after the backward pass.
-    """
+    """Return a model's train_function with early averages, until trainable layers change."""
     function = getattr(model.train_function, "plain", model.train_function)
     tensors = [weight.value for weight in model.weights]
     trained = [tensor.requires_grad for tensor in tensors]

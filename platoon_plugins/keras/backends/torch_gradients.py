@@ -31,41 +31,40 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Tensor = Any
 
-LAG = 1  # steps after which the header of a step is read, so that the host can be ahead of the device
-# Size of a bucket, if calls start in the backward pass: that of DistributedDataParallel, or more if the devices average
-# more in BUCKET_S (280 MB over NVLink). Each further call took 0.4 to 0.7 ms (two workers on one H100).
+# Number of steps after which a header is read, so that the host can be ahead of the device.
+LAG = 1
+# Size of a bucket for averages in the backward pass: that of DistributedDataParallel, or more if
+# the devices average more in BUCKET_S (280 MB over NVLink). Each further call took 0.4 to 0.7 ms
+# (two workers on one H100).
 BUCKET_BYTES, BUCKET_S = 25 << 20, 1e-3
-_WATCHED = 2  # calls of a fit before the decision whether averages start early; the first call connects the devices
+# Number of calls before the decision on early averages; the first call connects the devices.
+_WATCHED = 2
 _WITH_SPARSE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class TorchAverage(GradientAverage):
-    """Averages gradients of torch: on the host in the memory of the gradients, on a device in flat buffers.
+    """Averages gradients: on the host in their own memory, on a device in flat buffers."""
 
-    ::
-
-        g := u mean_i(w_i g_i / u) / mean_i(w_i)        u is the largest weight of an earlier step
-
-    On a device this is queued on torch's current stream, with one buffer for each dtype. From the fourth call of a fit
-    on, averages of parts of the buffers may start during the backward pass, on another stream: see `watch_backward`.
-    The header with flags and weights of the ranks is sent after the gradients, copied to the host during other work,
-    and read `LAG` steps later, on all workers in the same step. With compression between hosts it is sent before them,
-    and what is added up is w_i g_i / sum_i w_i, so that residuals are of averages.
-    """
+    # g := u mean_i(w_i g_i / u) / mean_i(w_i), where u is the largest weight of an earlier step.
+    # The header follows the gradients and is read `LAG` steps later, in the same step on all
+    # workers. With compression it precedes them and w_i g_i / sum_i w_i is summed: residuals are of
+    # averages.
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
         self._device: torch.device | None = None
         self._early: EarlyAverages | None = None
         self._early_weight: Callable[[], Any] = lambda: 1.0
-        self._bucket_bytes: int | None = None  # None unless averages start in the backward pass
+        # None unless averages start in the backward pass.
+        self._bucket_bytes: int | None = None
         self._flats: Flats | None = None
-        self._compresses_there = False  # whether averages on the device are compressed
-        self._feedback: dict[Any, ErrorFeedback] = {}  # by the variables of the gradients, and the bucket
+        self._compresses_there = False  # Whether averages on the device are compressed.
+        # Residuals by the variables of the gradients, and the bucket.
+        self._feedback: dict[Any, ErrorFeedback] = {}
         self._sent: Array = np.empty(0, np.float32)
         self._on_way: deque[_Arriving] = deque()
         self._idle: list[_Arriving] = []
-        self._exchanges = 0  # averages of all buckets in this fit
+        self._exchanges = 0  # Averages of all buckets in this fit.
         self._calls_made = 0
 
     def place(self, device: torch.device | None) -> None:
@@ -74,30 +73,18 @@ class TorchAverage(GradientAverage):
         self._flats = None
 
     def watch_backward(self, weights: Sequence[Tensor], weight_of_batch: Callable[[], Any]) -> EarlyAverages | None:
-        """Start averages in the backward pass if that is faster, on all workers or none, until the end of the fit.
-
-        Parameters
-        ----------
-        weights : sequence of tensor
-            The weights in the order of their gradients, on the device of `place`.
-        weight_of_batch : callable
-            Returns, in a backward pass, the divisor of the loss; see `Batch`.
-
-        Returns
-        -------
-        EarlyAverages or None
-            If not None, each training step must be within its `EarlyAverages.step`.
-        """
+        """Start averages in the backward pass of this fit if that is faster on all workers."""
+        # Each training step must be within `EarlyAverages.step` of the result.
         self.watch_none()
         if self._device is not None and self._compresses_on(self._device):
-            return None  # the weights of all batches have to be known before the first average
+            # The weights of all batches must be known before the first average.
+            return None
         if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
             self._early = EarlyAverages(weights, self._fill_early, self._average_bucket, self._device, _CHANGED)
             self._early_weight = weight_of_batch
         return self._early
 
     def watch_none(self) -> None:
-        """Start averages after the backward pass."""
         if self._early is not None:
             self._early.close()
         self._early = None
@@ -105,12 +92,13 @@ class TorchAverage(GradientAverage):
             self._bucket_bytes = self._flats = None
 
     def _agree_on_buckets(self) -> None:
-        """Decide with all workers, in the same call of a fit, whether averages start in the backward pass."""
+        """Decide with all workers, in the same call, if averages start in the backward pass."""
         if self._early is None or self._exchanges != _WATCHED:
             return
         flats = self._flats_of_like()
         answers = self.worker.gather([self._early.good, flats.seconds()], name="averages in the backward pass")
-        seconds = min(took for _, took in answers)  # that of the worker that called last, which does not include a wait
+        # The minimum is that of the last worker, which did not wait.
+        seconds = min(took for _, took in answers)
         size = sum(bucket.flat.nbytes for bucket in flats.buckets)
         full = max(BUCKET_BYTES, int(size * BUCKET_S / seconds) if seconds else 0)
         if not all(good for good, _ in answers) or size <= full:
@@ -124,14 +112,7 @@ class TorchAverage(GradientAverage):
         self.watch_none()
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Start a fit.
-
-        Raises
-        ------
-        ConfigurationError
-            On all workers, if an earlier fit was interrupted after different numbers of calls, so that its gradients
-            still wait on some devices.
-        """
+        """Start a fit; raise if an earlier one left gradients waiting on some devices."""
         self._on_way.clear()
         super().attach(policy, like, calls)
         self._exchanges = 0
@@ -140,15 +121,10 @@ class TorchAverage(GradientAverage):
 
     @property
     def on_device(self) -> bool:
-        """Whether gradients stay on their device."""
         return self._device is not None
 
     def average(self, batch: Batch) -> list[Tensor | None]:
-        """Return the averages of a batch's gradients, tensors; each step may omit other weights.
-
-        On a device the results are parts of buffers, which the next call overwrites; on the host they are the gradient
-        tensors themselves.
-        """
+        """Return the averages of a batch; on a device the next call overwrites them."""
         for gradient in batch.gradients:
             if gradient is not None and gradient.layout is not torch.strided:
                 raise ConfigurationError(f"got a sparse gradient: {_DENSE}")
@@ -179,7 +155,7 @@ class TorchAverage(GradientAverage):
         return [view if any_uses else None for view, any_uses in zip(flats.views, used > 0)]
 
     def _average(self, flats: Flats, batch: Batch, weight: Any, begun: int) -> _Arriving:
-        """Average gradients and the header together, except the buckets whose averages have begun."""
+        """Average gradients and the header together, except buckets that have started."""
         usual, size = self._usual_weight, self.worker.global_size
         for bucket in flats.buckets[begun:]:
             bucket.fill(batch.gradients)
@@ -194,7 +170,7 @@ class TorchAverage(GradientAverage):
         return arriving
 
     def _add_up_compressed(self, flats: Flats, batch: Batch, weight: Any) -> _Arriving:
-        """Average the header, and add up gradients that are divided by the weights of all workers."""
+        """Average the header, and sum gradients that are divided by the weights of all workers."""
         arriving, size = self._send_header(flats), self.worker.global_size
         total = (flats.header[size : 2 * size].double().sum() * size).clamp(min=MIN_WEIGHT)
         for bucket in flats.buckets:
@@ -221,7 +197,7 @@ class TorchAverage(GradientAverage):
         self._calls_made += 1
 
     def _average_bucket(self, number: int) -> None:
-        """Average a filled bucket; during the backward pass this is called in another thread."""
+        """Average a filled bucket; in the backward pass another thread calls it."""
         bucket = self._flats_of_like().buckets[number]
         with torch.no_grad():
             if self._compresses_there:
@@ -233,10 +209,10 @@ class TorchAverage(GradientAverage):
     def settle(self) -> None:
         while self._on_way:
             self._take_oldest()
-        self._all.flags[:] = 0  # the flags of this epoch must have no effect in the first step of the next
+        self._all.flags[:] = 0  # These flags must not affect the next epoch.
 
     def is_last_call(self) -> bool:
-        """Make a call without gradients and wait for it; return whether all workers have ended their epochs."""
+        """Make a call without gradients and wait; return whether all epochs have ended."""
         if not self.on_device:
             return super().is_last_call()
         self._call_without_gradients()
@@ -254,7 +230,7 @@ class TorchAverage(GradientAverage):
             self._put_header(flats, 0.0, 0)
             if not self._compresses_there:
                 self._exchange(flats)
-            # Without any worker's batch what is kept would be lost in a result that nobody uses.
+            # Without any batch nobody uses the result, and residuals would be lost.
             elif self._send_header(flats).header().weights.any():
                 self._average_buckets(flats)
 
@@ -271,7 +247,7 @@ class TorchAverage(GradientAverage):
             flats.header[self.worker.global_size + rank] = weight
 
     def _exchange(self, flats: Flats, begun: int = 0) -> _Arriving:
-        """Average the buckets that were not started early, and read the header of an earlier step."""
+        """Average the buckets that were not started early; read the header of an earlier step."""
         self._make_room()
         if not begun:
             self._exchanges += 1
@@ -291,7 +267,6 @@ class TorchAverage(GradientAverage):
             self._take_oldest()
 
     def _fetch(self, flats: Flats) -> _Arriving:
-        """Begin to copy the header to the host."""
         arriving = self._idle.pop() if self._idle else _Arriving(self.worker.global_size)
         arriving.fetch(flats.header)
         self._on_way.append(arriving)
@@ -301,12 +276,13 @@ class TorchAverage(GradientAverage):
         arriving = self._on_way.popleft()
         header = arriving.header()
         self._idle.append(arriving)
-        ranks = slice(0, 2 * self.worker.global_size)  # without `used`, which may describe other gradients
+        # `used` may describe other gradients.
+        ranks = slice(0, 2 * self.worker.global_size)
         self._all.array[ranks] = header.array[ranks]
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
     def _compresses_on(self, device: Any) -> bool:
-        """Return whether averages on a device are compressed; a collective call for a device that had none yet."""
+        """Return whether averages on a device are compressed; collective for a new device."""
         return self._compresses and self.worker.advanced.compresses(torch.empty(0, device=device))
 
     def _flats_of_like(self) -> Flats:
@@ -320,13 +296,7 @@ class TorchAverage(GradientAverage):
 
 
 class _Arriving:
-    """The header of one call, copied from the device to the host during other work.
-
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    """
+    """The header of one call, copied from the device to the host during other work."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -335,7 +305,7 @@ class _Arriving:
         self._header: GradientHeader | None = None
 
     def fetch(self, header: Tensor) -> None:
-        """Start to copy a header; the memory and event of an earlier copy are reused."""
+        """Start to copy a header, into the memory of an earlier copy."""
         on_cuda = header.device.type == "cuda"
         if self._host.shape != header.shape:
             self._host = torch.empty(header.shape, dtype=header.dtype, pin_memory=on_cuda)
@@ -357,7 +327,7 @@ class _Arriving:
 
 
 def _bounded(weight: Any) -> Any:
-    """Return the weight of a batch, at least MIN_WEIGHT, as a number or a float32 tensor on the device; 1 for None."""
+    """Return the weight of a batch, at least MIN_WEIGHT, as a number or a tensor; 1 for None."""
     if weight is None:
         return 1.0
     if torch.is_tensor(weight):
@@ -366,7 +336,6 @@ def _bounded(weight: Any) -> Any:
 
 
 def _written(gradient: Any, array: Array | None, device: Any) -> Any:
-    """Return an average as a tensor: the gradient itself if there is one."""
     if array is None:
         return None
     if gradient is None:
@@ -400,7 +369,7 @@ _DENSE = "it cannot be averaged; make the layer's gradient dense, such as by spa
 
 
 def require_dense_layers(model: Any) -> None:
-    """Raise `ConfigurationError` if a torch module of the model has ``sparse=True``, so its gradient is sparse."""
+    """Raise `ConfigurationError` if a torch module has sparse gradients (``sparse=True``)."""
     trained = [weight.value for weight in model.trainable_variables]
     for layer in model._flatten_layers():
         if not isinstance(layer, keras.layers.TorchModuleWrapper):

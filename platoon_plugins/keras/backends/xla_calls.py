@@ -1,12 +1,7 @@
-"""Calls of Python from XLA's compiled programs: on the CPU with the memory of the program itself, on CUDA devices to
-queue work between its kernels.
+"""Calls of Python from XLA's compiled programs, without copies of arguments and results.
 
-``jax.experimental.io_callback`` copies each argument and each result. XLA's foreign function interface passes addresses
-instead. Its C structures are read here by ctypes, so that nothing has to be compiled against jaxlib.
-
-References
-----------
-``xla/ffi/api/c_api.h``, version 0.1 and later: structures only grow at their ends, and contain their sizes.
+The C structures are those of ``xla/ffi/api/c_api.h``, version 0.1 and later: they only grow at
+their ends and contain their sizes.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ __all__ = ["Block", "Filler", "Gate", "Queuer", "call_in_place", "call_on_stream
 
 log = logging.getLogger(__name__)
 
-gates: Any = None  # the C extension, if it was built
+gates: Any = None  # The C extension, if it was built.
 try:
     gates = importlib.import_module("platoon_plugins.keras.backends._gates")
 except ImportError as exc:
@@ -39,7 +34,8 @@ except ImportError as exc:
 Array = np.ndarray[Any, Any]
 _TARGET, _STREAM_TARGET = "platoon_call_in_place", "platoon_call_on_stream"
 _EXECUTE, _METADATA, _INTERNAL = 3, 1, 13
-_VERSION = (0, 1)  # of the interface; it has everything that is used here
+# The version of the interface.
+_VERSION = (0, 1)
 # Values of XLA_FFI_DataType.
 _DTYPES = {10: np.float16, 11: np.float32, 12: np.float64}
 
@@ -129,26 +125,15 @@ class _Frame(ctypes.Structure):
 
 
 class Filler(Protocol):
-    """Handler that fills the results of a call; it must outlive the program that makes the call."""
+    """Handler that fills the results of a call; it must outlive the program."""
 
     def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
-        """Fill ``outs``, which may share the memory of ``ins``; neither is valid after the call.
-
-        An exception ends the program with an error of the same text.
-        """
+        """Fill ``outs``, which may share memory with ``ins``; an exception ends the program."""
         ...
 
 
 class Block(NamedTuple):
-    """Memory of a compiled program, valid for kernels that are queued during the call.
-
-    Attributes
-    ----------
-    address : int
-    size : int
-        Number of elements.
-    dtype : numpy.dtype
-    """
+    """Memory of ``size`` elements, valid for kernels that are queued during the call."""
 
     address: int
     size: int
@@ -156,35 +141,32 @@ class Block(NamedTuple):
 
 
 class Gate:
-    """Keeps the calls of one handler from Python, in all programs that make them, until one is let in.
+    """Keeps the calls of one handler from Python, in all programs, until one is admitted."""
 
-    Attributes
-    ----------
-    number : int
-        Of the calls, in the programs; the lowest that is free, as JAX may keep programs on disk.
-    """
+    # `number` identifies the calls in programs; the lowest free one, as JAX may cache programs on
+    # disk.
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.shut()
 
     def shut(self) -> None:
-        """Let no call in."""
+        """Admit no call."""
         gates.set_gate(self.number, 0)
 
     def let_one_in(self) -> None:
-        """Let the next call in, and none after it."""
+        """Admit only the next call."""
         gates.set_gate(self.number, 1)
 
     @property
     def came(self) -> int:
-        """How many calls have been made, let in or not."""
+        """The number of calls, admitted or not."""
         count: int = gates.calls_of(self.number)
         return count
 
 
 def gate_of(owner: Any) -> Gate | None:
-    """Make a gate that lasts as long as its owner; None if all are taken, or without the C extension."""
+    """Make a gate that lasts as long as its owner; None if no gate is free."""
     if not _free:
         return None
     number = heapq.heappop(_free)
@@ -198,42 +180,26 @@ def _free_again(number: int) -> None:
 
 
 class Queuer(Protocol):
-    """Handler that queues work between the kernels of a program; it must outlive the program that makes the call."""
+    """Handler that queues work between kernels; it must outlive the program."""
 
     def queue(self, blocks: Sequence[Block], stream: int) -> None:
-        """Queue work that changes ``blocks`` on a CUDA stream, which is 0 for a program on the CPU.
-
-        An exception ends the program with an error of the same text.
-        """
+        """Queue changes of ``blocks`` on a CUDA stream (0 on the CPU); errors end the program."""
         ...
 
 
 # The handlers of calls, by their numbers in the programs.
 _fillers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_kinds: dict[int, list[tuple[int, np.dtype[Any]]]] = {}  # sizes and dtypes of the results, by the same
-_free = [] if gates is None else [*range(gates.GATES)]  # numbers of gates
-_numbers = itertools.count(len(_free))  # of calls without one
+# Sizes and dtypes of the results, by the same numbers.
+_kinds: dict[int, list[tuple[int, np.dtype[Any]]]] = {}
+_free = [] if gates is None else [*range(gates.GATES)]  # Free numbers of gates.
+_numbers = itertools.count(len(_free))  # Numbers of calls without a gate.
 # The trace that made the latest call, and a result of that call.
 _latest: tuple[Any, Any] = (None, None)
 
 
 def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[Any]:
-    """Return the results of ``filler.fill`` for arrays, in a program on the CPU, without a copy.
-
-    The calls of one program are made in the order in which they were traced.
-
-    Parameters
-    ----------
-    filler : Filler
-    arrays : sequence of array
-        Arrays of float16, float32 or float64, traced or not.
-    scalar : float, traced or not
-
-    Returns
-    -------
-    list of array
-        With the shapes and dtypes of ``arrays``.
-    """
+    """Return the results of ``filler.fill`` for float arrays, without a copy, in a CPU program."""
+    # The calls of one program are made in the order in which they were traced.
     *outs, _ = _call(_TARGET, filler, [*arrays, jnp.asarray(scalar, np.float32)])
     return outs
 
@@ -241,36 +207,18 @@ def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[An
 def call_on_stream(
     queuer: Queuer, arrays: Sequence[Any], after: Sequence[Any] = (), gate: Gate | None = None
 ) -> list[Any]:
-    """Return the results of the work that ``queuer.queue`` queues for arrays, in a program on a CUDA device.
-
-    The calls of one program are made in the order in which they were traced.
-
-    Parameters
-    ----------
-    queuer : Queuer
-    arrays : sequence of array
-        At least one array, of float16, float32 or float64, traced or not.
-    after : sequence of array
-        That have to be there before the call.
-    gate : Gate, optional
-        Of a queuer whose calls always have the same arrays, and one of them a program.
-
-    Returns
-    -------
-    list of array
-        With the shapes and dtypes of ``arrays``.
-    """
+    """Return the results of the work that ``queuer.queue`` queues for one or more float arrays."""
+    # Calls are made in the order in which they were traced, and after `after` is computed. With a
+    # `gate` the calls always have the same arrays, and a program makes one.
     return _call(_STREAM_TARGET, queuer, arrays, after, gate)
 
 
 def _call(
     target: str, handler: Any, ins: Sequence[Any], before: Sequence[Any] = (), gate: Gate | None = None
 ) -> list[Any]:
-    """Add a call to a program, after its earlier calls, with results in the memory of the arguments.
-
-    The call is not declared to have a side effect, as JAX takes several times as long to start programs with effects.
-    XLA still does not remove a call, as its results are used, or merge two calls, as their numbers differ.
-    """
+    """Add a call to a program, after its earlier calls; results are in the memory of arguments."""
+    # JAX starts programs with declared side effects slowly, so none is declared. XLA does not
+    # remove the call, as its results are used, or merge calls, as their numbers differ.
     global _latest
     number = next(_numbers) if gate is None else gate.number
     _fillers[number] = handler
@@ -318,7 +266,6 @@ def _queue(frame: Any, stream: int) -> None:
 
 
 def _addresses(frame: Any) -> list[int]:
-    """Return where the results of a call are."""
     if gates is not None:
         found: list[int] = gates.result_addresses(ctypes.addressof(frame))
         return found
@@ -332,7 +279,7 @@ def _number_of(frame: Any) -> int:
 
 
 def _answer(make_call: Callable[[Any], None], pointer: Any) -> int | None:
-    """Handle a call of XLA, from one of its threads; return an error of XLA, or None."""
+    """Handle a call of XLA, in one of its threads; return an error of XLA, or None."""
     frame = pointer.contents
     try:
         if frame.extension and frame.extension.contents.type == _METADATA:
@@ -367,12 +314,11 @@ def _size(buffer: Any) -> int:
 
 
 _Handler = ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_Frame))
-# Referenced here, as XLA has only their addresses.
+# Keeps the handlers alive, as XLA only has their addresses.
 _handlers = [_Handler(functools.partial(_answer, make_call)) for make_call in (_in_place, _on_cpu, _on_cuda)]
 
 
 def _register() -> None:
-    """Give XLA the handlers, those on streams behind gates."""
     in_place, *on_streams = _handlers
     if gates is not None:
         first, second = (ctypes.cast(handler, _Pointer).value for handler in on_streams)
