@@ -61,8 +61,7 @@ def wrong_links(path):
         file, _, anchor = link.partition("#")
         target = (path.parent / file).resolve() if file else path
         if "://" not in link and not (
-            target.exists()
-            and (not anchor or target.suffix != ".md" or anchor in anchors(target.read_text()))
+            target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target.read_text()))
         ):
             wrong.append(link)
     return wrong
@@ -128,11 +127,7 @@ def test_the_ways_in_the_design_are_those_of_the_code():
     assert len(steps) > 40
     adapters = ("blocks", "keras", "lasagne")
     folder = {True: "platoon_plugins", False: "platoon_base"}
-    wrong = [
-        (file, name)
-        for file, name in steps
-        if not defines(ROOT / folder[file.startswith(adapters)] / file, name)
-    ]
+    wrong = [(file, name) for file, name in steps if not defines(ROOT / folder[file.startswith(adapters)] / file, name)]
     assert wrong == []
 
 
@@ -149,8 +144,9 @@ def test_the_decisions_name_files_that_are_there():
 
 def test_the_names_of_the_glossary_are_in_the_code():
     pages = [ROOT / "docs" / name for name in ("glossary.md", "glossary_code.md")]
-    cells = [re.findall(r"^\|.*\|.*\|(.*)\|$", page.read_text(), re.MULTILINE) for page in pages]
-    named = set(re.findall(r"`([A-Za-z_][\w.]*)`", " ".join(sum(cells, []))))
+    text = "".join(page.read_text() for page in pages)
+    cells = re.findall(r"^\|.*\|.*\|(.*)\|$", text, re.MULTILINE)
+    named = set(re.findall(r"`([A-Za-z_][\w.]*)`", " ".join(cells)))
     named = {name for name in named if not name.endswith((".py", ".c"))}
     folders = (*PACKAGES, "tests")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
