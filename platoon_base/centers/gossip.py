@@ -30,6 +30,7 @@ from platoon_base.centers.host_memory import CONTROLLER, no_header
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
 from platoon_base.compression.codecs import NONE
+from platoon_base.dtypes import sum_dtype
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.layout import Layout
@@ -231,7 +232,7 @@ class GossipCenter:
         """Copy the weighted mean of the slots, even of locked stripes; return the weights."""
         slots = self.slots.counted()
         totals = [0] * self._shape.stripes
-        sums = [array if array.dtype.itemsize >= 4 else array.astype(np.float32) for array in out]
+        sums = [array.astype(sum_dtype(array.dtype), copy=False) for array in out]
         for slot in slots:
 
             def add(stripe: Stripe, slot: Slot = slot) -> None:
