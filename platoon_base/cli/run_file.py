@@ -11,9 +11,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from platoon_base.cli.help_page import did_you_mean
 from platoon_base.devices.discovery import KINDS
 from platoon_base.errors import ConfigurationError
+from platoon_base.system.text import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
