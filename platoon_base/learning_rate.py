@@ -10,7 +10,7 @@ from typing import Any
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["SCALINGS", "Warmup", "scale_factor", "scaled", "scaled_schedule"]
+__all__ = ["SCALINGS", "Warmup", "scale_factor", "scaled", "scaled_schedule", "unscaled_text"]
 
 SCALINGS = ("linear", "sqrt", "none")
 
@@ -85,6 +85,15 @@ def scaled_schedule(schedule: Callable[[Any], Any], workers: int) -> Callable[[A
     if isinstance(schedule, functools.partial) and schedule.func is _at:
         raise ConfigurationError("got a schedule that is scaled already: scale it once")
     return schedule if workers == 1 else functools.partial(_at, schedule, workers)
+
+
+def unscaled_text(what: str, workers: int, remedy: str) -> str:
+    """Return the warning about a schedule that counts a worker's batches and was not scaled."""
+    return (
+        f"{what}: in an epoch a worker has 1/{workers} of those of one process with the same batch size, so a schedule "
+        f"that was written for one process ends {workers} times as late; {remedy}, unless the schedule was written for "
+        f"batches {workers} times as large"
+    )
 
 
 def _at(schedule: Callable[[Any], Any], workers: int, step: Any) -> Any:

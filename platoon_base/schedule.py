@@ -13,7 +13,6 @@ from platoon_base.errors import ConfigurationError
 __all__ = [
     "STOP_POLICIES",
     "EveryN",
-    "EverySeconds",
     "Limits",
     "Patience",
     "part_is_over",
@@ -63,27 +62,6 @@ class EveryN:
 
     def restart(self) -> None:
         self.count = 0
-
-
-@dataclass
-class EverySeconds:
-    """True when ``seconds`` have passed since it was last true."""
-
-    seconds: float
-    last: float | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise ConfigurationError(f"got a period of {self.seconds!r} s: it must be greater than 0")
-
-    def due(self, now: float) -> bool:
-        """Return whether the period is over at ``now``, in seconds; the first call starts it."""
-        if self.last is None:
-            self.last = now
-        if now - self.last < self.seconds:
-            return False
-        self.last = now
-        return True
 
 
 @dataclass

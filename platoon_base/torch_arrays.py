@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from platoon_base.device_arrays import CudaArray, Order, Queue
+from platoon_base.dtypes import FLOATS
 from platoon_base.errors import ConfigurationError
 
 __all__ = ["HostCopy", "TensorMemory", "TensorParameter", "TorchArray", "host_copy", "on_cuda"]
@@ -74,7 +75,7 @@ def on_cuda(tensor: Any) -> TorchArray | None:
     return TorchArray(tensor.detach())
 
 
-_DTYPES = {torch.float16, torch.float32, torch.float64}
+_DTYPES = {getattr(torch, name) for name in FLOATS}
 
 
 class HostCopy:

@@ -25,6 +25,7 @@ from platoon_base.centers.device_tiles import Tiling, split_element_code, tile_t
 from platoon_base.device_arrays import Flush, Order, Queue
 from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
+from platoon_base.dtypes import C_TYPES
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, form_of, local_sources, rule_of_moments
@@ -382,7 +383,7 @@ class DeviceCenters:
     @staticmethod
     def takes(layout: Layout, rule: Rule) -> bool:
         """Return whether there are kernels for a rule on these parameters."""
-        return form_of(rule) is not None and {spec.dtype for spec in layout.specs} <= {"float32", "float64"}
+        return form_of(rule) is not None and {spec.dtype for spec in layout.specs} <= set(C_TYPES)
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
         """Create the segment; replace one left by a dead creator."""

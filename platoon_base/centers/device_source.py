@@ -14,6 +14,7 @@ import numpy as np
 
 from platoon_base.centers.device_forms import Operation
 from platoon_base.centers.device_tiles import ELEMENT
+from platoon_base.dtypes import C_TYPES
 from platoon_base.rules.forms import Form
 
 __all__ = ["CUDA", "kernel_source", "kernel_types"]
@@ -137,8 +138,8 @@ def kernel_source(
 ) -> str:
     """Write a kernel for parameters of a dtype; a lock is broken after ``lock_ns`` nanoseconds."""
     settings = {
-        "T": "float" if dtype == np.float32 else "double",
-        "VECTOR": 4 if dtype == np.float32 else 2,
+        "T": C_TYPES[dtype.name],
+        "VECTOR": 16 // dtype.itemsize,
         "BUFFERS": 1 + len(form.center) + len(form.local),
         "LOCK_NS": f"{lock_ns}ull",
         "ELEMENT": f"{ELEMENT:#x}ull",

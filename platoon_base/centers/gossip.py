@@ -25,6 +25,7 @@ from platoon_base.centers.gossip_slots import LEAVING, Slots
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.centers.host_memory import CONTROLLER
 from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
+from platoon_base.dtypes import sum_dtype
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Adopt, gossips
@@ -183,7 +184,7 @@ class GossipCenter:
         """Copy the consensus, even of locked stripes."""
         slots = self.slots.counted()
         totals = [0] * self._shape.stripes
-        sums = [array if array.dtype.itemsize >= 4 else array.astype(np.float32) for array in out]
+        sums = [array.astype(sum_dtype(array.dtype), copy=False) for array in out]
         for slot in slots:
 
             def add(stripe: Stripe, slot: Slot = slot) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from platoon_base.dtypes import C_TYPES
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import Adopt, Rule, form_of, names_of
 from platoon_base.rules.forms import COMPILED, Form
@@ -37,7 +38,7 @@ BLOCK = 32768  # Elements per NumPy call; a copy fits into the cache.
 HAVE_FUSED = EXTENSION is not None
 _ADOPT_STATES = 64  # Maximum number of states in the C loops of `Adopt`.
 # In this machine's byte order.
-_FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}
+_FUSED_DTYPES = {np.dtype(name): name for name in C_TYPES}
 
 
 class Plan:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.stripes import Stripe, cut
+from platoon_base.dtypes import sum_dtype
 from platoon_base.layout import Layout
 
 __all__ = ["Shift", "wide"]
@@ -21,10 +22,7 @@ Array = np.ndarray[Any, Any]
 
 def wide(layout: Layout) -> Layout:
     """Return the layout of the sum of moves: float32 where half precision would lose small ones."""
-    specs = layout.trained.specs
-    return Layout(
-        tuple(spec._replace(dtype="float32") if np.dtype(spec.dtype).itemsize < 4 else spec for spec in specs)
-    )
+    return Layout(tuple(spec._replace(dtype=sum_dtype(spec.dtype).name) for spec in layout.trained.specs))
 
 
 class Shift:

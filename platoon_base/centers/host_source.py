@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from string import Template
 
+from platoon_base.dtypes import C_TYPES
 from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = ["HEADER", "header_text"]
@@ -49,7 +50,7 @@ for (int64_t i = 0; i < n; i++) {
             return i;
     }
     return 0;""")
-_TYPES = {"float": "float32", "double": "float64"}
+_TYPES = {c: name for name, c in C_TYPES.items()}
 
 
 def header_text() -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from platoon_base.centers.overwrites import await_count
 from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.dtypes import sum_dtype
 from platoon_base.layout import Layout
 
 __all__ = ["HostsMeans", "is_finite", "weighted_mean"]
@@ -101,7 +102,7 @@ def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -
     means = []
     for arrays in zip(*copies):
         dtype = arrays[0].dtype
-        wide = np.dtype("f4") if dtype.itemsize < 4 else dtype
+        wide = sum_dtype(dtype)
         first = arrays[0].astype(wide, copy=False)
         mean = first.copy()
         for array, weight in zip(arrays[1:], weights[1:]):
@@ -115,5 +116,5 @@ def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -
 def is_finite(array: Array) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         # One sum is faster than a test of each element.
-        total = array.sum(dtype="f4" if array.dtype.itemsize < 4 else array.dtype)
+        total = array.sum(dtype=sum_dtype(array.dtype))
         return bool(np.isfinite(total)) or bool(np.isfinite(array).all())

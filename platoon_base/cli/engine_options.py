@@ -78,8 +78,8 @@ def given_options(context: click.Context, without: Container[str]) -> list[str]:
         name = parameter.name or ""
         from_user = context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
         if isinstance(parameter, click.Option) and name not in without and from_user:
-            value = context.params[name]
-            if value is None:  # ignored value of the file
+            value = context.params.get(name)
+            if value is None:  # ignored value of the file, or one that is in the environment
                 continue
             option = max(parameter.opts, key=len)
             if parameter.is_flag:

@@ -10,23 +10,23 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.views import require_plain
 
 __all__ = [
-    "DTYPES", "OPS", "Collective", "canonical_op", "canonical_root", "require_dtype", "require_fit",
+    "OPS", "Collective", "canonical_op", "canonical_root", "require_dtype", "require_fit",
     "require_out", "require_timeout", "require_writable",
 ]  # fmt: skip
 
 OPS = ("sum", "prod", "max", "min", "mean")
-DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 # The original Platoon and pygpu use these names.
 _OTHER_NAMES = {
     "+": "sum", "add": "sum", "*": "prod", "product": "prod", "mul": "prod", "maximum": "max", "minimum": "min",
     "average": "mean", "avg": "mean",
 }  # fmt: skip
-_KNOWN_DTYPES = frozenset(np.dtype(name) for name in DTYPES)
+_KNOWN_DTYPES = frozenset(np.dtype(name) for name in COLLECTIVE)
 
 
 class Collective(Protocol):
@@ -117,7 +117,8 @@ def require_dtype(array: Any) -> None:
     require_plain(array, "an array")
     if array.dtype not in _KNOWN_DTYPES:
         raise ConfigurationError(
-            f"got an array of dtype {array.dtype}: collectives take {', '.join(DTYPES)} of this machine's byte order"
+            f"got an array of dtype {array.dtype}: collectives take {', '.join(COLLECTIVE)} of this machine's byte "
+            "order"
         )
 
 

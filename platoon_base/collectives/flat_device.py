@@ -12,12 +12,13 @@ import numpy as np
 import pygpu
 from pygpu.gpuarray import GpuArray, GpuKernel
 
+from platoon_base.dtypes import C_TYPES
+
 __all__ = ["Packer", "averages", "empty_like"]
 
 _THREADS = 256
 _BLOCKS = 2048  # More blocks would not run at the same time.
 _TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
-_AVERAGED = {"float32": "float", "float64": "double"}
 
 # The table holds ``count`` starts, the end of the last array, and ``count`` addresses. Each thread
 # finds the array of its first element by bisection, and later ones by stepping forward.
@@ -53,7 +54,7 @@ def empty_like(array: Any, size: int) -> Any:
 
 def averages(dtype: Any) -> bool:
     """Return whether values of this dtype can be divided while they are unpacked."""
-    return np.dtype(dtype).name in _AVERAGED
+    return np.dtype(dtype).name in C_TYPES
 
 
 class Packer:
@@ -89,7 +90,7 @@ class Packer:
     def _kernel(self, form: str) -> Any:
         if form not in self._compiled:
             plain = _TYPES[self._dtype.itemsize]
-            names = {"type": _AVERAGED[self._dtype.name] if "counted" in form else plain}
+            names = {"type": C_TYPES[self._dtype.name] if "counted" in form else plain}
             before, body = (text % names for text in _FORMS[form])
             source = _SOURCE % {**names, "before": before, "body": body}
             self._compiled[form] = GpuKernel(

@@ -11,15 +11,16 @@ from pygpu import gpuarray
 from pygpu.elemwise import GpuElemwise, arg
 from pygpu.gpuarray import dtype_to_typecode
 
-from platoon_base.collectives.base import DTYPES, canonical_op, canonical_root, require_dtype, require_fit
+from platoon_base.collectives.base import canonical_op, canonical_root, require_dtype, require_fit
 from platoon_base.collectives.nccl_group import NcclGroup
 from platoon_base.devices.pygpu_runtime import PygpuRuntime
+from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign, is_device_array
 
 __all__ = ["NcclArrays"]
 
-_DTYPES = {dtype_to_typecode(name): name for name in DTYPES}
+_DTYPES = {dtype_to_typecode(name): name for name in COLLECTIVE}
 
 
 # pygpu's own collectives are not used: their wait for a dead rank could not be ended.

@@ -20,7 +20,8 @@ from typing import Any, Callable, NoReturn, Protocol
 
 import numpy as np
 
-from platoon_base.collectives.base import DTYPES, OPS
+from platoon_base.collectives.base import OPS
+from platoon_base.dtypes import COLLECTIVE, sum_dtype
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.environment import NO_KERNELS
@@ -229,7 +230,7 @@ class Exchange(Protocol):
 def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Array:
     """Describe a call in eight words, which are equal on all ranks if their calls match."""
     header = np.zeros(8, np.int64)
-    dtype = DTYPES.index(array.dtype.name)
+    dtype = COLLECTIVE.index(array.dtype.name)
     header[0] = KINDS.index(kind) | OPS.index(op) << 8 | dtype << 16 | min(array.ndim, 127) << 24 | root << 32
     header[1] = elements
     shape = array.shape
@@ -242,7 +243,7 @@ def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Arra
 def part_of(outer: Array, kind: str, op: str, dtype: str, elements: int, root: int = 0) -> Array:
     """Return the `headline` of a call on one host that is part of the call ``outer`` over hosts."""
     header = np.zeros(8, np.int64)
-    header[0] = KINDS.index(kind) | OPS.index(op) << 8 | DTYPES.index(dtype) << 16 | _PART << 24 | root << 32
+    header[0] = KINDS.index(kind) | OPS.index(op) << 8 | COLLECTIVE.index(dtype) << 16 | _PART << 24 | root << 32
     header[1] = elements
     header[2] = outer[0]
     header[3:8] = outer[2:7]
@@ -255,7 +256,7 @@ def describe(header: Array) -> str:
     word, dims = int(header[0]), header[2:]
     if word >> 24 & _PART:
         word, dims = int(header[2]), header[3:]
-    kind, op, dtype = KINDS[word & 255], OPS[word >> 8 & 255], DTYPES[word >> 16 & 255]
+    kind, op, dtype = KINDS[word & 255], OPS[word >> 8 & 255], COLLECTIVE[word >> 16 & 255]
     ndim, root = word >> 24 & 255, word >> 32
     if kind == "barrier":
         return "barrier()"
@@ -476,7 +477,7 @@ REDUCERS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximu
 def _combined(op: str, sources: list[Array]) -> Array:
     """Combine in the order of the ranks; combine float16 in float32 and round once."""
     dtype = sources[0].dtype
-    wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+    wide = sum_dtype(dtype)
     with np.errstate(all="ignore"):  # The C extension ignores them too.
         total: Array = functools.reduce(REDUCERS[op], [source.astype(wide, copy=False) for source in sources])
         if op == "mean" and dtype.kind == "f":

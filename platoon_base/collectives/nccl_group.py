@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from platoon_base.collectives.base import require_timeout
 from platoon_base.collectives.device_faults import HAVE_GUARD, DeviceGuard, DeviceWatch
 from platoon_base.devices.cuda import Driver, primary_driver
-from platoon_base.devices.nccl import DTYPE_CODES, OP_CODES, Communicator, Transfer
+from platoon_base.devices.nccl import OP_CODES, Communicator, Transfer
+from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import sign
 from platoon_base.shm.liveness import Liveness
@@ -72,8 +73,8 @@ class NcclGroup:
         timeout_s: float,
         feedback: ErrorFeedback | None = None,
     ) -> None:
-        """Combine ``count`` elements; names are keys of `DTYPE_CODES` and `OP_CODES`."""
-        kind, code = OP_CODES[op], DTYPE_CODES[dtype]
+        """Combine ``count`` elements; names are keys of `NCCL_CODES` and `OP_CODES`."""
+        kind, code = OP_CODES[op], NCCL_CODES[dtype]
         if feedback is not None and self._compression is not None and self._compression.takes(count, dtype, op):
             self.require_sound()
             call = self._compression.prepare(source, target, count, op, stream, feedback)
@@ -85,16 +86,16 @@ class NcclGroup:
         self, source: int, target: int, count: int, dtype: str, op: str, stream: int, timeout_s: float
     ) -> None:
         """Combine as `all_reduce` does; write this rank's ``count`` elements to the target."""
-        kind, code = OP_CODES[op], DTYPE_CODES[dtype]
+        kind, code = OP_CODES[op], NCCL_CODES[dtype]
         call = self._comm.reduce_scatter
         self._make(_REDUCE_SCATTER + kind, code, count, timeout_s, call, source, target, count, code, kind, stream)
 
     def all_gather(self, source: int, target: int, count: int, dtype: str, stream: int, timeout_s: float) -> None:
-        code = DTYPE_CODES[dtype]
+        code = NCCL_CODES[dtype]
         self._make(_ALL_GATHER, code, count, timeout_s, self._comm.all_gather, source, target, count, code, stream)
 
     def broadcast(self, address: int, count: int, dtype: str, root: int, stream: int, timeout_s: float) -> None:
-        code = DTYPE_CODES[dtype]
+        code = NCCL_CODES[dtype]
         self._make(_BROADCAST + root, code, count, timeout_s, self._comm.broadcast, address, count, code, root, stream)
 
     def require_sound(self) -> None:
@@ -162,7 +163,7 @@ class _Joining:
                 # timeout.
                 number = self._driver.allocate(4)
                 stream = self._driver.new_stream()
-                comm.all_reduce(number, number, 1, DTYPE_CODES["float32"], OP_CODES["sum"], stream)
+                comm.all_reduce(number, number, 1, NCCL_CODES["float32"], OP_CODES["sum"], stream)
                 peers = [] if self._compression is None else self._compression.peers
                 if peers:
                     all_of_them = [Transfer(peer, number, 1) for peer in peers]

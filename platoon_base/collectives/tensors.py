@@ -13,7 +13,7 @@ import torch
 
 from platoon_base.collectives.base import Collective, canonical_op, canonical_root
 from platoon_base.collectives.nccl_group import NcclGroup
-from platoon_base.devices.nccl import DTYPE_CODES
+from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import ConfigurationError
 
 __all__ = ["HostTensors", "NcclTensors"]
@@ -31,7 +31,7 @@ class _DType(NamedTuple):
         return "sum" if name == "mean" and self.divides else name
 
 
-_DTYPES = {getattr(torch, name): _DType(name, not getattr(torch, name).is_floating_point) for name in DTYPE_CODES}
+_DTYPES = {getattr(torch, name): _DType(name, not getattr(torch, name).is_floating_point) for name in NCCL_CODES}
 
 
 class NcclTensors:
@@ -180,7 +180,7 @@ def _require_dtype(array: Tensor) -> _DType:
         raise ConfigurationError(f"got a tensor of layout {array.layout}: collectives take dense tensors; to_dense()")
     dtype = _DTYPES.get(array.dtype)
     if dtype is None:
-        raise ConfigurationError(f"got a tensor of dtype {array.dtype}: collectives take {', '.join(DTYPE_CODES)}")
+        raise ConfigurationError(f"got a tensor of dtype {array.dtype}: collectives take {', '.join(NCCL_CODES)}")
     return dtype
 
 

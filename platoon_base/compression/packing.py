@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.compression.codecs import CHUNK, Codec
+from platoon_base.dtypes import sum_dtype
 from platoon_base.layout import ALIGNMENT, Layout
 from platoon_base.views import array_on
 
@@ -23,17 +24,13 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" and dtype.itemsize <= 8
 
 
-def _work_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype("f8") if dtype.itemsize == 8 else np.dtype("f4")
-
-
 def residual_layout(layout: Layout) -> Layout:
     """Return the layout of residuals: float32 for half precision, empty if sent unchanged."""
     specs = []
     for spec in layout.specs:
         dtype = np.dtype(spec.dtype)
         if _is_float(dtype):
-            specs.append(spec._replace(dtype=_work_dtype(dtype).name))
+            specs.append(spec._replace(dtype=sum_dtype(dtype).name))
         else:
             specs.append(spec._replace(shape=(0,)))
     return Layout(tuple(specs))
@@ -93,7 +90,7 @@ class Packing:
                     bytes_.view(array.dtype.newbyteorder("<"))[:] = x
                     continue
                 known = reference[parameter].reshape(-1)[part.start : part.stop]
-                work = _work_dtype(array.dtype)
+                work = sum_dtype(array.dtype)
                 self._codec.encode(x.astype(work) - known.astype(work), bytes_)
         self.follow(reference, data)
 
@@ -104,7 +101,7 @@ class Packing:
                 if not _is_float(array.dtype):
                     known[:] = bytes_.view(array.dtype.newbyteorder("<"))
                     continue
-                moved = np.empty(len(known), _work_dtype(array.dtype))
+                moved = np.empty(len(known), sum_dtype(array.dtype))
                 self._codec.decode(bytes_, moved)
                 moved += known
                 known[:] = _narrow(moved, known.dtype)
@@ -115,7 +112,7 @@ class Packing:
                 if not _is_float(array.dtype):
                     x[:] = bytes_.view(array.dtype.newbyteorder("<"))
                     continue
-                decoded = np.empty(len(x), _work_dtype(array.dtype))
+                decoded = np.empty(len(x), sum_dtype(array.dtype))
                 self._codec.decode(bytes_, decoded)
                 x[:] = _narrow(decoded, x.dtype)
 

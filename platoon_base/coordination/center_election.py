@@ -18,6 +18,7 @@ from platoon_base.coordination.actions import (
 )
 from platoon_base.coordination.phase import Event
 from platoon_base.coordination.roster import Participant, Roster
+from platoon_base.dtypes import SHARED
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
 
@@ -25,7 +26,6 @@ __all__ = ["POLL_INTERVAL_S", "CenterElection"]
 
 POLL_INTERVAL_S = 0.5  # Interval of checks whether host 0 can still create a center.
 _PATIENCE_S = 1.0  # A failed worker of host 0 may be restarted within this time.
-_DTYPES = ("float16", "float32", "float64", "longdouble", "float128")
 
 
 @dataclass
@@ -244,7 +244,7 @@ def _impossible(layout: Layout) -> msg.Failure | None:
 
 
 def _possible(spec: ParameterSpec) -> bool:
-    return spec.dtype in _DTYPES and len(spec.shape) <= msg.MAX_DIMENSIONS and all(n >= 0 for n in spec.shape)
+    return spec.dtype in SHARED and len(spec.shape) <= msg.MAX_DIMENSIONS and all(n >= 0 for n in spec.shape)
 
 
 def _difference(layout: Layout, request: msg.InitCenter, center: _Center, rank: int) -> msg.Failure | None:

@@ -29,14 +29,11 @@ from platoon_base.data.batch_frames import (
 )
 from platoon_base.data.batch_link import Link, connect_link
 from platoon_base.data.batch_memory import Held, Slot
-from platoon_base.data.batch_pinning import Mark, Pinning
-from platoon_base.devices.cuda import DriverError
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.job.joining import connected
 from platoon_base.shm.phases import LOADING
 from platoon_base.system.awake import awake
 from platoon_base.system.environment import RANK
-from platoon_base.system.warn import warn_once
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["AHEAD", "BatchReader"]
@@ -44,7 +41,6 @@ __all__ = ["AHEAD", "BatchReader"]
 AHEAD = 4  # One to train on, one that was just dropped, two to come.
 _RETRY_S = 0.02
 _MAX_WAIT_S = 1.0  # The timeout of one poll; see `awake`.
-_POLL_INTERVAL_S = 1e-3  # Interval of checks whether the GPU has read a batch.
 
 
 class BatchReader:
@@ -69,11 +65,6 @@ class BatchReader:
         high-water mark).
     copy : bool
         Return private arrays instead of views.
-    pin_memory : bool
-        Page-lock the memory of the batches, so that CUDA copies from it asynchronously, as with
-        ``torch.from_numpy(x).to("cuda", non_blocking=True)``. A batch is returned once the copies
-        that were queued before the script dropped it are done. The process must already compute on
-        CUDA; otherwise nothing is pinned, with a warning.
     rank : int, optional
         The default is the worker's rank in the job, or 0.
     timeout_s : float
@@ -85,8 +76,6 @@ class BatchReader:
         Number of batches received.
     ended : bool
         Whether the server has ended the data.
-    pinned : bool
-        Whether the latest batch arrived in page-locked memory.
 
     Raises
     ------
@@ -103,25 +92,22 @@ class BatchReader:
         name: str = "batches",
         ahead: int = AHEAD,
         copy: bool = False,
-        pin_memory: bool = False,
         rank: int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._server = "the batch server"
         rank = int(os.environ.get(RANK, "0")) if rank is None else rank
-        self._begin(_connect(batch_address(address, name), timeout_s), rank, ahead, copy, pin_memory, timeout_s)
+        self._begin(_connect(batch_address(address, name), timeout_s), rank, ahead, copy, timeout_s)
 
     @classmethod
-    def over(
-        cls, link: Link, *, ahead: int, copy: bool, pin_memory: bool, timeout_s: float, server: str, rank: int = 0
-    ) -> BatchReader:
+    def over(cls, link: Link, *, ahead: int, copy: bool, timeout_s: float, server: str, rank: int = 0) -> BatchReader:
         """Return a reader on a connection; errors call the process at the other end ``server``."""
         reader = cls.__new__(cls)
         reader._server = server
-        reader._begin(link, rank, ahead, copy, pin_memory, timeout_s)
+        reader._begin(link, rank, ahead, copy, timeout_s)
         return reader
 
-    def _begin(self, link: Link, rank: int, ahead: int, copy: bool, pin_memory: bool, timeout_s: float) -> None:
+    def _begin(self, link: Link, rank: int, ahead: int, copy: bool, timeout_s: float) -> None:
         if isinstance(ahead, bool) or not isinstance(ahead, (int, np.integer)) or not 1 <= ahead <= MAX_AHEAD:
             link.close()
             raise ConfigurationError(f"got ahead={ahead!r}: a worker may have 1 to {MAX_AHEAD} batches")
@@ -132,10 +118,6 @@ class BatchReader:
         self._slots: dict[int, Slot] = {}
         self._held: set[int] = set()
         self._unsent: deque[int] = deque()
-        self.pinned = False
-        self._pin_memory = pin_memory
-        self._pinning: Pinning | None = None
-        self._copied: deque[tuple[int, Mark]] = deque()  # Dropped slots that a GPU may still read.
         self._pid = os.getpid()
         self._poll = select.poll()
         for fd in (link.fileno(), link.pidfd):
@@ -195,10 +177,8 @@ class BatchReader:
         if os.getpid() == self._pid:
             link.send(encode(Bye()))
         link.close()
-        if self._pinning is not None:
-            self._pinning.wait()
-        for index in list(self._slots):
-            self._close_slot(index)
+        while self._slots:
+            self._slots.popitem()[1].close()
 
     def __enter__(self) -> BatchReader:
         return self
@@ -249,8 +229,7 @@ class BatchReader:
     def _wait(self, link: Link, deadline: float, timeout_s: float) -> bool:
         """Sleep until a message arrives or the server dies; return whether it has died."""
         wait_s = max(0.0, deadline - awake())
-        # The server may wait for a slot that the GPU has just read.
-        ready = dict(self._poll.poll(1e3 * min(wait_s, _POLL_INTERVAL_S if self._copied else _MAX_WAIT_S)))
+        ready = dict(self._poll.poll(1e3 * min(wait_s, _MAX_WAIT_S)))
         if not ready and awake() < deadline:
             return False
         if not ready:
@@ -279,58 +258,25 @@ class BatchReader:
         return unflatten(message.form, message.names, arrays)
 
     def _replace(self, message: Batch, fd: int) -> None:
-        self._close_slot(message.slot)
+        if message.slot in self._slots:
+            self._slots.pop(message.slot).close()
         try:
-            slot = self._slots[message.slot] = Slot.attach(fd, message.slot_bytes)
+            self._slots[message.slot] = Slot.attach(fd, message.slot_bytes)
         except ProtocolError:
             self.close()
             raise
-        if self._pin_memory:
-            self._pin(message.slot, slot)
-
-    def _pin(self, index: int, slot: Slot) -> None:
-        if self._pinning is None:
-            self._pinning = Pinning.find()
-        if self._pinning is None:
-            why = "this process does not compute on CUDA so far: put the model on the GPU before the first batch"
-        else:
-            try:
-                self._pinning.pin(index, slot.memory)
-                self.pinned = True
-            except DriverError as exc:
-                self.pinned, why = False, str(exc)
-        if not self.pinned:
-            self._pin_memory = False
-            warn_once(f"pin_memory=True pins nothing, the batches lie in pageable memory: {why}")
-
-    def _close_slot(self, index: int) -> None:
-        slot = self._slots.pop(index, None)
-        if slot is not None:
-            if self._pinning is not None:
-                self._pinning.unpin(index)
-            slot.close()
 
     def _release(self, index: int) -> None:
         """Release a slot; the thread that drops the last array calls it, at any time."""
         if os.getpid() != self._pid:
             return  # The parent of a forked child owns the slot.
         self._held.discard(index)
-        if self._pinning is None:
-            self._unsent.append(index)
-        else:
-            self._copied.append((index, self._pinning.mark()))
+        self._unsent.append(index)
         link = self._link
         if link is not None:
             self._send_unsent(link)
 
     def _send_unsent(self, link: Link) -> None:
-        while self._copied and self._pinning is not None:
-            with contextlib.suppress(IndexError):  # Another thread was faster.
-                index, mark = self._copied.popleft()
-                if not self._pinning.is_over(mark):
-                    self._copied.appendleft((index, mark))
-                    break
-                self._unsent.append(index)
         while self._unsent:
             try:
                 index = self._unsent.popleft()

@@ -41,7 +41,6 @@ def load_ahead(
     *,
     ahead: int = AHEAD,
     copy: bool = False,
-    pin_memory: bool = False,
     seed: int | Sequence[int] | None = None,
     start_method: str = "fork",
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -67,7 +66,7 @@ def load_ahead(
         of ``multiprocessing``, so it cannot start processes of that module, such as a ``Pool``.
     ahead : int
         How many batches may exist at a time: those that the script keeps, and those that are ready.
-    copy, pin_memory : bool
+    copy : bool
         See `BatchReader`.
     seed : int or sequence of int, optional
         For the global generators of ``random``, ``numpy.random`` and, if it is loaded, torch in
@@ -87,7 +86,7 @@ def load_ahead(
         )
     if start_method not in _METHODS:
         raise ConfigurationError(f"got start_method={start_method!r}: it must be one of {', '.join(_METHODS)}")
-    return LoadAhead(batches, ahead, copy, pin_memory, seed, start_method, timeout_s)
+    return LoadAhead(batches, ahead, copy, seed, start_method, timeout_s)
 
 
 class LoadAhead:
@@ -98,13 +97,12 @@ class LoadAhead:
         batches: Batches,
         ahead: int,
         copy: bool,
-        pin_memory: bool,
         seed: int | Sequence[int] | None,
         start_method: str,
         timeout_s: float,
     ) -> None:
         self._batches = batches
-        self._ahead, self._copy, self._pin_memory = ahead, copy, pin_memory
+        self._ahead, self._copy = ahead, copy
         self._seed, self._timeout_s = seed, timeout_s
         self._start_method = start_method
         self._used = False
@@ -130,7 +128,6 @@ class LoadAhead:
                 link,
                 ahead=self._ahead,
                 copy=self._copy,
-                pin_memory=self._pin_memory,
                 timeout_s=self._timeout_s,
                 server=_THE_LOADER,
             )

@@ -17,7 +17,7 @@ from platoon_base.errors import BackendUnavailableError
 
 __all__ = [
     "HANDLE_BYTES", "OF_CENTER", "DeviceMemory", "Driver", "DriverError", "HostMemory", "compile_source",
-    "device_identity", "drivers_in_use", "load", "nvrtc_version", "primary_driver",
+    "device_identity", "load", "nvrtc_version", "primary_driver",
 ]  # fmt: skip
 
 HANDLE_BYTES = 64  # Size of a CUDA IPC handle.
@@ -109,9 +109,9 @@ class Driver:
         self.call("cuMemHostAlloc", ctypes.byref(found), ctypes.c_size_t(nbytes), ctypes.c_uint(_PORTABLE))
         return int(found.value or 0)
 
-    def pin(self, address: int, nbytes: int, mapped: bool = False) -> None:
-        """Lock host pages for copies at full speed, ``mapped`` also for access by devices."""
-        flags = ctypes.c_uint(_PORTABLE | (_MAPPED if mapped else 0))
+    def pin(self, address: int, nbytes: int) -> None:
+        """Lock host pages for copies at full speed, and for access by devices."""
+        flags = ctypes.c_uint(_PORTABLE | _MAPPED)
         self.call("cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(nbytes), flags)
 
     def unpin(self, address: int) -> None:
@@ -192,12 +192,6 @@ class Driver:
     def wait_for(self, event: ctypes.c_void_p) -> None:
         """Wait for an event on the host."""
         self.call("cuEventSynchronize", event)
-
-    def is_over(self, event: ctypes.c_void_p) -> bool:
-        return self.call("cuEventQuery", event, ignore=(_NOT_READY,)) != _NOT_READY
-
-    def close_event(self, event: ctypes.c_void_p) -> None:
-        self.call("cuEventDestroy_v2", event)
 
     # Kernels.
 
@@ -292,7 +286,7 @@ class HostMemory:
         self._address = address
         self._closed = False
         found = ctypes.c_uint64()
-        driver.pin(address, size_bytes, mapped=True)
+        driver.pin(address, size_bytes)
         try:
             driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), ctypes.c_void_p(address), 0)
             self._stream = driver.new_stream()
@@ -333,22 +327,6 @@ def primary_driver(ordinal: int, remedy: str = OF_CENTER) -> Driver:
         lambda: bare.call("cuCtxPopCurrent_v2", ctypes.byref(left)),
         remedy,
     )
-
-
-def drivers_in_use(remedy: str) -> list[Driver]:
-    """Return the driver in each primary context of this process; [] without a device."""
-    count, device, flags, active = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
-    found = []
-    with contextlib.suppress(BackendUnavailableError):
-        bare = Driver(remedy=remedy)
-        bare.call("cuInit", ctypes.c_uint(0))
-        bare.call("cuDeviceGetCount", ctypes.byref(count))
-        for ordinal in range(count.value):
-            bare.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
-            bare.call("cuDevicePrimaryCtxGetState", device, ctypes.byref(flags), ctypes.byref(active))
-            if active.value:
-                found.append(primary_driver(ordinal, remedy))
-    return found
 
 
 def device_identity(ordinal: int) -> str:

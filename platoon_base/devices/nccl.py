@@ -11,13 +11,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 
-__all__ = ["DTYPE_CODES", "OP_CODES", "Communicator", "Transfer", "load_nccl", "new_unique_id"]
+__all__ = ["OP_CODES", "Communicator", "Transfer", "load_nccl", "new_unique_id"]
 
-DTYPE_CODES = {
-    "int8": 0, "uint8": 1, "int32": 2, "int64": 4, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
-}  # fmt: skip
 OP_CODES = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 
 # Some installations have only the second name.
@@ -75,7 +73,7 @@ class Communicator:
         _call("ncclCommInitRank", ctypes.byref(self._handle), size, id_, rank)
 
     def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
-        """Combine ``count`` elements; codes are of `DTYPE_CODES` and `OP_CODES`."""
+        """Combine ``count`` elements; codes are of `NCCL_CODES` and `OP_CODES`."""
         _call("ncclAllReduce", source, target, count, dtype, op, self._handle, stream)
 
     def reduce_scatter(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
@@ -91,7 +89,7 @@ class Communicator:
 
     def exchange(self, sent: Sequence[Transfer], received: Sequence[Transfer], stream: int) -> None:
         """Send and receive bytes at the same time; the other ranks make the matching calls."""
-        of_bytes = DTYPE_CODES["uint8"]
+        of_bytes = NCCL_CODES["uint8"]
         _call("ncclGroupStart")
         try:
             for name, transfers in (("ncclSend", sent), ("ncclRecv", received)):

@@ -39,7 +39,6 @@ def reader_of_running(port: int, hwm: int, rank: int, timeout_s: float) -> Batch
         link,
         ahead=_ahead(hwm),
         copy=False,
-        pin_memory=False,
         timeout_s=timeout_s,
         server="the batch server",
         rank=rank,

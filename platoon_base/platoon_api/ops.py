@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from platoon_base.collectives.base import DTYPES
+from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.handles import handle_of
 from platoon_base.theano_ops.reductions import all_reduce
@@ -34,10 +34,10 @@ class VariableTypeError(ConfigurationError, TypeError):
 
 
 def _all_reduce(src: Any, op: str, dest: Any, inplace: bool, worker: Any) -> Any:
-    if getattr(src, "dtype", None) not in DTYPES:
+    if getattr(src, "dtype", None) not in COLLECTIVE:
         raise VariableTypeError(
             f"got {src!r} of dtype {getattr(src, 'dtype', None)}: workers combine Theano variables of "
-            f"{', '.join(DTYPES)}; cast it"
+            f"{', '.join(COLLECTIVE)}; cast it"
         )
     if dest is not None and (dest.dtype, dest.ndim) != (src.dtype, src.ndim):
         raise VariableTypeError(

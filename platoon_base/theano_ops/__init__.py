@@ -19,9 +19,9 @@ from platoon_base.theano_ops.reductions import (
 from platoon_base.theano_ops.sync import Sync, Synchronizer
 
 if TYPE_CHECKING:
-    from platoon_base.theano_ops.compressed import all_reduce_float16
     from platoon_base.theano_ops.decay import decay_as_one_process, decay_defaults, decay_of
     from platoon_base.theano_ops.function_call import Function, function, scatter
+    from platoon_base.theano_ops.learning_rate import VariableWarmup, scale_learning_rate
     from platoon_base.theano_ops.noise import vary_noise, vary_noise_once
     from platoon_base.theano_ops.reduction import UNSURE, add_up_sums, reduction_of
 
@@ -40,15 +40,16 @@ __all__ = [
     "Function",
     "Sync",
     "Synchronizer",
+    "VariableWarmup",
     "add_up_sums",
     "all_reduce",
-    "all_reduce_float16",
     "count_single_worker",
     "decay_as_one_process",
     "decay_defaults",
     "decay_of",
     "function",
     "reduction_of",
+    "scale_learning_rate",
     "scatter",
     "vary_noise",
     "vary_noise_once",
@@ -59,8 +60,8 @@ __getattr__ = lazy_names(
     {
         "count_single_worker": "platoon_base.theano_ops.step_report",
         "Function": "platoon_base.theano_ops.function_call",
-        "all_reduce_float16": "platoon_base.theano_ops.compressed",
         **dict.fromkeys(("decay_as_one_process", "decay_defaults", "decay_of"), "platoon_base.theano_ops.decay"),
+        **dict.fromkeys(("VariableWarmup", "scale_learning_rate"), "platoon_base.theano_ops.learning_rate"),
         "UNSURE": "platoon_base.theano_ops.reduction",
         "add_up_sums": "platoon_base.theano_ops.reduction",
         "function": "platoon_base.theano_ops.function_call",

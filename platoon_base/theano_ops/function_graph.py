@@ -9,7 +9,7 @@ import theano
 from theano.compile import SharedVariable
 from theano.gof.graph import ancestors, inputs
 
-from platoon_base.collectives.base import DTYPES
+from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.theano_ops.noise import vary_noise_once
@@ -135,7 +135,7 @@ def start_variables(
         # A clone, such as that of a running statistic, shares the memory of its original.
         if (
             id(variable.container) not in own
-            and getattr(variable, "dtype", None) in DTYPES
+            and getattr(variable, "dtype", None) in COLLECTIVE
             and not _is_stream(variable)
         ):
             own.add(id(variable.container))

@@ -69,7 +69,7 @@ class Combined:
 
     def over(self, worker: Worker, counts: Sequence[int], timeout_s: float) -> list[Any]:
         """Return the values over all workers, whose numbers of rows are ``counts``."""
-        self._sum(worker, max(sum(counts), 0), timeout_s)
+        self._sum(worker, sum(counts), timeout_s)
         for i, reduction in enumerate(self._reductions):
             value = self._values[i]
             if worker.global_size == 1 or reduction in ("mean", "sum", None):

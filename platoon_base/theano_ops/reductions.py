@@ -10,8 +10,9 @@ from theano import tensor
 from theano.gof import Apply
 from theano.gradient import DisconnectedType
 
-from platoon_base.collectives.base import DTYPES, canonical_op
+from platoon_base.collectives.base import canonical_op
 from platoon_base.collectives.flat import FlatBuffers
+from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.joining import connect
 from platoon_base.theano_ops.base import JobOp, next_turn, skip_turns
@@ -74,9 +75,9 @@ class AllReduce(JobOp):
             raise ConfigurationError(f"{type(self).__name__} got no value: pass the variables to combine")
         node = super().make_node(*values)
         for variable in self.values(node.inputs):
-            if variable.dtype not in DTYPES:
+            if variable.dtype not in COLLECTIVE:
                 raise ConfigurationError(
-                    f"got {variable} of dtype {variable.dtype}: workers combine {', '.join(DTYPES)}; cast it"
+                    f"got {variable} of dtype {variable.dtype}: workers combine {', '.join(COLLECTIVE)}; cast it"
                 )
         return node
 

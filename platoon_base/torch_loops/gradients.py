@@ -11,6 +11,7 @@ import torch
 
 from platoon_base.device_arrays import Order, order_of
 from platoon_base.devices import warn_if_not_on_device
+from platoon_base.dtypes import DEVICE_FLOATS
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
 from platoon_base.torch_loops.backward import EarlyAverages
@@ -408,7 +409,7 @@ def _require_dense(gradients: Any) -> None:
             )
 
 
-_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_DTYPES = {getattr(torch, name) for name in DEVICE_FLOATS}
 _CHANGED = (
     "got gradients that changed after their average had begun: make one backward pass within overlapping(), and change "
     "gradients behind the block; call average(weight) behind several backward passes"

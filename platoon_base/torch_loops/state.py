@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from platoon_base.collectives.base import DTYPES
+from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
 from platoon_base.worker import DEFAULT_TIMEOUT_S, State, Worker, agree
@@ -50,7 +50,7 @@ class TensorValue:
         self._tensor.copy_(torch.view_as_complex(tensor) if self._tensor.is_complex() else tensor)
 
 
-_EXCHANGED = {getattr(torch, name) for name in DTYPES}
+_EXCHANGED = {getattr(torch, name) for name in COLLECTIVE}
 
 
 def named_tensors(tensors: Iterable[Any]) -> list[tuple[str, Tensor]]:

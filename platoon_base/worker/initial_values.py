@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.collectives.base import DTYPES
+from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, WorkerLostError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.parameters import Parameters
@@ -86,7 +86,7 @@ def copy_values(
     """Copy one worker's values, bit for bit, to all others; layouts are not checked."""
     for variable in variables:
         array = np.array(variable.get_value(borrow=True), order="C")
-        if array.dtype.name in DTYPES:
+        if array.dtype.name in COLLECTIVE:
             worker.broadcast([array], root, timeout_s=timeout_s)
         else:
             words = _words(variable.name, array)

@@ -8,40 +8,19 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 from blocks.extensions import SimpleExtension
 from blocks.extensions.training import SharedVariableModifier
-from theano.compile import SharedVariable
-from theano.tensor import float_dtypes
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.learning_rate import Warmup, scaled, scaled_schedule
+from platoon_base.learning_rate import scaled_schedule, unscaled_text
+from platoon_base.theano_ops import VariableWarmup, scale_learning_rate
 
 __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_unscaled_schedules"]
 
 log = logging.getLogger(__name__)
 
 _TRIGGERS = {*SimpleExtension.INTEGER_TRIGGERS, *SimpleExtension.BOOLEAN_TRIGGERS}
-
-
-def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
-    """Scale a learning rate for averaged gradients: by the number of workers, or its square root.
-
-    Parameters
-    ----------
-    learning_rate : float
-        The learning rate of a single process with the batch size of one worker.
-    how : {"linear", "sqrt", "none"}
-        "linear" for plain gradient descent and momentum, "sqrt" for Adam and RMSProp; see
-        `platoon_base.learning_rate.scale_factor`.
-    worker : Worker, default ``connect()``
-
-    Examples
-    --------
-    >>> AllReduceGradients(Momentum(scale_learning_rate(0.1), 0.9))                # doctest: +SKIP
-    """
-    return scaled(learning_rate, (connect() if worker is None else worker).global_size, how)
 
 
 def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = None) -> Callable[[int], float]:
@@ -79,14 +58,9 @@ def warn_of_unscaled_schedules(extensions: Iterable[Any], workers: int) -> None:
     """Warn of each `SharedVariableModifier` whose schedule counts batches and was not scaled."""
     for extension in extensions:
         if isinstance(extension, SharedVariableModifier) and _counts_batches(extension):
-            log.warning(
-                "SharedVariableModifier changes %s by the number of batches: in an epoch a worker has 1/%d of those "
-                "of one process with the same batch size, so a schedule that was written for one process ends %d "
-                "times as late; pass scale_schedule(f), or a function of n and the old value with after_batch=False, "
-                "after_epoch=True, unless the schedule was written for batches %d times as large",
-                extension.parameter,
-                *[workers] * 3,
-            )
+            what = f"SharedVariableModifier changes {extension.parameter} by the number of batches"
+            remedy = "pass scale_schedule(f), or a function of n and the old value with after_batch=False"
+            log.warning(unscaled_text(what, workers, f"{remedy}, after_epoch=True"))
 
 
 def _counts_batches(extension: Any) -> bool:
@@ -151,19 +125,11 @@ class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
         worker: Worker | None = None,
         **kwargs: Any,
     ) -> None:
-        shared = isinstance(learning_rate, SharedVariable)
-        if not shared or getattr(learning_rate, "ndim", None) != 0 or learning_rate.dtype not in float_dtypes:
-            raise ConfigurationError(
-                f"got {learning_rate!r} as learning_rate: pass the shared variable of the step rule, a float scalar "
-                "such as Momentum(0.1, 0.9).learning_rate"
-            )
-        if steps_per_epoch is not None and not steps_per_epoch >= 1:
-            raise ConfigurationError(f"got steps_per_epoch={steps_per_epoch!r}: it counts batches, 1 at least")
         super().__init__(**(kwargs if kwargs.keys() & _TRIGGERS else {**kwargs, "before_batch": True}))
-        size = (connect() if worker is None else worker).global_size
-        self.learning_rate = learning_rate
-        self.steps_per_epoch = steps_per_epoch
-        self._warmup = Warmup(learning_rate.get_value(), warmup_epochs, size, how)
+        advice = "the shared variable of the step rule, a float scalar such as Momentum(0.1, 0.9).learning_rate"
+        self.learning_rate, self.steps_per_epoch = learning_rate, steps_per_epoch
+        steps = 1 if steps_per_epoch is None else steps_per_epoch
+        self._warmup = VariableWarmup(learning_rate, warmup_epochs, how, worker, steps, advice)
 
     def do(self, which_callback: str, *args: Any) -> None:
         status = self.main_loop.status
@@ -171,6 +137,4 @@ class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
         if self.steps_per_epoch is not None:
             ends = status["_epoch_ends"]
             epochs += (status["iterations_done"] - (ends[-1] if ends else 0)) / self.steps_per_epoch
-        rate = self._warmup.at(epochs)
-        if rate is not None:
-            self.learning_rate.set_value(np.asarray(rate, self.learning_rate.dtype))
+        self._warmup.set(epochs)

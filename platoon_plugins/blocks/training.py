@@ -141,7 +141,7 @@ class Training:
             parameters=() if self.averages else self._parameters(),
             moments=moments_of(main_loop.algorithm, self._parameters()) if shares_moments(self._rule) else (),
             on_nonfinite=self.settings.on_nonfinite,
-            once_met=self._compare_main_loops,
+            once_met=lambda ranks: self._compare_main_loops(),
             timeout_s=self.timeout_s,
         )
         self._require_same_model()
@@ -162,7 +162,7 @@ class Training:
         self._synchronized_at = self._evaluated_at = main_loop.status["iterations_done"]
         self.started = True
 
-    def _compare_main_loops(self, participants: Sequence[int]) -> None:
+    def _compare_main_loops(self) -> None:
         main_loop = self._main_loop
         status = main_loop.status
         way = "averaged gradients" if self._rule is None else f"{self._rule}"

@@ -7,14 +7,13 @@ from typing import Any
 
 import keras
 
+from platoon_base.dtypes import FLOATS
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import shares_moments, waits
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
 
 __all__ = ["require_distributable", "require_new", "require_no_other_average", "require_stateless", "require_weights"]
-
-_FLOATS = ("float16", "float32", "float64")
 
 
 def require_distributable(model: Any, backend: Backend) -> Any:
@@ -34,9 +33,9 @@ def require_weights(model: Any, backend: Backend) -> None:
             "keras.Input(shape) in front of its layers, or call model.build(input_shape)"
         )
     for weight in weights:
-        if weight.dtype not in _FLOATS:
+        if weight.dtype not in FLOATS:
             raise ConfigurationError(
-                f"got {weight.name} of dtype {weight.dtype}: workers combine weights of {', '.join(_FLOATS)}; with the "
+                f"got {weight.name} of dtype {weight.dtype}: workers combine weights of {', '.join(FLOATS)}; with the "
                 'dtype policy "mixed_bfloat16" weights stay float32'
             )
 

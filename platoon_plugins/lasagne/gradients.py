@@ -14,7 +14,6 @@ from platoon_base.theano_ops import (
     UNSURE,
     add_up_sums,
     all_reduce,
-    all_reduce_float16,
     count_single_worker,
     decay_defaults,
     vary_noise_once,
@@ -33,7 +32,6 @@ def all_reduce_grads(
     params: Iterable[Any],
     *,
     average: bool | None = None,
-    wire_dtype: str | None = None,
     statistics: Iterable[Any] = (),
     worker: Worker | None = None,
 ) -> list[Any]:
@@ -68,11 +66,6 @@ def all_reduce_grads(
         True takes the mean, False the sum. By default sums over rows in the graph of the loss are
         added up, and means and penalties averaged, with a warning if the graph does not show which
         it is. Gradients are averaged.
-    wire_dtype : {None, "float16"}
-        "float16" sends half the bytes. Each worker then adds its rounding error to the next
-        gradients (error feedback); see `platoon_base.theano_ops.all_reduce_float16`. Use it only
-        over slow links, since on one CPU it takes 20 times as long. Compile only one function from
-        these gradients, since each call changes the stored error.
     statistics : list of Theano shared variable
         Running statistics that your updates change. Those with a default update in the graph, as of
         BatchNormLayer, are found automatically.
@@ -94,8 +87,6 @@ def all_reduce_grads(
     >>> updates = lasagne.updates.adam(grads, params)                              # doctest: +SKIP
     """
     params = _shared_variables(params)
-    if wire_dtype not in (None, "float16"):
-        raise ConfigurationError(f'got wire_dtype={wire_dtype!r}: it must be None or "float16"')
     worker = connect() if worker is None else worker
     is_loss = average is None and not isinstance(loss_or_grads, (list, tuple)) and worker.global_size > 1
     added, kinds = add_up_sums(loss_or_grads, worker.global_size) if is_loss else (loss_or_grads, set())
@@ -108,11 +99,8 @@ def all_reduce_grads(
     roots = loss_or_grads if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
     used = shared_variables([*roots, *grads])
     statistics = find_statistics(used, statistics, params)
-    settings = (
-        f"all_reduce_grads(average={average}{kinds_text}, wire_dtype={wire_dtype!r}) of {len(statistics)} statistics"
-    )
-    layout = start_together(params, worker, settings)
-    average = average is not False
+    settings = f"all_reduce_grads(average={average}{kinds_text}) of {len(statistics)} statistics"
+    start_together(params, worker, settings)
     training = Training.of(worker)
     training.averaged.update(params)
     if worker.global_size == 1:
@@ -125,9 +113,7 @@ def all_reduce_grads(
     training.compare_later(params)
     training.intend(worker, "all_reduce_grads")
     vary_noise_once(used, worker.global_rank)
-    if wire_dtype is None:
-        return all_reduce(*grads, op="mean" if average else "sum", worker=worker, compress=True)
-    return all_reduce_float16(grads, [spec.shape for spec in layout.specs], average, worker)
+    return all_reduce(*grads, op="sum" if average is False else "mean", worker=worker, compress=True)
 
 
 def _shared_variables(params: Iterable[Any]) -> list[Any]:

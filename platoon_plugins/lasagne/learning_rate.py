@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import theano
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.learning_rate import Warmup, scaled, scaled_schedule
+from platoon_base.learning_rate import scaled_schedule, unscaled_text
+from platoon_base.theano_ops import VariableWarmup, scale_learning_rate
 from platoon_plugins.lasagne.graph import shared_variables
 
 __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_unscaled_schedule"]
@@ -21,26 +21,6 @@ log = logging.getLogger(__name__)
 
 # The workers whose scripts have called scale_schedule.
 _scaled: weakref.WeakSet[Worker] = weakref.WeakSet()
-
-
-def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
-    """Scale a learning rate for averaged gradients: by the number of workers, or its square root.
-
-    Parameters
-    ----------
-    learning_rate : float
-        The learning rate of a single process with the batch size of one worker.
-    how : {"linear", "sqrt", "none"}
-        "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see
-        `platoon_base.learning_rate.scale_factor`.
-    worker : Worker, default ``connect()``
-
-    Examples
-    --------
-    >>> rate = theano.shared(lasagne.utils.floatX(scale_learning_rate(0.1)))       # doctest: +SKIP
-    >>> updates = lasagne.updates.momentum(grads, params, rate)                    # doctest: +SKIP
-    """
-    return scaled(learning_rate, (connect() if worker is None else worker).global_size, how)
 
 
 def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = None) -> Callable[[Any], Any]:
@@ -77,13 +57,8 @@ def warn_of_unscaled_schedule(updates: Mapping[Any, Any], params: Sequence[Any],
     # A count is an integer scalar with an update; the counts in Lasagne's update rules are floats.
     counts = [v for v in used if v in updates and v.ndim == 0 and v.dtype in theano.tensor.integer_dtypes]
     if counts:
-        log.warning(
-            "the updates depend on %s, which counts the mini-batches of this worker: in an epoch these are 1/%d of "
-            "those of one process with the same batch size, so a schedule that was written for one process ends %d "
-            "times as late; make it by scale_schedule(f)(count), unless it was written for batches %d times as large",
-            ", ".join(str(count) for count in counts),
-            *[worker.global_size] * 3,
-        )
+        what = f"the updates depend on {', '.join(map(str, counts))}, which counts the mini-batches of this worker"
+        log.warning(unscaled_text(what, worker.global_size, "make it by scale_schedule(f)(count)"))
 
 
 class LearningRateWarmup:
@@ -126,27 +101,15 @@ class LearningRateWarmup:
         how: str = "linear",
         worker: Worker | None = None,
     ) -> None:
-        shared = isinstance(learning_rate, theano.compile.SharedVariable)
-        if (
-            not shared
-            or getattr(learning_rate, "ndim", None) != 0
-            or learning_rate.dtype not in theano.tensor.float_dtypes
-        ):
-            raise ConfigurationError(
-                f"got {learning_rate!r} as learning_rate: pass the shared variable that the updates are made with, a "
-                "float scalar such as theano.shared(lasagne.utils.floatX(0.1)); a number is compiled into the function"
-            )
-        if not steps_per_epoch >= 1:
-            raise ConfigurationError(f"got steps_per_epoch={steps_per_epoch!r}: it counts mini-batches, 1 at least")
         if skip < 0:
             raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
-        size = (connect() if worker is None else worker).global_size
-        self._variable = learning_rate
-        self._warmup = Warmup(learning_rate.get_value(), warmup_epochs, size, how)
+        advice = (
+            "the shared variable that the updates are made with, a float scalar such as "
+            "theano.shared(lasagne.utils.floatX(0.1)); a number is compiled into the function"
+        )
+        self._warmup = VariableWarmup(learning_rate, warmup_epochs, how, worker, steps_per_epoch, advice)
         self._steps, self._steps_per_epoch = skip, steps_per_epoch
 
     def __call__(self) -> None:
-        rate = self._warmup.at(self._steps / self._steps_per_epoch)
+        self._warmup.set(self._steps / self._steps_per_epoch)
         self._steps += 1
-        if rate is not None:
-            self._variable.set_value(np.asarray(rate, self._variable.dtype))

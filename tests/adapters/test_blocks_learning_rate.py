@@ -20,7 +20,7 @@ from fuel.datasets import IterableDataset
 from fuel.streams import DataStream
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.blocks import LearningRateWarmup, scale_learning_rate, scale_schedule
+from platoon_plugins.blocks import LearningRateWarmup, scale_schedule
 from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
 
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
@@ -113,10 +113,8 @@ def test_a_schedule_that_counts_batches_and_is_not_scaled_is_told(solo_worker, m
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda w: scale_learning_rate(theano.shared(0.1), worker=w), "pass a finite number"),
-        (lambda w: LearningRateWarmup(0.1, worker=w), "pass the shared variable"),
-        (lambda w: LearningRateWarmup(theano.shared(1), worker=w), "a float scalar"),
-        (lambda w: scale_schedule(0.1, worker=w), "scale_learning_rate"),
+        (lambda w: LearningRateWarmup(0.1, worker=w), "pass the shared variable of the step rule"),
+        (lambda w: LearningRateWarmup(theano.shared(0.1), steps_per_epoch=0, worker=w), "1 at least"),
         (lambda w: scale_schedule(lambda n, old: old, worker=w), "the old value too"),
     ],
 )

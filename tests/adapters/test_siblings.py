@@ -77,8 +77,15 @@ def homes(adapter):
 
 
 def definition(tree, name):
-    """Return the function or class of a module; None if the name is that of a value."""
-    return next((node for node in tree.body if getattr(node, "name", None) == name), None)
+    """Return the function or class of a module, also one of platoon_base; None if the name is that of a value."""
+    for node in tree.body:
+        if getattr(node, "name", None) == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and name in (alias.name for alias in node.names):
+            folder = PLUGINS.parent.joinpath(*node.module.split("."))
+            found = [definition(ast.parse(path.read_text()), name) for path in sorted(folder.glob("*.py"))]
+            return next(filter(None, found), None)
+    return None
 
 
 def signature(tree, name):

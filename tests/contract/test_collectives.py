@@ -23,11 +23,12 @@ from interrupting import at_instruction
 from scripts_here import script_path
 
 from platoon_base.collectives import host
-from platoon_base.collectives.base import DTYPES, OPS
+from platoon_base.collectives.base import OPS
 from platoon_base.collectives.host import LOCK_BYTE, HostCollective
 from platoon_base.collectives.host_exchange import CHUNK_BYTES, DIRECT_BYTES, HAVE_FUSED, HAVE_NUMPY, FusedExchange
 from platoon_base.collectives.local import LocalCollective
 from platoon_base.collectives.staged import StagedCollective
+from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.job.files import segment_prefix
 from platoon_base.shm.segments import Segment
@@ -221,7 +222,7 @@ SHAPES = [(), (0,), (1,), (7, 3), (2, 0, 5), (1025,), (3, 2001)]
 
 def test_all_reduce_is_numpys(group):
     size = len(group.members)
-    for dtype, op, shape in itertools.product(DTYPES, OPS, SHAPES):
+    for dtype, op, shape in itertools.product(COLLECTIVE, OPS, SHAPES):
         arrays = [values(rank, shape, dtype) for rank in range(size)]
         results = group.run(lambda c, a=arrays, op=op: c.all_reduce(a[c.rank], op, timeout_s=TIMEOUT_S))
         require_equal(results, oracle(arrays, op, group.workers))
@@ -285,7 +286,7 @@ def test_arrays_may_lie_as_they_like(group):
 
 def test_the_other_calls_are_numpys(group):
     size = len(group.members)
-    for dtype, shape in itertools.product(DTYPES, SHAPES):
+    for dtype, shape in itertools.product(COLLECTIVE, SHAPES):
         arrays = [values(rank, (size, *shape), dtype) for rank in range(size)]
 
         def call(c, arrays=arrays, shape=shape):

@@ -68,12 +68,10 @@ def test_a_file_describes_a_run(platoon, write_script, tmp_path):
         "train.py",
     )
     (tmp_path / "run.toml").write_text(
-        'script = "train.py"\nworkers = 3\nsummary = "summary.json"\n[args]\nrate = 0.1\n'
-        '[training]\nrule = "EASGD"\nalpha = 0.25\navg_freq = 7\n'
+        'script = "train.py"\nworkers = 3\nsummary = "summary.json"\nevery-n-batches = 7\n[args]\nrate = 0.1\n'
     )
     done = platoon("launch", "--config", "run.toml", "-n", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("run.toml: EASGD(alpha=0.25), every 7 batches, where the script does not say\n")
     told = json.loads((tmp_path / "summary.json").read_text())
     assert (told["size"], told["period"], told["words"]) == (2, 7, "--rate 0.1")
 
@@ -412,7 +410,7 @@ def test_a_worker_that_joins_has_the_rule_and_the_period_of_the_job(platoon, wri
             print("late:", joined.stdout.strip(), joined.stderr)
         """
     )
-    (tmp_path / "run.toml").write_text('[training]\nrule = "LocalSGD"\navg_freq = 7\n')
+    (tmp_path / "run.toml").write_text('rule = "LocalSGD()"\nevery-n-batches = 7\n')
     done = platoon("launch", "-n", 1, "--config", "run.toml", "--log-dir", "logs", script)
     assert done.returncode == 0, done.stdout
     assert "late: LocalSGD() 7" in (tmp_path / "logs" / "rank0.log").read_text()

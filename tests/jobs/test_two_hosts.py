@@ -364,7 +364,7 @@ def test_a_host_takes_the_key_that_is_made_while_it_waits(hosts):
 
 def test_the_rule_and_the_period_of_the_first_host_count_on_all(hosts):
     code = script_path("two_hosts_rule_of_the_first")
-    (hosts.folder / "run.toml").write_text('[training]\nrule = "LocalSGD"\noverlap = 0.5\navg_freq = 7\n')
+    (hosts.folder / "run.toml").write_text('rule = "LocalSGD(overlap=0.5)"\nevery-n-batches = 7\n')
     hosts.start(code, "--config", "run.toml", host=0)
     hosts.start(code, host=1, environment={"PLATOON_RULE": "EASGD()"})
     assert hosts.wait() == [0, 0], hosts.output(0)

@@ -11,7 +11,6 @@ s = theano.shared(float(rank), name="s")
 for name, call in {
     "shape": lambda: all_reduce_grads((w**2).sum(), [w]),
     "average": lambda: all_reduce_grads(s**2, [s], average=rank == 0),
-    "wire": lambda: all_reduce_grads(s**2, [s], wire_dtype="float16" if rank else None),
 }.items():
     try:
         call()

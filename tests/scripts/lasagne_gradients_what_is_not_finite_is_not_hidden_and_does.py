@@ -6,15 +6,12 @@ from platoon_base import connect
 
 rank = connect().global_rank
 p, x = theano.shared(np.zeros(300, "f4"), name="p"), T.fvector()
-for wire_dtype in (None, "float16"):
-    f = theano.function([x], all_reduce_grads([x], [p], wire_dtype=wire_dtype))
-    bad = np.ones(300, "f4")
-    if rank:
-        bad[[0, 100, 200]] = np.nan, np.inf, -np.inf
-    (found,) = f(bad)
-    assert not np.isfinite(found[[0, 100, 200]]).any(), found
-    assert np.isfinite(found[256:]).all()  # blocks without such a value
-    for _ in range(3):
-        (found,) = f(np.ones(300, "f4"))
-    assert np.isfinite(found).all(), (wire_dtype, found)
-    np.testing.assert_allclose(found, 1, rtol=0.5)
+f = theano.function([x], all_reduce_grads([x], [p]))
+bad = np.ones(300, "f4")
+if rank:
+    bad[[0, 100, 200]] = np.nan, np.inf, -np.inf
+(found,) = f(bad)
+assert not np.isfinite(found[[0, 100, 200]]).any(), found
+assert np.isfinite(found).sum() == 297
+(found,) = f(np.ones(300, "f4"))
+np.testing.assert_array_equal(found, 1)

@@ -25,16 +25,9 @@ p, b = theano.shared(np.full((2, 70), rank, "f4"), name="p"), theano.shared(np.o
 g, h = T.fmatrix(), T.fvector()
 values = [np.random.RandomState(i).randn(2, 70).astype("f4") for i in range(2)]
 exact = (values[0].astype("f8") + values[1]) / 2
-for wire_dtype, expected in ((None, ["GpuAllReduce"]), ("float16", ["GpuAllReduce", "GpuFloat16Sum"])):
-    function = theano.function([g, h], all_reduce_grads([g, h], [p, b], wire_dtype=wire_dtype))
-    assert calls(function) == expected
-    total = 0
-    for step in range(50):
-        first, second = function(values[rank], np.full(3, 1e-30 * rank, "f4"))
-        total += np.asarray(first)
-        if wire_dtype is None:
-            np.testing.assert_allclose(first, exact, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(second, 0.5e-30, rtol=1e-2)
-    # At most half of a quantum is kept, and a maximum below 4 has a quantum of at most 4 / 1024.
-    np.testing.assert_allclose(total, 50 * exact, rtol=1e-5, atol=0.5 * 4 / 1024)
+function = theano.function([g, h], all_reduce_grads([g, h], [p, b]))
+assert calls(function) == ["GpuAllReduce"]
+first, second = function(values[rank], np.full(3, 1e-30 * rank, "f4"))
+np.testing.assert_allclose(first, exact, rtol=1e-5, atol=1e-6)
+np.testing.assert_allclose(second, 0.5e-30, rtol=1e-5)
 assert not p.get_value().any()

@@ -25,12 +25,10 @@ from platoon_base.data.batch_frames import (
 )
 from platoon_base.data.batch_link import Link, connect_link, listen_at
 from platoon_base.data.batch_memory import Slot
-from platoon_base.data.batch_pinning import Pinning
 from platoon_base.data.batch_reader import AHEAD
 from platoon_base.errors import (
     CollectiveTimeoutError,
     ConfigurationError,
-    PlatoonWarning,
     ProtocolError,
     WorkerLostError,
 )
@@ -421,18 +419,6 @@ def test_memory_that_could_be_cut_off_is_refused(tmp_path):
     with pytest.raises(PermissionError):
         os.truncate(slot.fd, 0)
     slot.close()
-
-
-def test_where_nothing_can_pin_memory_a_warning_says_so(server, monkeypatch):
-    monkeypatch.setattr("platoon_base.system.warn.said", set())
-    monkeypatch.setattr(Pinning, "find", classmethod(lambda cls: None))  # also where there is a GPU
-    with BatchReader(server.address, pin_memory=True) as reader:
-        server.send(np.arange(3))
-        with pytest.warns(PlatoonWarning, match="pins nothing, the batches lie in pageable memory"):
-            assert reader.receive().tolist() == [0, 1, 2]
-        assert not reader.pinned
-        server.send(np.arange(4))
-        assert reader.receive().tolist() == [0, 1, 2, 3]
 
 
 CALL_AS_NOBODY = script_path("batches_call_as_nobody")

@@ -8,9 +8,8 @@ import pytest
 
 from platoon_base.cli.commands.launch import command
 from platoon_base.cli.engine_options import given_options
-from platoon_base.cli.run_file import training_line
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import EASGD, GoSGD, LocalSGD, default_period, default_rule
+from platoon_base.rules import EASGD, LocalSGD, default_period, default_rule
 
 pytestmark = pytest.mark.base
 
@@ -43,7 +42,7 @@ def test_keys_are_the_long_names_of_options_and_the_command_line_wins(parse):
         devices = ["cuda0", "cuda1"]
         hosts = ["n1", "n2"]
         checkpoint-every = 60
-        host_timeout = 3
+        host-timeout = 3
         fail-fast = true
         allow-failures = false
         resume = "kept"
@@ -88,37 +87,35 @@ def test_launchers_of_other_hosts_get_the_options_of_the_file(parse):
     assert " ".join(words).replace(" --", "\n--").splitlines() == ["--workers 2", "--seed 3", "--fail-fast"]
 
 
-@pytest.mark.parametrize(
-    ("table", "rule", "period"),
-    [
-        ('rule = "EASGD"\nalpha = 0.25\navg_freq = 2', EASGD(alpha=0.25), 2),
-        ('rule = "EASGD(alpha=0.25)"\nevery_n_batches = 3', EASGD(alpha=0.25), 3),
-        ('rule = "EASGD"', EASGD(), 4),
-        ('rule = "BSP"', LocalSGD(), 1),
-        ('rule = "GOSGD"', GoSGD(), 1),
-        ('rule = "GOSGD"\nprobability = 0.1', GoSGD(probability=0.1), 1),
-        ('rule = "BSP"\nmoments = true\navg_freq = 10', LocalSGD(moments=True), 10),
-    ],
-)
-def test_the_training_holds_where_the_script_names_no_rule(parse, table, rule, period):
-    context = parse(f'script = "a.py"\n[training]\n{table}')
-    assert (default_rule(), default_period()) == (rule, period)
-    assert training_line(context).endswith(f"{rule!r}, every {period} batches, where the script does not say")
+def test_the_rule_holds_where_the_script_names_none(parse):
+    parse('script = "a.py"\nrule = "EASGD(alpha=0.25)"\nevery-n-batches = 3')
+    assert (default_rule(), default_period()) == (EASGD(alpha=0.25), 3)
 
 
-def test_the_environment_wins_over_the_training_of_the_file(parse, monkeypatch):
+def test_the_environment_wins_over_the_rule_of_the_file_and_the_command_line_over_both(parse, monkeypatch):
     monkeypatch.setitem(os.environ, "PLATOON_RULE", "ASGD")
-    context = parse('script = "a.py"\n[training]\nrule = "EASGD"\navg_freq = 2')
-    assert os.environ["PLATOON_RULE"] == "ASGD"
-    assert "PLATOON_EVERY_N_BATCHES" not in os.environ
-    assert "is left out, since PLATOON_RULE is set" in training_line(context)
+    text = 'script = "a.py"\nrule = "EASGD"\nevery-n-batches = 2'
+    parse(text)
+    assert (os.environ["PLATOON_RULE"], default_period()) == ("ASGD", 2)
+    parse(text, "--rule", "LocalSGD()", "--every-n-batches", "5")
+    assert (default_rule(), default_period()) == (LocalSGD(), 5)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("\nworker = 2", "run.toml, line 2: there is no key worker. Did you mean workers?"),
-        ("rule = 'BSP'", "run.toml, line 1: there is no key rule; it belongs below [training], as rule and avg_freq"),
+        ("rule = 'BSP'", "run.toml, line 1: got rule = 'BSP': got rule='BSP': there is no rule BSP; choose one of A"),
+        (
+            "rule = 'EASGD(alpha=7)'",
+            "run.toml, line 1: got rule = 'EASGD(alpha=7)': rule='EASGD(alpha=7)': got alpha=7: ",
+        ),
+        ("rule = 3", "run.toml, line 1: got rule = 3: got rule='3': write a rule"),
+        ("every-n-batches = 0", "run.toml, line 1: got every-n-batches = 0: 0 is not in the range x>=1."),
+        (
+            "script = 'a.py'\n[training]\nrule = 'BSP'",
+            'run.toml, line 2: there is no key training; write rule = "EASGD(alpha=0.25)" and every-n-batches = 4,',
+        ),
         (
             "sync_start = true",
             "run.toml, line 1: there is no key sync_start; leave it out: workers may join at any time",
@@ -131,21 +128,8 @@ def test_the_environment_wins_over_the_training_of_the_file(parse, monkeypatch):
         ("fail-fast = 1", "run.toml, line 1: got fail-fast = 1: it must be true or false"),
         ("workers = 2.5", "run.toml, line 1: got workers = 2.5: '2.5' is not a valid integer."),
         ("n = 2", "run.toml, line 1: there is no key n; write workers = N"),
-        (
-            "log-dir = 'a'\nlog_dir = 'b'",
-            "run.toml, line 1: got log-dir twice, with - and with _: leave one of them out",
-        ),
-        ("host_timeout = 'x'", "run.toml, line 1: got host-timeout = 'x': 'x' is not a valid float."),
-        ("[training]\nrule = 'EASGDD'", "run.toml, line 2: there is no rule EASGDD. Did you mean EASGD or EAMSGD?"),
-        ("[training]\nrule = 'easgd'", "run.toml, line 2: there is no rule easgd. Did you mean EASGD or EAMSGD?"),
-        ("[training]\nrule = 'gosgd'", "run.toml, line 2: there is no rule gosgd. Did you mean GOSGD"),
-        (
-            "[training]\nrule = 'EASGD'\nalhpa = 1",
-            "run.toml, line 3: there is no key alhpa below [training]. Did you mean alpha?",
-        ),
-        ("[training]\nrule = 'EASGD'\nalpha = 7", "run.toml, line 2, rule='EASGD(alpha=7)': got alpha=7: outside"),
-        ("[training]\navg_freq = 0", "run.toml, line 2: got avg_freq = 0: it counts batches, from 1"),
-        ("[training]\navg_freq = 1\nevery_n_batches = 1", "run.toml, line 2: avg_freq is every_n_batches: leave one"),
+        ("host_timeout = 3", "run.toml, line 1: there is no key host_timeout. Did you mean host-timeout"),
+        ("host-timeout = 'x'", "run.toml, line 1: got host-timeout = 'x': 'x' is not a valid float."),
         ("args = 'x'", "run.toml, line 1: got args = 'x': write args = ["),
         ("[args]\nrate = 1\nadam = {beta = 1}", "run.toml, line 3: got adam = {'beta': 1}: no word of a command line"),
         ("[args.adam]\nbeta = 1", "run.toml: got adam = {'beta': 1}: no word of a command line"),

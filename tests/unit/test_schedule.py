@@ -5,7 +5,7 @@ import math
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.schedule import STOP_POLICIES, EveryN, EverySeconds, Limits, Patience, require_policy, votes_suffice
+from platoon_base.schedule import STOP_POLICIES, EveryN, Limits, Patience, require_policy, votes_suffice
 
 pytestmark = pytest.mark.base
 
@@ -32,12 +32,6 @@ def test_a_part_of_a_period_is_over_until_the_next(n, part, expected):
 def test_a_period_that_counts_nothing_is_refused(n):
     with pytest.raises(ConfigurationError, match="period"):
         EveryN(n)
-
-
-def test_every_seconds_counts_from_the_last_that_was_due():
-    period = EverySeconds(10)
-    times = [100, 105, 109.9, 110, 119, 121, 130.5, 131]
-    assert [period.due(now) for now in times] == [False, False, False, True, False, True, False, True]
 
 
 def test_patience_waits_for_reports_without_improvement():

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,16 +25,19 @@ from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_check
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
 from platoon_base.cli.other_host import other_hosts, serve_other_host
-from platoon_base.cli.run_file import config_option, of_script, of_workers, training_line
+from platoon_base.cli.run_file import config_option, of_script, of_workers
 from platoon_base.cli.run_report import RunReport, chart_notes, report_option, reporting
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.cli.trace_file import trace_option, tracing
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
 from platoon_base.multihost.rendezvous import Introduction, fingerprint
+from platoon_base.rules import parse_rule
 from platoon_base.system.determinism import threads_of
+from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 from platoon_base.system.limits import available_cores
 from platoon_base.system.output import lenient_output
 from platoon_base.worker_process.breakpoints import lend_terminal
@@ -52,6 +56,21 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     if not 0 <= seconds < math.inf:  # also refuses NaN
         raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
     return seconds
+
+
+def _rule_text(text: str) -> str:
+    try:
+        parse_rule(text)
+    except ConfigurationError as exc:
+        raise click.BadParameter(str(exc)) from exc
+    return text
+
+
+def _for_workers(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Set the environment variable of an option, which the workers read."""
+    if value is not None and not context.resilient_parsing:
+        os.environ[str(parameter.envvar)] = str(value)
+    return value
 
 
 @click.command("launch", context_settings=SCRIPT)
@@ -86,6 +105,24 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     "[platoon_logs/SCRIPT/TIME]",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Common to all workers.  [0, or the checkpoint's]")
+@click.option(
+    "--rule",
+    type=_rule_text,
+    metavar="RULE",
+    envvar=RULE,
+    callback=_for_workers,
+    expose_value=False,
+    help='The rule by which workers are kept together, where the script names none, such as "EASGD(alpha=0.25)".',
+)
+@click.option(
+    "--every-n-batches",
+    type=click.IntRange(min=1),
+    metavar="N",
+    envvar=EVERY_N_BATCHES,
+    callback=_for_workers,
+    expose_value=False,
+    help="Mini-batches from one synchronization to the next, where the script says nothing.  [the rule's]",
+)
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
@@ -206,8 +243,6 @@ def command(
     lenient_output()
     console = report.open_console()
     report.log_to(console)
-    if line := training_line(click.get_current_context()):
-        report.print_line(console, line)
     program, _ = program_and_args(["-m", script] if module else [script])
     if hint := hint_of_misplaced(click.get_current_context(), program, args):
         report.print_line(console, hint)

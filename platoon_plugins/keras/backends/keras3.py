@@ -19,11 +19,9 @@ from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner
 
-__all__ = ["PLAIN_DTYPES", "Keras3", "Keras3Metrics", "KerasVariable", "LossWeight", "loss_weights_of"]
+__all__ = ["Keras3", "Keras3Metrics", "KerasVariable", "LossWeight", "loss_weights_of"]
 
 Array = np.ndarray[Any, Any]
-# The dtypes of NumPy itself. Others, such as bfloat16, are of ml_dtypes and have no buffers.
-PLAIN_DTYPES = ("float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8")
 _SEED = "seed_generator_state"
 _GLOBAL_GENERATOR = "global_seed_generator"
 # Rules by the ``aggregation`` of a variable. For "none" the dtype decides.

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from platoon_base.dtypes import PLAIN
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.aligned import writable
-from platoon_plugins.keras.backends.keras3 import PLAIN_DTYPES, Keras3, KerasVariable
+from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.backends.tensorflow_gradients import TensorFlowAverage
 from platoon_plugins.keras.gradients import GradientAverage
 
@@ -75,7 +76,7 @@ class _TensorFlowVariable(KerasVariable):
 
     def view(self) -> Any:
         tensor = tf.raw_ops.ReadVariableOp(resource=self._made.handle, dtype=self._made.dtype)
-        in_place = self.dtype in PLAIN_DTYPES and self.on_host()
+        in_place = self.dtype in PLAIN and self.on_host()
         return np.asarray(memoryview(tensor)) if in_place else tensor.numpy()
 
 

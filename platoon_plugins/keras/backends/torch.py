@@ -9,10 +9,11 @@ import keras
 import numpy as np
 import torch
 
+from platoon_base.dtypes import PLAIN
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_arrays import TensorMemory
 from platoon_base.torch_loops import tensors_beside
-from platoon_plugins.keras.backends.keras3 import PLAIN_DTYPES, Keras3, KerasVariable, loss_weights_of
+from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable, loss_weights_of
 from platoon_plugins.keras.backends.torch_backward import early_weights, watched_function
 from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense_layers
 from platoon_plugins.keras.gradients import average_of
@@ -31,7 +32,7 @@ class _TorchVariable(TensorMemory, KerasVariable):
         return bool(self.variable.value.device.type == "cpu")
 
     def view(self) -> Array:
-        if self.dtype not in PLAIN_DTYPES:
+        if self.dtype not in PLAIN:
             return super().view()
         array: Array = self.variable.value.detach().cpu().numpy()
         return array

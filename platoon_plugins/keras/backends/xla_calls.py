@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from platoon_base.dtypes import XLA_CODES
+
 __all__ = ["Block", "Filler", "Gate", "Queuer", "call_in_place", "call_on_stream", "gate_of"]
 
 log = logging.getLogger(__name__)
@@ -36,8 +38,7 @@ _TARGET, _STREAM_TARGET = "platoon_call_in_place", "platoon_call_on_stream"
 _EXECUTE, _METADATA, _INTERNAL = 3, 1, 13
 # The version of the interface.
 _VERSION = (0, 1)
-# Values of XLA_FFI_DataType.
-_DTYPES = {10: np.float16, 11: np.float32, 12: np.float64}
+_DTYPES = {code: np.dtype(name) for name, code in XLA_CODES.items()}
 
 _Pointer = ctypes.c_void_p
 _HEAD = [("size", ctypes.c_size_t), ("extension", _Pointer)]
@@ -301,7 +302,7 @@ def _arrays(buffers: Any) -> list[Array]:
 
 
 def _array(buffer: Any) -> Array:
-    dtype = np.dtype(_DTYPES[buffer.dtype])
+    dtype = _DTYPES[buffer.dtype]
     shape, size = buffer.dims[: buffer.rank], _size(buffer) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
