@@ -28,7 +28,7 @@ help:
 	@echo 'make test-newest, make test-oldest  before a release: on the newest releases of today (ARGS adds packages,'
 	@echo '                such as torch), and on the oldest versions that pyproject.toml allows'
 	@echo 'make lint       ruff, mypy and import-linter'
-	@echo 'make bench      run every script in benchmarks/'
+	@echo 'make bench      run the benchmarks of this host, without GPUs'
 	@echo 'make bench-keras  the benchmarks of fit on every back end of Keras (16 GB of memory)'
 	@echo 'make bench-gpu  networks from AlexNet to ResNet-50 on 1, 2, 4, 8 GPUs of this host, with Lasagne and Keras 3'
 	@echo '                (GPU_PYTHON=... names a Python with Keras 3, torch and JAX for CUDA; ARGS="--rules bsp" goes to each)'
@@ -76,7 +76,10 @@ lint: setup
 	@$(NOX) -s lint
 
 bench: setup
-	@for script in $$(ls benchmarks/*.py | grep -v -e keras_large -e keras_gpu -e zoo); do echo "== $$script"; $(VENV)/python "$$script" || exit 1; done
+	@for script in $$(ls benchmarks/*.py | grep -v -e harness -e namespaces -e learning_ -e device -e memory -e torch -e zoo); do \
+	    echo "== $$script"; $(VENV)/python "$$script" || exit 1; \
+	done
+	@$(VENV)/python benchmarks/lstm.py --original --units 32 --vocabulary 1000 --repeats 250
 
 soak: setup
 	@$(VENV)/python benchmarks/soak.py --minutes 30
@@ -84,9 +87,10 @@ soak: setup
 bench-keras: setup
 	@$(NOX) --install-only -s keras3 tf
 	@$(TEST_ENV) $(VENV)/python benchmarks/keras_fit.py
-	@for name in keras_fit keras_large; do for backend in torch jax; do \
-	    KERAS_BACKEND=$$backend .nox/keras3/bin/python benchmarks/$$name.py || exit 1; \
-	done; KERAS_BACKEND=tensorflow .nox/tf/bin/python benchmarks/$$name.py || exit 1; done
+	@for what in fit large; do for backend in torch jax; do \
+	    KERAS_BACKEND=$$backend .nox/keras3/bin/python benchmarks/keras_fit.py --measure $$what || exit 1; \
+	done; KERAS_BACKEND=tensorflow .nox/tf/bin/python benchmarks/keras_fit.py --measure $$what || exit 1; done
+	@.nox/keras3/bin/python benchmarks/torch_ddp.py
 
 bench-gpu: setup
 	@$(TEST_ENV) $(VENV)/python benchmarks/zoo.py --framework lasagne $(ARGS)

@@ -6,19 +6,15 @@ processes, with its own defaults: it binds 2 ranks to a core each, and ranks tha
     python benchmarks/all_reduce.py [--quick]
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
-import time
-from importlib import metadata
+from importlib import metadata, util
 
+import harness
 import numpy as np
-import report
 
 from platoon_base.collectives.host import HostCollective
 
@@ -28,133 +24,82 @@ ROUND_S = 0.02  # that the calls of one method take in one round, about
 TIMEOUT_S = 60
 
 
-class Patient:
-    """The other ranks all come: mpirun ends the others if one dies."""
-
-    def why_absent(self, ranks) -> str:
-        return ""
-
-
-# ---- CPU: the processes that mpirun starts --------------------------------------------------------------------------
-
-
-def host_worker(seconds: float) -> None:
-    """Measure all sizes as one rank; rank 0 prints seconds a call, for each size and method one value a round."""
+def work(given):
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
     name = comm.bcast(f"/platoon-{os.getuid()}-bench{os.getpid()}-reduce")
     ranks = range(comm.size)
     if comm.rank == 0:
-        ours = HostCollective.create(name, ranks, 0, Patient())
+        ours = HostCollective.create(name, ranks, 0, harness.Patient())
     comm.Barrier()
     if comm.rank != 0:
-        ours = HostCollective.attach(name, ranks, comm.rank, Patient())
+        ours = HostCollective.attach(name, ranks, comm.rank, harness.Patient())
     comm.Barrier()
     ours.unlink()
     calls = {
         "platoon": lambda x: ours.all_reduce(x, out=x, timeout_s=TIMEOUT_S),
         "openmpi": lambda x: comm.Allreduce(MPI.IN_PLACE, x, MPI.SUM),
     }
-    times = {size: host_times(comm, calls, size, seconds) for size in SIZES}
+    times = {size: times_of(comm, calls, size, given.seconds) for size in SIZES}
     ours.close()
     if comm.rank == 0:
         print(json.dumps({"library": MPI.Get_library_version().partition(",")[0], "times": times}))
 
 
-def host_times(comm, calls: dict, size: int, seconds: float) -> dict[str, list[float]]:
-    """Return seconds a call of the slowest rank, one value a round."""
+def times_of(comm, calls, size, seconds):
     x = np.zeros(size // 4, np.float32)
-    repetitions, rounds = {}, 0
+
+    def timed(call, repetitions):
+        comm.Barrier()
+        return harness.seconds(lambda: call(x), repetitions)
+
+    repetitions, a_round = {}, 0.0
     for method, call in calls.items():
         x.fill(comm.rank)
         call(x)
         if not (x == sum(range(comm.size))).all():
             raise SystemExit(f"{method} gave a wrong sum of {size} bytes")
         x.fill(0)
-        for _ in range(3):
-            took = timed(comm, call, x, 3)
+        took = [timed(call, 3) for _ in range(3)][-1]
         repetitions[method] = max(1, comm.bcast(int(ROUND_S / took)))
-        rounds += 2 * max(ROUND_S, took)
-    rounds = max(7, comm.bcast(int(seconds / rounds)))
-    mine: dict[str, list[float]] = {method: [] for method in calls}
-    for _ in range(rounds):
-        for method, call in calls.items():
-            mine[method].append(timed(comm, call, x, repetitions[method]))
+        a_round += 2 * max(ROUND_S, took)
+    rounds = max(7, comm.bcast(int(seconds / a_round)))
+    timings = {method: lambda m=method: timed(calls[m], repetitions[m]) for method in calls}
+    mine = harness.interleaved(timings, rounds)
     return {method: np.max(comm.allgather(values), axis=0).tolist() for method, values in mine.items()}
 
 
-def timed(comm, call, x, repetitions: int) -> float:
-    comm.Barrier()
-    start = time.perf_counter()
-    for _ in range(repetitions):
-        call(x)
-    return (time.perf_counter() - start) / repetitions
-
-
-def host_run(ranks: int, seconds: float) -> tuple[str, dict[int, dict[str, list[float]]]]:
-    """Run `host_worker` under mpirun; return the MPI library's version and what was measured."""
-    options = ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
-    if os.geteuid() == 0:
-        options.append("--allow-run-as-root")
-    command = ["mpirun", *options, "-n", str(ranks), sys.executable, __file__, "--worker", str(seconds)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=1800, check=True)
+def run(ranks, seconds):
+    words = ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
+    words += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = ["mpirun", *words, "-n", str(ranks), sys.executable, __file__]
+    env = {**os.environ, harness.GIVEN: json.dumps({"seconds": seconds, "folder": ""})}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=1800, check=True, env=env)
     answer = json.loads(done.stdout.splitlines()[-1])
     return answer["library"], {int(size): methods for size, methods in answer["times"].items()}
 
 
-def host_benchmark(quick: bool) -> dict:
-    """Measure, print; return what is to be saved."""
-    results, rows = [], []
+def measure():
+    options = harness.options(__doc__)
+    if shutil.which("mpirun") is None or util.find_spec("mpi4py") is None:
+        print("skipped: there is no mpirun or no mpi4py: install openmpi-bin and libopenmpi-dev, then make setup")
+        return
+    results = []
     for ranks in RANKS:
-        library, measured = host_run(ranks, 1.0 if quick else 8.0)
+        library, measured = run(ranks, 1.0 if options.quick else 8.0)
         for size, times in measured.items():
-            middle = {method: report.median(values) * 1e6 for method, values in times.items()}
-            # Each round's own ratio: what disturbs the machine disturbs both methods of a round alike.
-            ratio = report.median([a / b for a, b in zip(times["openmpi"], times["platoon"])])
-            result = {"ranks": ranks, "bytes": size, "microseconds": middle, "speed_ratio": ratio}
-            results.append({**result, "rounds": len(times["platoon"])})
-            rows.append([ranks, f"{size >> 10} KB", *(f"{value:.1f}" for value in middle.values()), ratio])
-    headings = ["ranks", "size", "platoon us", "openmpi us", "openmpi / platoon"]
-    report.table("All-reduce of float32, in place; medians", headings, rows)
-    of = {(r["ranks"], r["bytes"]): r["speed_ratio"] for r in results}
-    goals = []
-    for ranks in RANKS:
-        goals.append(report.goal(f"{ranks} ranks, 64 KB, speed against OpenMPI", of[ranks, 64 << 10], 0.5))
-        for size in (1 << 20, 16 << 20, 128 << 20):
-            goals.append(report.goal(f"{ranks} ranks, {size >> 20} MB, speed against OpenMPI", of[ranks, size], 1.0))
+            middle = {f"{method} us": 1e6 * harness.median(values) for method, values in times.items()}
+            row = {"ranks": ranks, "bytes": size, **middle, "rounds": len(times["platoon"])}
+            results.append({**row, "openmpi / platoon": harness.ratio(times["openmpi"], times["platoon"])})
+    harness.table("All-reduce of float32, in place; medians", results)
+    for row in results:
+        if row["bytes"] > 4 << 10:
+            text = f"{row['ranks']} ranks, {row['bytes'] >> 10} KB, speed against OpenMPI"
+            harness.goal(text, row["openmpi / platoon"], 0.5 if row["bytes"] == 64 << 10 else 1.0)
     reference = f"{library}, mpi4py {metadata.version('mpi4py')}"
-    return {"reference": reference, "results": results, "goals": goals}
-
-
-def host_problem() -> str:
-    """Return why there is nothing to compare with; empty if there is."""
-    if shutil.which("mpirun") is None:
-        return "there is no mpirun: install openmpi-bin and libopenmpi-dev, then make setup"
-    try:
-        metadata.version("mpi4py")
-    except metadata.PackageNotFoundError:
-        return "there is no mpi4py: install libopenmpi-dev, then make setup"
-    return ""
-
-
-def main() -> None:
-    """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is saved")
-    parser.add_argument("--worker", type=float, metavar="SECONDS", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker is not None:
-        host_worker(options.worker)
-        return
-    problem = host_problem()
-    if problem:
-        print(f"skipped: {problem}")
-        return
-    results = host_benchmark(options.quick)
-    if not options.quick:
-        report.save("all_reduce", results)
+    harness.save("all_reduce", {"reference": reference, "results": results}, options)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(measure, work)

@@ -5,12 +5,9 @@ the same memory and in turns into five arrays, as many as a worker has slots; an
 way of the original Platoon, a PUSH socket of ZeroMQ to whose other end each worker pulls (dtype and shape in JSON, then
 the raw bytes, high-water mark 4). Workers look at nothing but the first number of a batch.
 
-    python benchmarks/batches.py [--quick]
+    python benchmarks/batches.py [--quick] [--rounds 9]
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import subprocess
 import sys
@@ -18,24 +15,20 @@ import tempfile
 import time
 from pathlib import Path
 
+import harness
 import numpy as np
 import psutil
-import report
 import zmq
 
 from platoon_base.data import BatchReader, BatchServer, load_ahead
 
-MEGABYTES = (1, 16, 64)
-WORKERS = (1, 2, 4)
+MEGABYTES, WORKERS = (1, 16, 64), (1, 2, 4)
 WAYS = ("copyto", "copyto 5", "send", "in place", "all", "sockets")
-AHEAD = 4
-ROUND_S = 0.2
+AHEAD, ROUND_S, TIMEOUT_S = 4, 0.2, 60
 STEP_S, SHARE = 0.1, 0.8
-TIMEOUT_S = 60
 
 
-def read_shared(address: str, rank: int) -> None:
-    """Read epochs from the server, and tell the end of each."""
+def read_shared(address, rank):
     with BatchReader(address, rank=rank, ahead=AHEAD, timeout_s=TIMEOUT_S) as reader:
         while not reader.ended:
             for (x,) in reader:
@@ -43,53 +36,44 @@ def read_shared(address: str, rank: int) -> None:
             print("end", flush=True)
 
 
-def read_sockets(address: str, rank: int) -> None:
-    """Pull batches, and tell every batch."""
+def read_sockets(address, rank):
     context = zmq.Context()
     pull, done = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    pull.rcvhwm = AHEAD
+    pull.rcvhwm, done.sndhwm = AHEAD, 0
     pull.connect(address)
-    done.sndhwm = 0
     done.connect(f"{address}-done")
     print("end", flush=True)
     while True:
         header, data = pull.recv_multipart(copy=False)
         about = json.loads(header.bytes)
-        x = np.frombuffer(data.buffer, about["dtype"]).reshape(about["shape"])
-        x[0]
+        np.frombuffer(data.buffer, about["dtype"]).reshape(about["shape"])[0]
         done.send(b"")
 
 
 class Workers:
-    """Reading processes."""
-
-    def __init__(self, kind: str, address: str, count: int) -> None:
+    def __init__(self, kind, address, count):
         words = [[sys.executable, __file__, kind, address, str(rank)] for rank in range(count)]
         self.processes = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in words]
 
-    def await_end(self) -> None:
+    def await_end(self):
         for process in self.processes:
             if process.stdout.readline() != "end\n":
-                raise RuntimeError("a worker failed")
+                raise RuntimeError("a worker FAILED")
 
-    def seconds(self) -> float:
-        """Return the processor's time that they have used."""
+    def seconds(self):
         return sum(sum(psutil.Process(process.pid).cpu_times()[:2]) for process in self.processes)
 
-    def close(self) -> None:
+    def close(self):
         for process in self.processes:
             process.kill()
             process.communicate()
 
 
 class Arms:
-    """All ways to bring batches of one size to so many workers."""
-
-    def __init__(self, folder: Path, megabytes: int, workers: int) -> None:
+    def __init__(self, folder, megabytes, workers):
         self.x = np.random.default_rng(0).random(megabytes * 2**20 // 4, "float32")
         self.y = [np.zeros_like(self.x) for _ in range(AHEAD + 1)]
-        self.count = workers
-        address = str(folder / f"b{megabytes}-{workers}")
+        self.count, address = workers, f"{folder}/b{megabytes}-{workers}"
         self.server = BatchServer(address, readers=workers)
         self.shared = Workers("shared", address, workers)
         self.context = zmq.Context()
@@ -102,17 +86,15 @@ class Arms:
         self.sockets.await_end()
         self.server.end_epoch()
         self.shared.await_end()
-        self.busy = dict.fromkeys([*WAYS, "send, workers", "sockets, workers"], 0.0)
+        self.busy = dict.fromkeys(["copyto", "copyto 5", "send", "sockets", "send, workers", "sockets, workers"], 0.0)
         self.bytes = dict.fromkeys(WAYS, 0)
         self.number = {way: 4 * workers for way in WAYS}
 
-    def once(self, way: str, number: int) -> None:
+    def once(self, way, number):
         """Bring batches to the workers until the last one has its last."""
         for i in range(number):
-            if way == "copyto":
-                np.copyto(self.y[0], self.x)
-            elif way == "copyto 5":
-                np.copyto(self.y[i % len(self.y)], self.x)
+            if way.startswith("copyto"):
+                np.copyto(self.y[0 if way == "copyto" else i % len(self.y)], self.x)
             elif way == "sockets":
                 about = json.dumps({"dtype": self.x.dtype.str, "shape": self.x.shape}).encode()
                 self.push.send(about, zmq.SNDMORE)
@@ -129,23 +111,20 @@ class Arms:
             self.server.end_epoch()
             self.shared.await_end()
 
-    def measure(self, way: str, seconds: float) -> float:
-        """Return GB per second that arrive at each worker."""
-        number = self.number[way]
-        readers = {"send": self.shared, "sockets": self.sockets}.get(way)
-        busy = readers.seconds() if readers else 0.0
-        begin, begin_busy = time.perf_counter(), time.process_time()
-        self.once(way, number)
-        took, took_busy = time.perf_counter() - begin, time.process_time() - begin_busy
-        self.busy[way] += took_busy
+    def rate(self, way, seconds):
+        number, readers = self.number[way], {"send": self.shared, "sockets": self.sockets}.get(way)
+        busy, own = readers.seconds() if readers else 0.0, time.process_time()
+        took = harness.seconds(lambda: self.once(way, number))
         self.bytes[way] += self.x.nbytes * number
+        if way in self.busy:
+            self.busy[way] += time.process_time() - own
         if readers:
             self.busy[f"{way}, workers"] += readers.seconds() - busy
         self.number[way] = max(4 * self.count, min(100_000, int(number * seconds / took)))
         share = 1 if way in ("copyto", "copyto 5", "all") else self.count
         return self.x.nbytes * number / took / share / 1e9
 
-    def close(self) -> None:
+    def close(self):
         self.server.end()
         self.server.close()
         self.shared.close()
@@ -153,36 +132,28 @@ class Arms:
         self.context.destroy(linger=0)
 
 
-def rates(megabytes: int, workers: int, rounds: int, seconds: float) -> dict:
-    """Return the median of GB/s at each worker, and of the ratios to copyto within each round."""
+def rates_of(megabytes, workers, rounds, seconds):
+    about = {"MB": megabytes, "workers": workers}
     with tempfile.TemporaryDirectory() as folder:
         arms = Arms(Path(folder), megabytes, workers)
         try:
-            found = [{way: arms.measure(way, seconds) for way in WAYS} for _ in range(rounds + 2)][2:]
+            found = harness.interleaved({w: lambda w=w: arms.rate(w, seconds) for w in WAYS}, rounds, skip=2)
         finally:
             arms.close()
-    row = {way: report.median([each[way] for each in found]) for way in WAYS if way != "in place"}
+    row = {**about, **{way: harness.median(values) for way, values in found.items() if way != "in place"}}
     pairs = [("copyto 5", "copyto"), ("send", "copyto"), ("send", "copyto 5"), ("all", "copyto"), ("sockets", "copyto")]
-    ratios = {
-        f"{a} / {b}": report.median([each[a] / each[b] for each in found]) for a, b in [*pairs, ("send", "sockets")]
-    }
-    in_place = report.median([megabytes * 2**20 / each["in place"] / workers / 1e3 for each in found])
-    busy = {
-        f"ms/GB, {name}": 1e12 * seconds / arms.bytes[name.partition(",")[0]]
-        for name, seconds in arms.busy.items()
-        if name not in ("in place", "all")
-    }
-    return {"MB": megabytes, "workers": workers, **row, **ratios, "in place, us": in_place, **busy}
+    row |= {f"{a} / {b}": harness.ratio(found[a], found[b]) for a, b in [*pairs, ("send", "sockets")]}
+    row["in place, us"] = harness.median(megabytes * 2**20 / rate / workers / 1e3 for rate in found["in place"])
+    return row, {**about, **{name: 1e12 * s / arms.bytes[name.partition(",")[0]] for name, s in arms.busy.items()}}
 
 
-def compute(seconds: float, a: np.ndarray) -> None:
-    """Be busy for so long, by the processor's clock of this thread, as a training step on one core is."""
+def compute(seconds, a):
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         np.sqrt(a, out=a)
 
 
-def minibatches(count: int):
+def minibatches(count):
     """Take 0.8 of a step's time for each batch of 16 MB, part of it for writing the batch."""
     x, a = np.zeros((32, 3, 209, 209), "float32"), np.ones(10_000)
     for k in range(count):
@@ -192,11 +163,10 @@ def minibatches(count: int):
         yield x, np.full(32, k)
 
 
-def hidden(count: int, rounds: int) -> dict:
-    """Return the milliseconds of a step without loading, with loading in the loop, and with loading ahead."""
+def hidden(count, rounds):
     a = np.ones(10_000)
 
-    def loop(batches) -> float:
+    def loop(batches):
         times = []
         for batch in batches:
             times.append(time.perf_counter())
@@ -204,63 +174,36 @@ def hidden(count: int, rounds: int) -> dict:
                 batch[0][0, 0, 0, 0] == batch[1][0]  # noqa: B015
             compute(STEP_S, a)
         times.append(time.perf_counter())
-        return report.median(np.diff(times[3:]))  # the first batch cannot be hidden
+        return harness.median(map(float, np.diff(times[3:])))  # the first batch cannot be hidden
 
-    found = [
-        {
-            "none": loop([None] * count),
-            "in the loop": loop(minibatches(count)),
-            "ahead": loop(load_ahead(lambda: minibatches(count))),
-        }
-        for _ in range(rounds)
-    ]
-    row = {way: 1e3 * float(report.median([each[way] for each in found])) for way in found[0]}
-    more = {
-        way: 100 * float(report.median([each[way] / each["none"] - 1 for each in found]))
-        for way in ("in the loop", "ahead")
-    }
-    return {**row, **{f"{way}, % more": value for way, value in more.items()}}
+    calls = {"none": lambda: loop([None] * count), "in the loop": lambda: loop(minibatches(count))}
+    calls["ahead"] = lambda: loop(load_ahead(lambda: minibatches(count)))
+    found = harness.interleaved(calls, rounds)
+    more = {f"{way}, % more": 100 * (harness.ratio(found[way], found["none"]) - 1) for way in list(calls)[1:]}
+    return {**{way: 1e3 * harness.median(values) for way, values in found.items()}, **more}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rounds, small batches; nothing is saved")
-    parser.add_argument("--save", default="batches", help="name of the file of results")
-    parser.add_argument("--rounds", type=int, default=9, help="of each way; medians count  [9]")
-    options = parser.parse_args()
+def measure():
+    options = harness.options(__doc__, rounds=9)
     quick = options.quick
-    rounds, seconds = (2, 0.05) if quick else (options.rounds, ROUND_S)
-    sizes = (1,) if quick else MEGABYTES
-    rows = [rates(megabytes, workers, rounds, seconds) for megabytes in sizes for workers in WORKERS]
-    names = [name for name in rows[0] if "ms/GB" not in name]
-    report.table("GB/s that arrive at each worker", names, [[row[name] for name in names] for row in rows], 200)
-    names = ["MB", "workers", *(name for name in rows[0] if "ms/GB" in name)]
-    report.table("processor's ms for each GB", names, [[row[name] for name in names] for row in rows], 200)
+    sizes = [(mb, workers) for mb in (MEGABYTES[:1] if quick else MEGABYTES) for workers in WORKERS]
+    found = [rates_of(*size, *((2, 0.05) if quick else (options.rounds, ROUND_S))) for size in sizes]
+    rows, busy = zip(*found)
+    harness.table("GB/s that arrive at each worker", rows, 200)
+    harness.table("processor's ms for each GB", busy)
     step = hidden(6 if quick else 25, 1 if quick else 3)
-    report.table("ms a step of 100 ms", list(step), [list(step.values())])
-    goals = [
-        report.goal(
-            f"{row['MB']} MB, {row['workers']} workers, to each: the same batch, or one worker's own; of copyto",
-            max(row["send / copyto"], row["all / copyto"]),
-            0.5,
-        )
-        for row in rows
-    ]
-    goals += [
-        report.goal(
-            f"{row['MB']} MB, {row['workers']} workers, own batches, all workers together, of copyto",
-            row["send / copyto"] * row["workers"],
-            0.5,
-        )
-        for row in rows
-    ]
-    goals.append(report.goal("loading of 0.8 of a step ahead, % more", step["ahead, % more"], 5, at_least=False))
-    if not quick:
-        report.save(options.save, {"rows": rows, "step": step, "goals": goals})
+    harness.table("ms a step of 100 ms", [step])
+    for row in rows:
+        name = f"{row['MB']} MB, {row['workers']} workers"
+        best = max(row["send / copyto"], row["all / copyto"])
+        harness.goal(f"{name}, to each: the same batch, or one worker's own; of copyto", best, 0.5)
+        harness.goal(f"{name}, own batches, all together, of copyto", row["send / copyto"] * row["workers"], 0.5)
+    harness.goal("loading of 0.8 of a step ahead, % more", step["ahead, % more"], 5, at_least=False)
+    harness.save("batches", {"rows": rows, "busy": busy, "step": step}, options)
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 4 and sys.argv[1] in ("shared", "sockets"):
         (read_shared if sys.argv[1] == "shared" else read_sockets)(sys.argv[2], int(sys.argv[3]))
     else:
-        main()
+        harness.main(measure)

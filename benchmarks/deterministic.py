@@ -1,59 +1,59 @@
 """What `--deterministic` costs: steps per second of a loop of NumPy with the option, over those without.
 
-    python benchmarks/deterministic.py [--quick] [--out FOLDER]
-
 Two workers on the CPU make steps of some ms and exchange 4 MB every 4 steps: by a rule that does not wait, without
 turns, and by rank; by rounds; with averaged gradients at each step.
 Runs with and without the option take turns, so that other jobs on the machine slow down both.
+
+    python benchmarks/deterministic.py [--quick]
 """
 
-from __future__ import annotations
+import time
 
-import argparse
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+import harness
+import numpy as np
 
-import report
-
-SCRIPT = Path(__file__).parent / "scripts" / "deterministic_train.py"
-RULES = ["EASGD(alpha=0.4)", "LocalSGD()", "gradients"]
+RULES = ("EASGD(alpha=0.4)", "LocalSGD()", "gradients")
 WAY = "--deterministic"
 
 
-def rate(folder: Path, rule: str, way: str, steps: int) -> float:
-    """Run one job; return the steps per second of all workers together."""
-    options = ["-n", "2", "--log-dir", str(folder / "logs"), *filter(None, [way])]
-    command = [sys.executable, "-m", "platoon_base", "launch", *options, str(SCRIPT), rule, str(steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
-    found = [json.loads((folder / "logs" / f"rank{rank}.log").read_text().splitlines()[-1]) for rank in range(2)]
-    return float(sum(found))
+def work(given):
+    from platoon_base import connect
+    from platoon_base.rules import parse_rule
+
+    worker = connect()
+    w, a = np.zeros(1 << 20, np.float32), np.random.rand(200, 200).astype(np.float32)
+    if given.rule != "gradients":
+        worker.init_shared_params([w], parse_rule(given.rule, "the benchmark"))
+    worker.barrier()
+    began = time.perf_counter()
+    for step in range(1, given.steps + 1):
+        for _ in range(4):
+            a = np.tanh(a @ a / 200)
+        gradient = w * np.float32(0.01) + a[0, 0]
+        if given.rule == "gradients":
+            gradient = worker.all_reduce(gradient, "mean")
+        w -= gradient
+        worker.progress(steps=1)
+        if given.rule != "gradients" and step % 4 == 0:
+            worker.sync_params()
+    seconds = time.perf_counter() - began
+    worker.barrier()
+    harness.give(worker.global_rank, given.steps / seconds)
 
 
-def main() -> None:
-    """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one short run of each")
-    parser.add_argument("--out", type=Path, help="folder for the results  [docs/benchmarks, unless --quick]")
-    args = parser.parse_args()
-    steps, repeats = (8, 1) if args.quick else (200, 5)
+def measure():
+    options = harness.options(__doc__)
+    steps, rounds = (8, 1) if options.quick else (200, 5)
     rows = []
-    with tempfile.TemporaryDirectory() as name:
-        for rule in RULES:
-            runs: dict[str, list[float]] = {way: [] for way in ["", WAY]}
-            for _ in range(repeats):
-                for way, rates in runs.items():
-                    rates.append(rate(Path(name), rule, way, steps))
-            share = report.median([own / other for own, other in zip(runs[WAY], runs[""])])
-            rows.append({"rule": rule, "way": WAY, "share": share, "with": runs[WAY], "without": runs[""]})
-            print(f"{rule} {WAY}: {share:.2f} of the steps/s without ({report.median(runs['']):.0f})")
-    if args.out or not args.quick:
-        report.save("deterministic", {"results": rows}, args.out or report.FOLDER)
+    for rule in RULES:
+        values = {"rule": rule, "steps": steps}
+        calls = {w: lambda v=values, w=w: sum(harness.job(__file__, v, words=[w] * bool(w))) for w in ("", WAY)}
+        found = harness.interleaved(calls, rounds)
+        rows.append({"rule": rule, "way": WAY, "share of the steps/s": harness.ratio(found[WAY], found[""])})
+        rows[-1] |= {"without": found[""], "with": found[WAY], "steps/s without": harness.median(found[""])}
+    harness.table("Steps/s with --deterministic over those without", rows)
+    harness.save("deterministic", {"results": rows}, options)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(measure, work)

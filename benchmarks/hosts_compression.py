@@ -1,321 +1,430 @@
 """What compression between two hosts saves on slow links, and what it costs in learning. Needs root.
 
-    python benchmarks/hosts_compression.py [--codecs none int8 ...] [--links ...] [--seeds 1 2 3] [--out FOLDER]
+    python benchmarks/hosts_compression.py [--codecs none int8 ...] [--links ...] [--seeds 1 2 3] [--only rounds]
 
 Hosts are network namespaces of this machine with a worker each, started by `platoon launch`. Their links are limited by
-a token bucket, and a program between the hosts and the switch delays them.
+a token bucket, and a program between the hosts and the switch delays them. --only chooses what is measured:
 
-* Rounds of `LocalSGD` with 100 MB of weights: the fastest of those measured, as the machine may have other work; the
-  processor time of a courier, which does not depend on that; and the share of the time in training if a step takes
-  0.1 s and a round follows each 100, 200 or 500 of them. The bytes are those that the counter of the host's interface
-  shows, with all headers.
-* The same with `overlap=0.5`, where each round is exchanged while the workers train, for half of 20 s: what
-  their synchronization still takes, and what such rules learn beside those that wait.
-* Averages of 100 MB of gradients, with the processor time of a worker; and, with ``--only devices``, of tensors on a
-  GPU for each host, by NCCL over sockets and by way of the hosts. That needs torch for CUDA and two GPUs.
-* A perceptron on handwritten digits, with Adam and a round each 20 mini-batches, on two hosts and, with as many
-  workers, on one; and with averaged gradients in each step.
+rounds     Rounds of `LocalSGD` with 100 MB of weights: the fastest of those measured, as the machine may have other
+           work; the processor time of a courier, which does not depend on that; and the share of the time in training
+           if a step takes 0.1 s and a round follows each 100, 200 or 500 of them. The bytes are those that the counter
+           of the host's interface shows, with all headers.
+overlap    The same with `overlap=0.5`, where each round is exchanged while the workers train, for half of 20 s: what
+           their synchronization still takes, and what such rules learn beside those that wait.
+gradients  Averages of 100 MB of gradients, with the processor time of a worker, and what training with them learns.
+devices    The same of tensors on a GPU for each host, by NCCL over sockets and by way of the hosts; never unless asked.
+learning   A perceptron on handwritten digits, with Adam and a round each 20 mini-batches, on two hosts and, with as
+           many workers, on one.
+target     How soon a loss is reached, by averaged gradients and by rounds; never unless asked. A perceptron with 1.9
+           million weights (7.5 MB) on Fashion-MNIST, Adam, mini-batches of 32, one core for each host. Each worker
+           keeps its weights every 20 steps, or the center where its rule is asynchronous, and computes their loss on
+           2,000 rows of the validation set after the training, so that no evaluation gives an exchange time.
 """
 
-from __future__ import annotations
-
-import argparse
+import contextlib
 import json
-import math
 import os
-import secrets
-import subprocess
-import sys
-import tempfile
+import time
 from pathlib import Path
 
-import namespaces
+import harness
 import numpy as np
-import report
 
-SCRIPT = Path(__file__).parent / "scripts" / "hosts_compression_worker.py"
-ROOT = Path(__file__).parents[1]
-CODECS = ("none", "float16", "bfloat16", "int8", "int4", "int2", "topk(0.1)", "topk(0.01)")
+median = harness.median
+CODECS = ["none", "float16", "bfloat16", "int8", "int4", "int2", "topk(0.1)", "topk(0.01)"]
 LINKS = {"100 Mbit/s, 20 ms": ("100mbit", 20.0), "1 Gbit/s": ("1gbit", 0.0), "10 Gbit/s": ("10gbit", 0.0)}
-SLOW = [*LINKS][:2]
-DEVICE_CODECS = CODECS[:6]
-BYTES, STEP_S, ROUNDS, CALLS, AVERAGES, DEVICE_CALLS = 100_000_000, 0.1, 4, 2, 2, 4
+BYTES, STEP_S, ROUNDS = 100_000_000, 0.1, 4
 STEPS = (100, 200, 500)  # from one round to the next; the goals are for the second
-LEARN_STEPS, LEARN_EVERY = 600, 20
-OVERLAP = "LocalSGD(overlap=0.5)"
-OVERLAPPED_STEPS = 200  # half of them take longer than any exchange
+LEARN = {"steps": 600, "every": 20}
+OVERLAP, OVERLAPPED_STEPS = "LocalSGD(overlap=0.5)", 200  # half of them take longer than any exchange
 OVERLAP_RULES = ("LocalSGD()", OVERLAP, "DiLoCo(0.7, 0.5)", "DiLoCo(0.7, 0.5, overlap=0.25)")
-LIMIT_S = 300
-TRAINING_GOAL, LOSS_GOAL, BYTES_GOAL = 0.9, 0.005, 100
+# What is averaged or the rule, and the codec.
+METHODS = {
+    "averaged gradients": ("gradients", "none"),
+    "averaged gradients, int8": ("gradients", "int8"),
+    "averaged gradients, int4": ("gradients", "int4"),
+    "LocalSGD": ("LocalSGD()", "none"),
+    "LocalSGD, int8": ("LocalSGD()", "int8"),
+    "LocalSGD, int4": ("LocalSGD()", "int4"),
+    "AveragedEASGD, int8": ("AveragedEASGD()", "int8"),
+}
+TARGETS = (0.48, 0.44, 0.42)
+WAIT = {"timeout_s": 400}
+ROWS = 1437  # of the digits that are trained on; the others validate
 
 
-def run(
-    codec: str,
-    words: list,
-    hosts: list[namespaces.Host] | None,
-    workers: int = 1,
-    device: str = "cpu",
-    script: Path = SCRIPT,
-) -> list[dict]:
-    """Run one job; returns what each worker wrote. With ``device="cuda"`` each host has the GPU of its number."""
-    with tempfile.TemporaryDirectory() as folder:
-        key = Path(folder, "key")
-        key.touch(0o600)
-        key.write_text(secrets.token_hex(32))
-        environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "PLATOON_KEY_FILE": str(key), "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }  # fmt: skip
-        processes = []
-        for number, host in enumerate(hosts or [None]):
-            where, devices = [], ["-n", workers, "-D", "cpu"] if device == "cpu" else ["-D", f"{device}{number}"]
-            if hosts is not None and len(hosts) > 1:
-                where = ["--nnodes", len(hosts), "--node-rank", number, "--rdzv-endpoint", hosts[0].address]
-                where += ["--hosts-compression", codec]
-            command = [sys.executable, "-m", "platoon_base", "launch", *where, *devices, "--log-dir",
-                       f"{folder}/logs{number}", script, folder, *words]  # fmt: skip
-            words_here = [*(host.enter() if host else []), *map(str, command)]
-            environment["NCCL_HOSTID"] = f"host{number}"  # by which NCCL knows that it must send over sockets
-            output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            processes.append(subprocess.Popen(words_here, env=environment, **output))
-        try:
-            outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.terminate()
-        if any(process.returncode for process in processes):
-            sys.exit(f"{codec}, {words} FAILED:\n{''.join(outputs)}")
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(workers * len(processes))]
+# What a worker does.
+def sent_bytes():
+    """Return what this host has sent over its interface to the others, with all headers."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            return int(numbers.split()[8])
+    return 0
 
 
-def rounds(codec: str, link: str, hosts: list[namespaces.Host], rule: str = "LocalSGD()", steps: int = 10) -> dict:
-    """Measure rounds; the first one, in which memory is touched for the first time, does not count."""
-    found = run(codec, ["rounds", BYTES, steps, STEP_S, ROUNDS + 1, rule], hosts)
-    all_s = [max(each) for each in zip(*(one["rounds_s"] for one in found))][1:]
-    cpu_s = min([max(each) for each in zip(*(one["courier_cpu_s"] for one in found))][1:])
-    shares = {str(steps): steps * STEP_S / (steps * STEP_S + min(all_s)) for steps in STEPS}
-    sent = report.median([sum(each) / len(found) for each in zip(*(one["sent_bytes"] for one in found))][1:])
-    row = {"link": link, "codec": codec, "rule": rule, "round_s": min(all_s), "all_s": all_s, "courier_cpu_s": cpu_s,
-           "sent_bytes": sent, "training": shares}  # fmt: skip
-    print(row, flush=True)
-    return row
+def courier_cpu_s():
+    import psutil
+
+    for process in psutil.Process(os.getppid()).children():
+        if any("courier" in word for word in process.cmdline()):
+            return sum(process.cpu_times()[:2])
+    return 0.0
 
 
-def averages(codec: str, link: str, hosts: list[namespaces.Host], way: str = "arrays", calls: int = AVERAGES) -> dict:
-    """Measure averages of gradients; the first one does not count."""
-    device = "cpu" if way == "arrays" else "cuda"
-    found = run(codec, ["reduce", BYTES, calls + 1, way], hosts, device=device)
-    all_s = [max(each) for each in zip(*(one["calls_s"] for one in found))][1:]
-    cpu_s = min([max(each) for each in zip(*(one["cpu_s"] for one in found))][1:])
-    sent = report.median([sum(each) / len(found) for each in zip(*(one["sent_bytes"] for one in found))][1:])
-    row = {"link": link, "codec": codec, "call_s": min(all_s), "all_s": all_s, "cpu_s": cpu_s, "sent_bytes": sent,
-           "way": way}  # fmt: skip
-    print(row, flush=True)
-    return row
+def work_rounds(worker, given):
+    from platoon_base import rules
+
+    rule = eval(given.rule, vars(rules))
+    completes = int(given.steps * rules.overlap_of(rule))
+    x = np.zeros(BYTES // 4, np.float32)
+    worker.init_shared_params([x], rule, **WAIT)
+    progress = np.random.default_rng(worker.global_rank).standard_normal(x.size).astype(np.float32) * np.float32(1e-3)
+    worker.barrier("begin", **WAIT)
+    found = {"seconds": [], "sent_bytes": [], "cpu_s": []}
+    for _ in range(given.rounds):
+        waited = 0.0
+        for step in range(given.steps):
+            time.sleep(STEP_S)
+            worker.progress(steps=1)
+            if step + 1 == completes:
+                waited = harness.seconds(lambda: worker.advanced.complete_round(**WAIT))
+        x += progress
+        np.negative(progress, out=progress)
+        worker.barrier("trained", **WAIT)  # so that no round waits for a worker that still trains
+        before, before_s = sent_bytes(), courier_cpu_s()
+        found["seconds"].append(waited + harness.seconds(lambda: worker.sync_params(**WAIT)))
+        worker.barrier("met", **WAIT)
+        found["sent_bytes"].append(sent_bytes() - before)
+        found["cpu_s"].append(courier_cpu_s() - before_s)
+    worker.advanced.complete_round(**WAIT)
+    worker.barrier("completed", **WAIT)
+    return found
 
 
-def losses(
-    codec: str, seed: int, hosts: list[namespaces.Host] | None, loses: bool = False, rule: str = "LocalSGD()"
-) -> dict:
-    """Train once; returns the losses of the center at the end."""
-    name = f"{codec}, residuals lost" if loses else codec if hosts else "one host"
-    found = run(codec, ["learn", rule, LEARN_STEPS, LEARN_EVERY, seed, int(loses)], hosts, 1 if hosts else 2)[0]
-    print(name, seed, found, flush=True)
-    return {"codec": name, "seed": seed, **found}
+def work_averages(worker, given):
+    """Average arrays, or tensors on a GPU by NCCL, or by the hosts with page-locked memory."""
+    from platoon_base.worker import ErrorFeedback
+
+    x = np.random.default_rng(worker.global_rank).standard_normal(BYTES // 4).astype(np.float32)
+    out, how = np.empty_like(x), {"feedback": ErrorFeedback(), **WAIT}
+    worker.all_reduce(np.ones(1 << 10, np.float32), **WAIT)
+    if given.way != "arrays":
+        import torch
+
+        tensor, host = torch.from_numpy(x).cuda(), torch.from_numpy(x).pin_memory()
+
+    def combine():
+        if given.way == "arrays":
+            worker.all_reduce(x, "mean", out, **how)
+            return
+        if given.way == "NCCL":
+            worker.all_reduce(tensor, "mean", tensor, **how)
+        else:
+            host.copy_(tensor)
+            worker.all_reduce(host.numpy(), "mean", host.numpy(), **how)
+            tensor.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+
+    found = {"seconds": [], "sent_bytes": [], "cpu_s": []}
+    for _ in range(given.calls):
+        worker.barrier("begin", **WAIT)
+        before, cpu_before = sent_bytes(), time.process_time()
+        found["seconds"].append(harness.seconds(combine))
+        found["cpu_s"].append(time.process_time() - cpu_before)
+        worker.barrier("end", **WAIT)
+        found["sent_bytes"].append(sent_bytes() - before)
+    return found
 
 
-def learning(options: argparse.Namespace) -> list[dict]:
-    """Train on one host and, with each codec, on two; returns a row for each with its loss over that of one host."""
-    with namespaces.Hosts(2) as hosts:
-        runs = [losses("none", seed, None) for seed in options.seeds]
-        runs += [losses(codec, seed, hosts.all) for codec in options.codecs for seed in options.seeds]
-        runs += [losses(codec, seed, hosts.all, True) for codec in options.lost for seed in options.seeds]
-    return over_one_host(runs, options.seeds)
+def forward(params, rows):
+    w1, b1, w2, b2, w3, b3 = params
+    first = np.maximum(rows @ w1 + b1, 0)
+    second = np.maximum(first @ w2 + b2, 0)
+    scores = second @ w3 + b3
+    scores -= scores.max(axis=1, keepdims=True)
+    return first, second, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
 
-def learning_by_gradients(options: argparse.Namespace) -> list[dict]:
-    """Train with averaged gradients in each step, on one host and with each codec on two."""
-    codecs = [codec for codec in options.codecs if not codec.startswith("topk")]
-    with namespaces.Hosts(2) as hosts:
-        runs = [losses("none", seed, None, rule="gradients") for seed in options.seeds]
-        runs += [losses(codec, seed, hosts.all, rule="gradients") for codec in codecs for seed in options.seeds]
-    return over_one_host(runs, options.seeds)
+def gradients(params, rows, labels):
+    first, second, logs = forward(params, rows)
+    delta = np.exp(logs)
+    delta[np.arange(len(labels)), labels] -= 1
+    delta /= len(labels)
+    back2 = (delta @ params[4].T) * (second > 0)
+    back1 = (back2 @ params[2].T) * (first > 0)
+    found = [rows.T @ back1, back1.sum(0), first.T @ back2, back2.sum(0), second.T @ delta, delta.sum(0)]
+    return [np.ascontiguousarray(each) for each in found]
 
 
-def over_one_host(runs: list[dict], seeds: list[int]) -> list[dict]:
-    """Return a row for each codec, with its mean losses and those over the ones of one host."""
+def loss_of(params, rows, labels):
+    return float(-forward(params, rows)[2][np.arange(len(labels)), labels].mean())
+
+
+class Adam:
+    """A perceptron of two hidden layers and Adam, in the memory of the weights."""
+
+    def __init__(self, sizes, rate, random):
+        self.params, self._rate, self._steps = [], rate, 0
+        for a, b in zip(sizes, sizes[1:]):
+            self.params.append((random.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32))
+            self.params.append(np.zeros(b, np.float32))
+        self._moments = [(np.zeros_like(p), np.zeros_like(p), np.empty_like(p)) for p in self.params]
+
+    def step(self, grads):
+        self._steps += 1
+        unbiased = np.float32(np.sqrt(1 - 0.999**self._steps))
+        rate = np.float32(self._rate / (1 - 0.9**self._steps)) * unbiased
+        for p, g, (m, v, room) in zip(self.params, grads, self._moments):
+            np.subtract(g, m, out=room)
+            room *= np.float32(0.1)
+            m += room
+            np.multiply(g, g, out=room)
+            room -= v
+            room *= np.float32(0.001)
+            v += room
+            np.sqrt(v, out=room)
+            room += np.float32(1e-8) * unbiased
+            np.divide(m, room, out=room)
+            room *= rate
+            p -= room
+
+
+def work_train(worker, given):
+    """Train with Adam on rows of this worker's own, by averaged gradients, a rule, or alone."""
+    from learning_tasks import fashion_mnist
+    from sklearn.datasets import load_digits
+
+    from platoon_base import rules
+    from platoon_base.worker import FlatAllReduce
+
+    random = np.random.default_rng(given.seed)
+    if given.targets:
+        (rows, labels), (valid, answers) = ((images, one_hot.argmax(1)) for images, one_hot in fashion_mnist())
+        adam, batch = Adam([784, 1024, 1024, 10], 0.0005, random), 32
+    else:
+        digits = load_digits()
+        order = random.permutation(len(digits.target))
+        rows, labels = (digits.data[order] / 16).astype(np.float32), digits.target[order]
+        rows, labels, valid, answers = rows[:ROWS], labels[:ROWS], rows[ROWS:], labels[ROWS:]
+        adam, batch = Adam([64, 256, 256, 10], 0.001, random), 16
+    params, averages = adam.params, given.method == "gradients"
+    rule = None if given.method in ("gradients", "alone") else eval(given.method, vars(rules))
+    waits = rule is not None and not isinstance(rule, rules.AveragedEASGD)
+    period = given.every if waits else 1
+    completes = int(period * rules.overlap_of(rule)) if waits else 0
+    if rule is not None:
+        worker.init_shared_params(params, rule, **WAIT)
+    combine = FlatAllReduce(worker, WAIT["timeout_s"], compress=True)
+    own, kept = np.random.default_rng([given.seed, worker.global_rank]), []
+    worker.barrier("begin", **WAIT)
+    began = time.perf_counter()
+    for step in range(1, given.steps + 1):
+        chosen = own.integers(0, len(rows), batch)
+        grads = gradients(params, rows[chosen], labels[chosen])
+        if averages:
+            combine(grads, "mean")
+        adam.step(grads)
+        worker.progress(steps=1)
+        if completes and step % period == completes % period:
+            worker.advanced.complete_round(**WAIT)
+        if rule is not None and step % period == 0:
+            worker.sync_params(**WAIT)
+        if given.targets and step % given.every == 0:
+            seconds = time.perf_counter() - began
+            with contextlib.nullcontext() if rule is None or waits else worker.center_params():
+                kept.append((step, seconds, [p.copy() for p in params]))
+            # All stop at the same step: those that wait for each other must make as many rounds.
+            if any(worker.gather(seconds > 120, name="long enough", **WAIT)):
+                break
+    if given.targets:
+        if waits:
+            worker.advanced.complete_round(**WAIT)
+        worker.barrier("trained", **WAIT)
+        valid, answers = valid[:2000], answers[:2000]
+        return {"points": [(step, seconds, loss_of(weights, valid, answers)) for step, seconds, weights in kept]}
+    if rule is not None:
+        worker.copy_to_local(**WAIT)  # also completes a round that overlaps
+    return {"train": loss_of(params, rows, labels), "validation": loss_of(params, valid, answers)}
+
+
+def work(given):
+    from platoon_base import connect
+
+    worker = connect()
+    found = globals()[f"work_{given.kind}"](worker, given)
+    worker.barrier("end", **WAIT)
+    harness.give(worker.global_rank, found)
+
+
+# The benchmark.
+def run(kind, codec, hosts, workers=1, device="cpu", **values):
+    """Run one job of a kind; with ``device="cuda"`` each host has the GPU of its number."""
+    hosts = hosts or [None]
+    devices = [device if device == "cpu" else f"{device}{i}" for i in range(workers * len(hosts))]
+    words = ["--hosts-compression", codec] if len(hosts) > 1 else []
+    how = {"devices": devices, "hosts": hosts, "words": words, "env": {"OPENBLAS_NUM_THREADS": "1"}, "limit_s": 300}
+    return harness.job(__file__, {"kind": kind, **values}, **how)
+
+
+def on_links(options, rows_of):
+    """Return the rows of a function of a link's name and its hosts, for all links."""
+    import namespaces
+
     rows = []
-    for name in dict.fromkeys(each["codec"] for each in runs):
-        row = {"codec": name}
-        for kind in ("train", "validation"):
-            mean, base = (
-                sum(each[kind] for each in runs if each["codec"] == wanted) / len(seeds)
-                for wanted in (name, "one host")
-            )
-            row[kind], row[f"{kind}_over"] = mean, mean / base - 1
-            row[f"{kind}_error"] = error_of(runs, name, kind)
-        rows.append(row)
-    return rows
-
-
-def error_of(runs: list[dict], name: str, kind: str) -> float:
-    """Return the standard error of a loss over that of one host with the same seed; NaN for a single seed."""
-    by_seed = {each["seed"]: each[kind] for each in runs if each["codec"] == "one host"}
-    ratios = np.array([each[kind] / by_seed[each["seed"]] for each in runs if each["codec"] == name])
-    return float(ratios.std(ddof=1) / len(ratios) ** 0.5) if len(ratios) > 1 else math.nan
-
-
-def show_losses(title: str, rows: list[dict]) -> None:
-    """Print the losses of `over_one_host`."""
-    headings = ["", "training", "over", "+-", "validation", "over", "+-"]
-    kinds = ("train", "validation")
-    report.table(title, headings, [
-        [row["codec"], *(cell for kind in kinds for cell in (
-            row[kind], f"{row[f'{kind}_over']:+.2%}", f"{row[f'{kind}_error']:.2%}"))] for row in rows
-    ])  # fmt: skip
-
-
-def main() -> None:
-    """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--codecs", nargs="+", default=[*CODECS])
-    parser.add_argument("--links", nargs="+", default=SLOW, choices=[*LINKS])
-    parser.add_argument(
-        "--lost", nargs="+", default=["int4", "int2", "topk(0.1)"], help="codecs to lose residuals with"
-    )
-    parser.add_argument(
-        "--only",
-        choices=["learning", "rounds", "overlap", "gradients", "devices"],
-        help="measure that, and keep the rest of the results",
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results  [docs/benchmarks]")
-    options = parser.parse_args()
-    problem = namespaces.problem()
-    if problem:
-        print(f"skipped: {problem}")
-        return
-    path = options.out / "hosts_compression.json"
-    results = json.loads(path.read_text()) if options.only and path.exists() else {}
-    results.update({"bytes": BYTES, "step_s": STEP_S, "seeds": options.seeds})
-    if options.only in (None, "gradients"):
-        results["gradients"], results["learning_by_gradients"] = measured_averages(options)
-    if options.only in (None, "learning"):
-        results["learning"] = learning(options)
-        show_losses("Final loss on the digits, over that of one host", results["learning"])
-    if options.only in (None, "rounds"):
-        results["rounds"], results["all_reduce"] = measured_rounds(options)
-    if options.only in (None, "overlap"):
-        results["overlap"], results["learning_by_overlap"] = measured_overlap(options)
-    if options.only == "devices":
-        results["devices"] = measured_on_devices(options)
-    results["goals"] = goals_of(results)
-    report.save("hosts_compression", results, options.out)
-
-
-def measured_rounds(options: argparse.Namespace) -> tuple[list[dict], dict]:
-    """Measure rounds on each link, and averages of as many gradients."""
-    rows, reduced = [], {}
     for link in options.links:
         rate, delay_ms = LINKS[link]
         with namespaces.Hosts(2, delay_ms / 4) as hosts:  # a frame passes two wires on its way
             hosts.limit(rate)
-            for codec in options.codecs:
-                rows.append(rounds(codec, link, hosts.all))
-            found = run("none", ["reduce", BYTES, CALLS, "arrays"], hosts.all)
-            reduced[link] = {"call_s": report.median(found[0]["calls_s"]), "sent_bytes": found[0]["sent_bytes"][-1]}
-            print(link, reduced[link], flush=True)
-    for row in rows:
-        row["fewer_bytes"] = STEPS[1] * reduced[row["link"]]["sent_bytes"] / row["sent_bytes"]
-    report.table(
-        "Rounds of 100 MB; share of training with a round each 100, 200, 500 steps; fewer bytes than gradients",
-        ["link", "codec", "round, s", "courier, CPU s", "MB sent", *map(str, STEPS), "fewer"],
-        [[r["link"], r["codec"], r["round_s"], r["courier_cpu_s"], r["sent_bytes"] / 1e6,
-          *(f"{share:.0%}" for share in r["training"].values()), r["fewer_bytes"]] for r in rows],
-    )  # fmt: skip
-    return rows, reduced
-
-
-def measured_on_devices(options: argparse.Namespace) -> list[dict]:
-    """Measure averages of tensors on GPUs: by NCCL over sockets, and copied to the hosts and back."""
-    rows = []
-    for link in options.links:
-        rate, delay_ms = LINKS[link]  # there and back
-        with namespaces.Hosts(2, delay_ms / 4) as hosts:
-            hosts.limit(rate)
-            ways = [(codec, way) for way in ("NCCL", "hosts") for codec in options.codecs if codec in DEVICE_CODECS]
-            rows += [averages(codec, link, hosts.all, way, DEVICE_CALLS) for codec, way in ways]
-    report.table(
-        "Averages of 100 MB on a GPU for each of two hosts",
-        ["link", "way", "codec", "MB sent", "average, s", "all, s"],
-        [[r["link"], r["way"], r["codec"], r["sent_bytes"] / 1e6, r["call_s"],
-          ", ".join(f"{each:.3f}" for each in r["all_s"])] for r in rows],
-    )  # fmt: skip
+            for row in rows_of(hosts.all):
+                rows.append({"link": link, **row})
+                print(rows[-1], flush=True)
     return rows
 
 
-def measured_overlap(options: argparse.Namespace) -> tuple[list[dict], list[dict]]:
-    """Measure rounds that overlap on each link, and what the rules learn in as many steps, on two hosts."""
+def summed(found):
+    """Return what rounds or averages took; the first one, in which memory is touched first, does not count."""
+    slowest = {name: [max(each) for each in zip(*(one[name] for one in found))][1:] for name in ("seconds", "cpu_s")}
+    sent = [sum(each) / len(found) for each in zip(*(one["sent_bytes"] for one in found))][1:]
+    about = {"s": min(slowest["seconds"]), "CPU s": min(slowest["cpu_s"]), "MB sent": median(sent) / 1e6}
+    return {**about, "all_s": slowest["seconds"]}
+
+
+def rounds(codec, hosts, rule="LocalSGD()", steps=10, shown=STEPS):
+    row = summed(run("rounds", codec, hosts, steps=steps, rounds=ROUNDS + 1, rule=rule))
+    shares = {f"training, {n}": n * STEP_S / (n * STEP_S + row["s"]) for n in shown}
+    return {"codec": codec, "rule": rule, **row, **shares}
+
+
+def averages(codec, hosts, way="arrays", calls=2):
+    found = run("averages", codec, hosts, device="cpu" if way == "arrays" else "cuda", calls=calls + 1, way=way)
+    return {"way": way, "codec": codec, **summed(found)}
+
+
+def losses(name, codec, seed, hosts, method="LocalSGD()"):
+    values = {**LEARN, "method": method, "seed": seed, "targets": False}
+    found = run("train", codec, hosts, 1 if hosts else 2, **values)[0]
+    print(name, seed, found, flush=True)
+    return {"codec": name, "seed": seed, **found}
+
+
+def learned(title, options, arms):
+    """Train on one host and by each arm (name, codec, options of `losses`) on two; print and return the table."""
+    import namespaces
+
     rows = []
-    for link in options.links:
-        rate, delay_ms = LINKS[link]
-        with namespaces.Hosts(2, delay_ms / 4) as hosts:
-            hosts.limit(rate)
-            rows += [rounds(codec, link, hosts.all, OVERLAP, OVERLAPPED_STEPS) for codec in options.codecs]
-    for row in rows:  # in shorter periods an exchange would not be hidden, and its bytes travel between the calls
-        row["training"] = {steps: share for steps, share in row["training"].items() if int(steps) >= OVERLAPPED_STEPS}
-        del row["sent_bytes"]
-    report.table(
-        "Rounds of 100 MB that overlap with training; share of training with a round each 200 and 500 steps",
-        ["link", "codec", "workers wait, s", "all, s", "200", "500"],
-        [[r["link"], r["codec"], r["round_s"], ", ".join(f"{each:.2f}" for each in r["all_s"]),
-          *(f"{share:.1%}" for share in r["training"].values())] for r in rows],
-    )  # fmt: skip
     with namespaces.Hosts(2) as hosts:
-        runs = [{**losses("none", seed, None), "codec": "one host"} for seed in options.seeds]
-        runs += [
-            {**losses("none", seed, hosts.all, rule=rule), "codec": rule}
-            for rule in OVERLAP_RULES
-            for seed in options.seeds
-        ]
-    learned = over_one_host(runs, options.seeds)
-    show_losses("Final loss on the digits by each rule, over that of LocalSGD() on one host", learned)
-    return rows, learned
+        first = {key: value for key, value in arms[0][2].items() if key == "method" and value == "gradients"}
+        arms = [("one host", "none", None, first), *((name, codec, hosts.all, how) for name, codec, how in arms)]
+        runs = {(name, seed): losses(name, codec, seed, at, **how)
+                for name, codec, at, how in arms for seed in options.seeds}  # fmt: skip
+    for name, *_ in arms:
+        row = {"": name}
+        for kind in ("train", "validation"):
+            of, base = ([runs[each, seed][kind] for seed in options.seeds] for each in (name, "one host"))
+            ratios = np.array(of) / np.array(base)
+            row[kind] = float(np.mean(of))
+            row[f"{kind} over"] = row[kind] / float(np.mean(base)) - 1
+            row[f"+- {kind}"] = float(ratios.std(ddof=1) / len(ratios) ** 0.5) if len(ratios) > 1 else None
+        rows.append(row)
+    harness.table(title, rows)
+    return rows
 
 
-def measured_averages(options: argparse.Namespace) -> tuple[list[dict], list[dict]]:
-    """Measure averages of gradients on each link, and what training with them learns."""
-    rows = []
-    for link in options.links:
-        rate, delay_ms = LINKS[link]
-        with namespaces.Hosts(2, delay_ms / 4) as hosts:
-            hosts.limit(rate)
-            rows += [averages(codec, link, hosts.all) for codec in options.codecs if not codec.startswith("topk")]
-    report.table(
-        "Averages of 100 MB of gradients", ["link", "codec", "s", "worker, CPU s", "MB sent"],
-        [[r["link"], r["codec"], r["call_s"], r["cpu_s"], r["sent_bytes"] / 1e6] for r in rows],
+def measure_learning(options):
+    arms = [(codec, codec, {}) for codec in options.codecs]
+    return {"learning": learned("Final loss on the digits, over that of one host", options, arms)}
+
+
+def measure_rounds(options):
+    rows = on_links(options, lambda hosts: (rounds(codec, hosts) for codec in options.codecs))
+    reduced = on_links(options, lambda hosts: [averages("none", hosts)])
+    sent = {row["link"]: row["MB sent"] for row in reduced}
+    for row in rows:
+        row["times fewer MB than gradients"] = STEPS[1] * sent[row["link"]] / row["MB sent"]
+    harness.table("Rounds of 100 MB; share of training with a round each 100, 200, 500 steps", rows, 200)
+    return {"rounds": rows, "all_reduce": reduced}
+
+
+def measure_overlap(options):
+    def rows_of(hosts):
+        # In shorter periods an exchange would not be hidden, and its bytes travel between the calls.
+        return (rounds(codec, hosts, OVERLAP, OVERLAPPED_STEPS, STEPS[1:]) for codec in options.codecs)
+
+    rows = on_links(options, rows_of)
+    harness.table("Rounds of 100 MB that overlap with training: what the workers wait", rows, 200)
+    title = "Final loss on the digits by each rule, over that of LocalSGD() on one host"
+    arms = [(rule, "none", {"method": rule}) for rule in OVERLAP_RULES]
+    return {"overlap": rows, "learning_by_overlap": learned(title, options, arms)}
+
+
+def measure_gradients(options):
+    codecs = [codec for codec in options.codecs if not codec.startswith("topk")]
+    rows = on_links(options, lambda hosts: (averages(codec, hosts) for codec in codecs))
+    harness.table("Averages of 100 MB of gradients", rows)
+    title = "Final loss on the digits by averaged gradients, over that of one host"
+    arms = [(codec, codec, {"method": "gradients"}) for codec in codecs]
+    return {"gradients": rows, "learning_by_gradients": learned(title, options, arms)}
+
+
+def measure_devices(options):
+    ways = [(codec, way) for way in ("NCCL", "hosts") for codec in options.codecs if codec in CODECS[:6]]
+    rows = on_links(options, lambda hosts: (averages(codec, hosts, way, 4) for codec, way in ways))
+    harness.table("Averages of 100 MB on a GPU for each of two hosts", rows)
+    return {"devices": rows}
+
+
+def measure_target(options):
+    import namespaces
+
+    def reached(name, hosts, seed, steps):
+        method, codec = METHODS.get(name, ("alone", "none"))
+        values = {"method": method, "steps": steps, "every": 20, "seed": seed, "targets": True}
+        points = zip(*(worker["points"] for worker in run("train", codec, hosts, **values)))
+        curve = [(max(s for _, s, _ in each), each[0][0], float(np.mean([p[2] for p in each]))) for each in points]
+        row = {"method": name, "seed": seed, "steps/s": curve[-1][1] / curve[-1][0], "curve": curve}
+        for target in TARGETS:
+            at = next(((s, step) for s, step, loss in curve if loss <= target), None)
+            row[f"to {target}"] = f"{at[0]:.1f} s, {at[1]} steps" if at else None
+        return row
+
+    with namespaces.Hosts(2) as hosts:
+        rows = [{"link": "", **reached("one worker", hosts.all[:1], seed, 2 * options.steps)} for seed in options.seeds]
+    runs = [(name, seed) for name in options.methods for seed in options.seeds]
+    rows += on_links(options, lambda hosts: (reached(name, hosts, seed, options.steps) for name, seed in runs))
+    harness.table("Seconds and steps to a validation loss", rows)
+    harness.save("hosts_target", {"targets": TARGETS, "results": rows}, options)
+    return {}
+
+
+def measure():
+    import namespaces
+
+    kinds = ("gradients", "learning", "rounds", "overlap")
+    options = harness.options(
+        __doc__, codecs=CODECS, links=[], only=None, seeds=[1, 2, 3],
+        methods=(*METHODS,), steps=600,
     )  # fmt: skip
-    learned = learning_by_gradients(options)
-    show_losses("Final loss on the digits by averaged gradients, over that of one host", learned)
-    return rows, learned
-
-
-def goals_of(results: dict) -> list[dict]:
-    """Return whether each codec has reached the goals at 100 Mbit/s."""
-    over = {row["codec"]: row["validation_over"] for row in results.get("learning", [])}
-    goals = []
+    if namespaces.problem():
+        print(f"skipped: {namespaces.problem()}")
+        return
+    path = (options.out or harness.FOLDER) / "hosts_compression.json"
+    options.links = options.links or [*LINKS][: None if options.only == "target" else 2]
+    results = json.loads(path.read_text()) if options.only and path.exists() else {}  # the rest is kept
+    results.update({"bytes": BYTES, "step_s": STEP_S, "seeds": options.seeds})
+    for kind in [options.only] if options.only else kinds:
+        results |= globals()[f"measure_{kind}"](options)
+    over = {row[""]: row["validation over"] for row in results.get("learning", []) if "validation over" in row}
     for row in results.get("rounds", []):
-        if row["link"].startswith("100"):
-            training = row["training"][str(STEPS[1])]
-            goals += [
-                report.goal(f"{row['codec']}: share of time in training", training, TRAINING_GOAL),
-                report.goal(f"{row['codec']}: fewer bytes than gradients", row["fewer_bytes"], BYTES_GOAL),
-            ]
-            if row["codec"] in over:
-                name = f"{row['codec']}: validation loss over one host's"
-                goals.append(report.goal(name, over[row["codec"]], LOSS_GOAL, False))
-    return goals
+        if row["link"].startswith("100") and f"training, {STEPS[1]}" in row:
+            codec, fewer = row["codec"], row["times fewer MB than gradients"]
+            harness.goal(f"{codec}: share of time in training", row[f"training, {STEPS[1]}"], 0.9)
+            harness.goal(f"{codec}: times fewer bytes than gradients", fewer, 100)
+            if codec in over:
+                harness.goal(f"{codec}: validation loss over one host's", over[codec], 0.005, at_least=False)
+    if options.only != "target":
+        harness.save("hosts_compression", {key: results[key] for key in results if key != "machine"}, options)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(measure, work)

@@ -2,161 +2,102 @@
 
     python benchmarks/lstm.py --devices cuda0 cuda1 cuda2 cuda3
     python benchmarks/lstm.py --devices cpu cpu --units 32 --vocabulary 100 --seconds 3
+    python benchmarks/lstm.py --original --devices cpu cpu --units 32 --vocabulary 1000 --repeats 250
 
-Measured are the plain loop (plain `python`, no framework) on one device, first and last; the same loop once on each
-device at the same time, which tells what N processes lose by sharing a host; and, under `platoon launch` on 1, 2, 4 ...
-devices, asynchronous and synchronous EASGD in turn with workers that never synchronize. All run
-scripts/lstm_train.py.
+Measured are the plain loop on one device, first and last; the same loop once on each device at the same time, which
+tells what N processes lose by sharing a host; and, under `platoon launch` on 1, 2, 4 ... devices, asynchronous and
+synchronous EASGD in turn with workers that never synchronize. A rate is that of all workers together, in the window in
+which all of them are timed, after a warm-up. Rates are medians, with the range; ratios are to the plain loop on one
+device, and to as many workers that never synchronize. Results are written after every start of processes.
 
-A rate is that of all workers together, in the window in which all of them are timed. Each process is timed in several
-repeats, after a warm-up; rates are medians, with the range; ratios are to the plain loop on one device, and to as many
-workers that never synchronize. Results are written after every start of processes: a run that is killed keeps them.
+--original measures the price of the original's API instead: a controller of the original's kind starts the workers, and
+listens at a TCP port, so requests are encrypted. Each worker trains windows of the same ten mini-batches by both APIs
+in turn, the first of a pair being now the one, now the other. Printed are the medians of the windows, and the median of
+the ratios of pairs.
 """
 
-from __future__ import annotations
-
-import argparse
+import itertools
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+import harness
 import numpy as np
-import report
 
-from platoon_base.cli.launcher import worker_environment
-from platoon_base.devices.discovery import cuda_devices
-
-SCRIPT = Path(__file__).parent / "scripts" / "lstm_train.py"
+SCRIPT = harness.ROOT / "benchmarks" / "scripts" / "lstm_train.py"
 PLAIN, TOGETHER = "plain loop", "plain loops, one a device"
-MODES = {"plain": "workers that never synchronize", "async": "EASGD, asynchronous", "sync": "EASGD, synchronous"}
+KINDS = {"plain": "workers that never synchronize", "async": "EASGD, asynchronous", "sync": "EASGD, synchronous"}
+APIS = {"original": "the original's", "handle": "this package's own"}
 
 
 class Runs:
-    """What was measured so far: rates by (kind, number of devices)."""
+    def __init__(self, options):
+        self.options, self.rates, self.batches = options, {}, 20
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.rates: dict[tuple[str, int], list[float]] = {}
-        self.starts: list[dict] = []
-        self.batches = 0
-
-    def plain(self, devices: list[str], batches: int | None = None, keep: bool = True) -> list[dict]:
-        """Run the plain loop on each of the devices at the same time."""
-        count = len(devices)
-        commands = [
-            (["--rank", rank, "--peers", count], worker_environment(device, count, environment()))
-            for rank, device in enumerate(devices)
-        ]
-        rows = self._run([([sys.executable, SCRIPT], words, env) for words, env in commands], ["plain"], batches)
-        if keep:
-            self._keep(rows, {"plain": PLAIN if count == 1 else TOGETHER}, devices)
-        return rows
-
-    def launch(self, devices: list[str]) -> None:
-        """Run all modes as workers of one job."""
-        modes = ["plain", *self.options.modes]
-        launcher = [sys.executable, "-m", "platoon_base", "launch", "-D", *devices, SCRIPT]
-        self._keep(self._run([(launcher, [], environment())], modes, None), MODES, devices)
-
-    def _run(self, commands: list, modes: list[str], batches: int | None) -> list[dict]:
-        """Run processes side by side to their end; returns what they wrote."""
-        options = self.options
-        repeats = 1 if batches else options.repeats
+    def run(self, devices, modes, repeats):
+        """Train on the devices, in each mode in turn; returns what was written, also by jobs that failed."""
+        o, launched = self.options, modes != ["plain"]
+        values = {"modes": modes, "batches": self.batches, "repeats": repeats, "vocabulary": o.vocabulary}
+        values |= {"units": o.units, "peers": len(devices)}
+        # On CPUs too each worker starts by itself, as it must on GPUs.
+        env = {**harness.FLOAT32, "PLATOON_NO_PREFORK": "1"}
         with tempfile.TemporaryDirectory() as folder:
-            common = ["--modes", *modes, "--batches", batches or self.batches, "--repeats", repeats]
-            common += ["--vocabulary", options.vocabulary, "--units", options.units]
-            processes = []
+            jobs = []
             try:
-                for i, (begin, words, env) in enumerate(commands):
-                    if "launch" in begin:
-                        begin = [*begin[:4], "--log-dir", folder, *begin[4:]]
-                    with open(f"{folder}/output{i}.log", "w") as log:
-                        command = [*map(str, [*begin, folder, *common, *words])]
-                        processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
-                deadline = time.monotonic() + options.limit
-                statuses = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
-            except subprocess.TimeoutExpired:
-                statuses = [f"nothing within {options.limit} s"]
+                for rank, device in enumerate([None] if launched else devices):
+                    mine = env if launched else worker_environment(device, len(devices), env)
+                    how = {"devices": devices} if launched else {"devices": [device], "launched": False}
+                    jobs.append(harness.Job(SCRIPT, {**values, "rank": rank, "rows": folder}, env=mine, **how))
+                for job in jobs:
+                    job.wait(o.limit)
+            except SystemExit as exc:
+                print(exc, flush=True)
             finally:
-                stop(processes)
-            rows = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("[0-9]*.json"))]
-            if any(statuses):
-                for path in sorted(Path(folder).glob("output*.log")):  # the launcher's holds the ends of its workers'
-                    print(f"--- {path.name}\n{path.read_text()[-3000:]}", flush=True)
-                print(f"FAILED with {statuses}: {len(rows)} results are kept", flush=True)
-        return rows
+                for job in jobs:
+                    job.__exit__()
+            return [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
 
-    def _keep(self, rows: list[dict], kinds: dict[str, str], devices: list[str]) -> None:
-        """Take in what one start gave, print a line on it, and write all results."""
-        groups: dict[tuple[str, int], list[dict]] = {}
+    def measure(self, devices, modes, kinds):
+        groups, found, o = {}, {}, self.options
+        rows = self.run(devices, modes, o.repeats)
         for row in rows:
             groups.setdefault((row["mode"], row["repeat"]), []).append(row)
-        told = {}
         for (mode, _), group in groups.items():
             if len(group) == len(devices):  # else a worker is missing: no rate of all together
-                rates = self.rates.setdefault((kinds[mode], len(devices)), [])
-                rates.append(total_rate([row["stamps"] for row in group]))
-                told.setdefault(kinds[mode], []).append(round(rates[-1], 2))
+                rate = total_rate([row["stamps"] for row in group])
+                self.rates.setdefault((kinds[mode], len(devices)), []).append(rate)
+                found.setdefault(kinds[mode], []).append(round(rate, 2))
         if rows:
             off = sorted({row["rank"] for row in rows if devices[row["rank"]] != "cpu" and not row["on_gpu"]})
             if off:
                 print(f"WARNING: workers {off} were NOT on their device but on the CPU", flush=True)
             ready = round(max(row["ready_after"] for row in rows), 1)
-            start = {"devices": devices, "ready_after_s": ready, "rates": told, "not_on_device": off}
-            self.starts.append({**start, "center": rows[0]["center"]})
-            print(f"[{time.monotonic() - BEGAN:5.0f} s] {' '.join(devices)}: ready after {ready} s, {told}", flush=True)
-        self.save()
+            print(f"{' '.join(devices)}: ready after {ready} s, {found}", flush=True)
+        about = {key: value for key, value in vars(o).items() if key != "out"}
+        results = {"options": about, "batches": self.batches, "results": self.ratios()}
+        harness.save("lstm", results, o)
 
-    def ratios(self) -> list[dict]:
-        """Return, of each kind and number of devices, median, range, and the ratios to what does not synchronize."""
-        return [
-            {
-                "kind": kind, "devices": count, "rate": report.median(rates), "lowest": min(rates),
-                "highest": max(rates), "x_plain": self._ratio(rates, PLAIN, 1),
-                "x_unsynchronized": self._ratio(rates, MODES["plain"], count), "runs": len(rates),
-            }
-            for (kind, count), rates in sorted(self.rates.items(), key=lambda item: (item[0][1], item[0][0]))
-        ]  # fmt: skip
-
-    def _ratio(self, rates: list[float], kind: str, count: int) -> float | None:
-        others = self.rates.get((kind, count))
-        return report.median(rates) / report.median(others) if others else None
-
-    def save(self) -> None:
-        """Write everything."""
-        sizes = {k: v for k, v in vars(self.options).items() if k != "out"}
-        results = {"options": sizes, "batches": self.batches, "results": self.ratios()}
-        report.save("lstm", {**results, "starts": self.starts}, self.options.out)
+    def ratios(self):
+        rows = []
+        for (kind, count), rates in sorted(self.rates.items(), key=lambda item: (item[0][1], item[0][0])):
+            row = {"kind": kind, "devices": count, "rate": harness.median(rates), "lowest": min(rates)}
+            row |= {"highest": max(rates), "runs": len(rates)}
+            for name, key in (("x_plain", (PLAIN, 1)), ("x_unsynchronized", (KINDS["plain"], count))):
+                row[name] = row["rate"] / harness.median(self.rates[key]) if key in self.rates else None
+            rows.append(row)
+        return rows
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of all processes: float32 throughout, and this repository's packages."""
-    flags = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), "floatX=float32"]))
-    path = os.pathsep.join(filter(None, [str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH")]))
-    # On CPUs too each worker starts by itself, as it must on GPUs.
-    return {**os.environ, "THEANO_FLAGS": flags, "PYTHONPATH": path, "PLATOON_NO_PREFORK": "1"}
+def worker_environment(device, count, env):
+    from platoon_base.cli import launcher
+
+    whole = launcher.worker_environment(device, count, {**os.environ, **env})
+    return {name: value for name, value in whole.items() if os.environ.get(name) != value}
 
 
-def stop(processes: list[subprocess.Popen]) -> None:
-    """End what still runs, politely first: a launcher then ends its workers."""
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-    for process in processes:
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def total_rate(stamps: list[list[float]]) -> float:
-    """Return mini-batches per second of all workers together, in the window in which all of them were timed."""
+def total_rate(stamps):
     begin, end = max(s[0] for s in stamps), min(s[-1] for s in stamps)
     if end <= begin:
         return 0.0
@@ -164,49 +105,71 @@ def total_rate(stamps: list[list[float]]) -> float:
     return float(sum(done)) / (end - begin)
 
 
-def main(options: argparse.Namespace) -> list[dict]:
-    """Measure, print, save; returns the rows of the table."""
+def scaling(options):
+    from platoon_base.devices.discovery import cuda_devices
+
     devices = options.devices = options.devices or cuda_devices().names
     if not devices:
         print("no CUDA device here; for a run on the CPU see --help")
-        return []
+        return
     runs = Runs(options)
     print("compiling: the first start fills the caches on disk", flush=True)
-    first = runs.plain(devices[:1], batches=20, keep=False)
+    first = runs.run(devices[:1], ["plain"], 1)
     if not first:
-        raise SystemExit("the plain loop does not run: see above")
+        raise SystemExit("the plain loop FAILED: see above")
     pace = total_rate([row["stamps"] for row in first])
     runs.batches = max(20, 10 * round(pace * options.seconds / 10))
-    print(f"ready after {first[0]['ready_after']:.1f} s, {pace:.1f} mini-batches/s", flush=True)
-    print(f"each measurement: {options.repeats} times {runs.batches} mini-batches a worker", flush=True)
-    runs.plain(devices[:1])
-    count = 1
-    while count <= len(devices):
-        runs.launch(devices[:count])
-        count *= 2
+    print(f"{pace:.1f} mini-batches/s; each measurement: {options.repeats} times {runs.batches} a worker", flush=True)
+    runs.measure(devices[:1], ["plain"], {"plain": PLAIN})
+    for count in itertools.takewhile(lambda n: n <= len(devices), (2**i for i in itertools.count())):
+        runs.measure(devices[:count], ["plain", *options.modes], KINDS)
     if len(devices) > 1:
-        runs.plain(devices)
-    runs.plain(devices[:1])
-    rows = runs.ratios()
-    headings = ["kind", "devices", "mini-batches/s", "from", "to", "x plain loop", "x unsynchronized", "runs"]
-    report.table(
-        "The LSTM of the original's example; medians",
-        headings,
-        [["-" if cell is None else cell for cell in row.values()] for row in rows],
-    )
-    return rows
+        runs.measure(devices, ["plain"], {"plain": TOGETHER})
+    runs.measure(devices[:1], ["plain"], {"plain": PLAIN})
+    harness.table("The LSTM of the original's example, mini-batches/s; medians", runs.ratios())
 
 
-BEGAN = time.monotonic()
+def original(options):
+    from platoon_base.platoon_api.channel import Controller
+
+    class LSTMController(Controller):
+        def handle_control(self, req, worker_id, req_info):
+            return "" if req == "done" else "train"
+
+    devices, batches = options.devices or ["cpu", "cpu"], 10 * options.rounds
+    os.environ |= harness.FLOAT32
+    folders = [str(harness.ROOT), str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    with tempfile.TemporaryDirectory() as folder:
+        values = {name: getattr(options, name) for name in ("repeats", "rounds", "requests", "vocabulary", "units")}
+        os.environ[harness.GIVEN] = json.dumps({"folder": folder, "modes": ["original"], **values})
+        name, port = str(SCRIPT.with_name("lstm_original")), harness.free_port()
+        status = LSTMController(port, devices=devices, experiment_name=name, log_directory=folder).serve()
+        if status:
+            logs = "\n".join(path.read_text()[-3000:] for path in sorted(Path(folder).glob("rank*.log")))
+            raise SystemExit(f"{logs}\nthe job FAILED with status {status}")
+        workers = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
+    seconds = {api: [s for worker in workers for s in worker["seconds"][api]] for api in APIS}
+    title = f"{len(workers)} workers on {' '.join(devices)}, {len(seconds['handle'])} pairs of {batches} mini-batches"
+    rows = []
+    for api, taken in seconds.items():
+        row = {"API": APIS[api], "mini-batches/s of a worker": batches / harness.median(taken)}
+        rows.append({**row, "slowest": batches / max(taken), "fastest": batches / min(taken)})
+    harness.table(title, rows)
+    request_us = harness.median(worker["request_us"] for worker in workers)
+    print(f"one request of the original's API: {request_us:.0f} us")
+    ratio = harness.ratio(seconds["handle"], seconds["original"])
+    harness.goal("rate by the original's API over that by this package's own, median of pairs", ratio, 0.98)
+    results = {"options": {**values, "devices": devices}, "results": rows, "seconds": seconds}
+    harness.save("original_api", {**results, "request_us": request_us}, options)
+
+
+def measure():
+    sizes = {"vocabulary": 10_000, "units": 1024, "repeats": 3, "seconds": 4.0, "limit": 200.0}
+    of_original = {"original": False, "rounds": 1, "requests": 2000}
+    options = harness.options(__doc__, devices=[], modes=("async", "sync"), **sizes, **of_original)
+    (original if options.original else scaling)(options)
+
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", nargs="+", help="such as cuda0 cuda1; all CUDA devices by default")
-    parser.add_argument("--modes", nargs="+", default=["async", "sync"], choices=["async", "sync"])
-    parser.add_argument("--seconds", type=float, default=4, help="of one repeat of one measurement")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=200, help="seconds after which a start is given up")
-    parser.add_argument("--vocabulary", type=int, default=10_000)
-    parser.add_argument("--units", type=int, default=1024)
-    parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for lstm.json")
-    main(parser.parse_args())
+    sys.exit(measure())

@@ -1,54 +1,98 @@
 """Synchronizations and averaged gradients of ResNet-50 in torch.channels_last, against contiguous memory.
 
-    python benchmarks/memory_format.py [--device cuda0] [--rounds N] [--out FOLDER]
-
 Two workers share the device. Contiguous, channels_last on both workers, and channels_last on the first alone are
 measured in turn, in the same processes; printed are medians of all rounds and both workers.
+
+    python benchmarks/memory_format.py [--device cuda0] [--rounds 7]
 """
 
-from __future__ import annotations
+import harness
 
-import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
-import report
-
-SCRIPT = Path(__file__).parent / "scripts" / "memory_format_train.py"
-GOAL = 1.05
+CALLS, GOAL = 10, 1.05
+MEMORY = ("contiguous", "channels_last", "on the first worker")
 
 
-def main(device: str = "cuda0", rounds: int = 7, out: Path = report.FOLDER) -> None:
-    """Measure, print the ratios, and write memory_format.json."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "platoon_base", "launch", "-D", device, device, "--log-dir", f"{folder}/logs"]
-        done = subprocess.run([*command, str(SCRIPT), folder, str(rounds)], env=os.environ, check=False)
-        if done.returncode:
-            logs = "\n".join(path.read_text()[-3000:] for path in sorted(Path(folder, "logs").glob("rank*.log")))
-            raise SystemExit(f"{logs}\nthe job FAILED")
-        each = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
-    rows, goals = [], []
+def shapes():
+    """Yield the shapes of the parameters of ResNet-50, of He et al. (2016): 25.6 million values."""
+    yield from ((64, 3, 7, 7), (64,), (64,))
+    before = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            for shape in ((width, before, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
+                yield from (shape, shape[:1], shape[:1])
+            if not block:
+                yield from ((4 * width, before, 1, 1), (4 * width,), (4 * width,))
+            before = 4 * width
+    yield from ((1000, 2048), (1000,))
+
+
+def work(given):
+    import torch
+
+    from platoon_base import connect
+    from platoon_base.torch_loops import GradientAverage
+
+    worker = connect()
+    device = "cpu" if worker.device == "cpu" else "cuda"
+
+    def parameters(channels_last):
+        torch.manual_seed(0)
+        made = [torch.nn.Parameter(0.01 * torch.randn(shape, device=device)) for shape in shapes()]
+        for parameter in made:
+            if channels_last and parameter.ndim == 4:
+                parameter.data = parameter.data.to(memory_format=torch.channels_last)
+            parameter.grad = torch.ones_like(parameter)
+        return made
+
+    def settle():
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds_of(call):
+        call()
+        taken = []
+        for _ in range(CALLS):
+            worker.barrier()
+            settle()
+            taken.append(harness.seconds(lambda: (call(), settle())))
+        return taken
+
+    def overlapping(average, model):
+        with average.overlapping():
+            for parameter in model:
+                parameter.grad = None
+            torch.stack([(parameter * 1e-3).sum() for parameter in model]).sum().backward()
+
+    seconds = {}
+    for _ in range(given.rounds):
+        for memory in MEMORY:
+            first = memory == MEMORY[2] and not worker.global_rank
+            model = parameters(memory == MEMORY[1] or first)
+            worker.init_shared_params(model)
+            seconds.setdefault(f"sync {memory}", []).extend(seconds_of(worker.sync_params))
+            worker.release_shared_params()
+            average = GradientAverage(worker, model)
+            calls = {"average": average, "overlapping": lambda a=average, m=model: overlapping(a, m)}
+            for name, call in calls.items():
+                seconds.setdefault(f"{name} {memory}", []).extend(seconds_of(call))
+            average.close()
+    harness.give(worker.global_rank, seconds)
+    worker.close()
+
+
+def measure():
+    options = harness.options(__doc__, device="cuda0", rounds=7)
+    device, rounds = options.device, 1 if options.quick else options.rounds
+    ranks = harness.job(__file__, {"rounds": rounds}, devices=[device, device])
+    rows = []
     for what in ("sync", "average", "overlapping"):
-        medians = {}
-        for memory in ("contiguous", "channels_last", "on the first worker"):
-            taken = [s for of in each for s in of[f"{what} {memory}"]]
-            medians[memory] = 1e3 * report.median(taken)
-            ratio = medians[memory] / medians["contiguous"]
-            rows.append({"what": what, "memory": memory, "ms": medians[memory], "over_contiguous": ratio})
-            if memory == "channels_last":
-                goals.append(report.goal(f"{what} in channels_last, over contiguous", ratio, GOAL, False))
-    headings = ["what", "memory", "ms", "over contiguous"]
-    report.table(f"ResNet-50, two workers on {device}", headings, [list(row.values()) for row in rows])
-    report.save("memory_format" if device == "cpu" else "memory_format-cuda", {"results": rows, "goals": goals}, out)
+        of = {m: harness.median(s for rank in ranks for s in rank[f"{what} {m}"]) for m in MEMORY}
+        over = {memory: s / of[MEMORY[0]] for memory, s in of.items()}
+        rows += [{"what": what, "memory": m, "ms": 1e3 * of[m], "over_contiguous": over[m]} for m in MEMORY]
+        harness.goal(f"{what} in channels_last, over contiguous", over[MEMORY[1]], GOAL, at_least=False)
+    harness.table(f"ResNet-50, two workers on {device}", rows)
+    harness.save("memory_format" if device == "cpu" else "memory_format-cuda", {"results": rows}, options)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda0")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=report.FOLDER)
-    main(**vars(parser.parse_args()))
+    harness.main(measure, work)

@@ -5,58 +5,94 @@ Blocks with and without it take turns in one job. The launcher's part, a snapsho
     python benchmarks/phases.py [--quick]
 """
 
-from __future__ import annotations
-
-import argparse
-import subprocess
-import sys
+import contextlib
 import tempfile
 import time
-from pathlib import Path
 
-from platoon_base.cli.run_recorder import RunRecorder
-from platoon_base.cli.stragglers import StragglerWatch
-from platoon_base.controller.outcome import Snapshot
-from platoon_base.coordination.phase import Phase
-from platoon_base.coordination.roster import Participant
-from platoon_base.shm.job_state import JobState
+import harness
+import numpy as np
 
-SCRIPT = Path(__file__).parent / "scripts" / "phases_steps.py"
-WORKERS = 64
-TIMEOUT_S = 600
+WORKERS, STEP_S = 64, 5e-3
 
 
-def snapshots(count: int):
-    """Yield snapshots of a job whose workers make steps."""
+def snapshots(count):
+    from platoon_base.controller.outcome import Snapshot
+    from platoon_base.coordination.phase import Phase
+    from platoon_base.coordination.roster import Participant
+    from platoon_base.shm.job_state import JobState
+
     job_state = JobState(bytearray(JobState.size_bytes(WORKERS)), WORKERS, create=True)
     participants = [Participant(rank, True, Phase.TRAINING, device="cpu") for rank in range(WORKERS)]
     for number in range(1, count + 1):
         job_state.table["started"], job_state.table["steps"] = 1.0, 100 * number
-        job_state.table["phase_seconds"] = number
-        job_state.table["phase_counts"] = number
-        ranks = range(WORKERS)
-        progress, phases = {r: job_state.progress(r) for r in ranks}, {r: job_state.phases(r) for r in ranks}
+        job_state.table["phase_seconds"] = job_state.table["phase_counts"] = number
+        progress, phases = ({r: of(r) for r in range(WORKERS)} for of in (job_state.progress, job_state.phases))
         yield Snapshot(participants, progress, {"loss": float(number)}, None, float(number), phases=phases)
 
 
-def main() -> None:
-    """Run the job, and time the launcher's part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    blocks, steps = ("4", "50") if parser.parse_args().quick else ("30", "200")
+def switch(clock, on):
+    """Let the clock do its work, or nothing."""
+    for name in ("enter", "leave", "step", "phase", "loading"):
+        clock.__dict__.pop(name, None)
+    if not on:
+        nothing = contextlib.nullcontext()
+        clock.enter, clock.leave, clock.step = (lambda phase: -1), (lambda before: None), (lambda steps: None)
+        clock.phase, clock.loading = (lambda phase: nothing), iter
+
+
+def work(given):
+    from platoon_base import connect
+    from platoon_base.shm.phases import SYNC
+
+    with connect() as worker:
+        square, gradient = np.ones((160, 160), np.float32), np.ones(10_000, np.float32)
+        products = round(STEP_S / harness.seconds(lambda: square @ square, 500))
+        products, clock = max(1, worker.gather(products)[0]), worker.advanced.clock
+
+        def block():
+            worker.barrier()
+            began = time.perf_counter()
+            for _ in worker.loading(range(given.steps)):
+                for _ in range(products):
+                    square @ square
+                worker.all_reduce(gradient, "mean", dest=gradient)
+                worker.progress(steps=1, loss=0.5)
+            return (time.perf_counter() - began) / given.steps
+
+        def calls():  # of a step: a batch, an all-reduce, a count
+            for _ in clock.loading(range(20_000)):
+                clock.leave(clock.enter(SYNC))
+                clock.step(1)
+
+        block()
+        times = {True: [], False: []}
+        for number in range(2 * given.blocks):
+            on = number % 4 in (0, 3)  # on off off on, so that a drift counts for both
+            switch(clock, on)
+            times[on].append(block())
+        switch(clock, True)
+        found = {"with": times[True], "without": times[False], "calls_s": harness.seconds(calls) / 20_000}
+        harness.give(worker.global_rank, found)
+
+
+def measure():
+    options = harness.options(__doc__)
+    values = {"blocks": 4, "steps": 50} if options.quick else {"blocks": 30, "steps": 200}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--log-dir", f"{folder}/logs"]
-        words = ["--report", f"{folder}/run.html", str(SCRIPT), blocks, steps]
-        ran = subprocess.run([*command, *words], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-    print("\n".join(line for line in ran.stdout.splitlines() if "clock" in line or "ratio" in line))
+        found = harness.job(__file__, values, words=["--report", f"{folder}/run.html"])[0]
+    rows = harness.compared({way: found[way] for way in ("without", "with")}, "without")
+    harness.table("Steps without the phase clock and with it", rows)
+    from platoon_base.cli.run_recorder import RunRecorder
+    from platoon_base.cli.stragglers import StragglerWatch
+
     recorder, watch, spent = RunRecorder(), StragglerWatch(), 0.0
     for number, snapshot in enumerate(snapshots(100)):
-        began = time.perf_counter()
-        recorder.take(snapshot, recorder.start + number)
-        watch.take(snapshot, recorder.start + number)
-        spent += time.perf_counter() - began
-    print(f"the launcher, each second, {WORKERS} workers: {1e3 * spent / 100:.2f} ms")
+        for each in (recorder, watch):
+            spent += harness.seconds(lambda e=each, n=number, s=snapshot: e.take(s, recorder.start + n))
+    harness.goal("the clock's calls in a step of 5 ms, share", found["calls_s"] / STEP_S, 0.01, at_least=False)
+    harness.goal(f"the launcher, {WORKERS} workers, share of a core", spent / 100, 0.005, at_least=False)
+    harness.save("phases", {"results": rows, "calls_s": found["calls_s"], "launcher": spent / 100}, options)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(measure, work)

@@ -1,19 +1,14 @@
 """How long the coordinator takes for collective calls of many members, without sockets and processes.
 
-    python benchmarks/rendezvous.py [--members 8 64 1024] [--rounds 15] [--out FOLDER]
-
 All members say hello, and then make the same calls one after the other, as encoded requests; a time is that from the
 first request to the last answer. The reference is the same number of requests that wait for nobody (reports).
+
+    python benchmarks/rendezvous.py [--members 8 64 1024] [--rounds 15]
 """
 
-from __future__ import annotations
+from types import SimpleNamespace
 
-import argparse
-import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import report
+import harness
 
 from platoon_base.channels.base import Received
 from platoon_base.channels.server import ControlServer
@@ -22,6 +17,8 @@ from platoon_base.coordination import roster
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import encode
 
+# In place of what a job has in shared memory.
+STATE = SimpleNamespace(stopping=False, stop_reason="", num_live=(0, 0))
 GOAL_S = 0.050  # a barrier of 1,024 members
 CALLS = {
     "report": msg.Report(metrics={"loss": 0.5}),
@@ -31,68 +28,45 @@ CALLS = {
 }
 
 
-class State:
-    """In place of what a job has in shared memory."""
-
-    stopping, stop_reason, num_live = False, "", (0, 0)
-
-
 class Members:
-    """A coordinator and its members, of which eight each are on a host."""
-
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self.number, self.answers = number, 0
-        self._server = ControlServer(Coordinator(number, 0), State(), self._take)
-        hellos = (msg.Hello(protocol=msg.PROTOCOL, pid=rank + 2, host=f"h{rank // 8}", device="cpu", rank=rank)
-                  for rank in range(number))  # fmt: skip
+        self._server = ControlServer(Coordinator(number, 0), STATE, self._take)
+        about = {"protocol": msg.PROTOCOL, "device": "cpu"}
+        hellos = (msg.Hello(pid=rank + 2, host=f"h{rank // 8}", rank=rank, **about) for rank in range(number))
         self.hello_s = self.seconds(map(encode, hellos))
 
-    def _take(self, peer: bytes, request_id: bytes, data: bytes) -> None:
+    def _take(self, peer, request_id, data):
         self.answers += 1
 
-    def seconds(self, requests: Iterator[bytes]) -> float:
+    def seconds(self, requests):
         """Send one request of each member, and return how long it took until all were answered."""
         self.answers = 0
         received = [Received(b"p%d" % rank, b"00000001", data) for rank, data in enumerate(requests)]
-        began = time.perf_counter()
-        for each in received:
-            self._server.receive(each, 0.0)
-        took = time.perf_counter() - began
+        took = harness.seconds(lambda: [self._server.receive(each, 0.0) for each in received])
         assert self.answers == self.number
         return took
 
 
-def measure(number: int, rounds: int) -> dict[str, float]:
-    """Return the seconds of each kind of call, medians over the rounds, whose kinds take turns."""
+def times_of(number, rounds):
     members = Members(number)
-    taken: dict[str, list[float]] = {kind: [] for kind in CALLS}
-    for _ in range(rounds):
-        for kind, call in CALLS.items():
-            data = encode(call)
-            taken[kind].append(members.seconds(data for _ in range(number)))
-    return {"hello": members.hello_s, **{kind: report.median(seconds) for kind, seconds in taken.items()}}
+    requests = {kind: [encode(call)] * number for kind, call in CALLS.items()}
+    found = harness.interleaved({kind: lambda r=each: members.seconds(r) for kind, each in requests.items()}, rounds)
+    return {"hello": members.hello_s, **{kind: harness.median(times) for kind, times in found.items()}}
 
 
-def main() -> None:
-    """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--members", type=int, nargs="+", default=[8, 64, 256, 1024])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, help="folder for the results  [docs/benchmarks, of 1,024 members]")
-    args = parser.parse_args()
-    roster.MAX_WORKERS = max(args.members)  # a job of one host has fewer
-    found = {number: measure(number, args.rounds) for number in args.members}
-    kinds = ["hello", *CALLS]
-    rows = [[number, *(seconds[kind] * 1e3 for kind in kinds)] for number, seconds in found.items()]
-    report.table("All members, ms", ["members", *kinds], rows)
-    rows = [[number, *(seconds[kind] / seconds["report"] for kind in kinds)] for number, seconds in found.items()]
-    report.table("Times that of as many reports", ["members", *kinds], rows)
-    goals = []
+def measure():
+    options = harness.options(__doc__, members=[8, 64, 256, 1024], rounds=15)
+    roster.MAX_WORKERS = max(options.members)  # a job of one host has fewer
+    found = {number: times_of(number, options.rounds) for number in options.members}
+    rows = [{"members": number, **{kind: 1e3 * s for kind, s in of.items()}} for number, of in found.items()]
+    harness.table("All members, ms", rows)
+    rows = [{"members": number, **{kind: s / of["report"] for kind, s in of.items()}} for number, of in found.items()]
+    harness.table("Times that of as many reports", rows)
     if 1024 in found:
-        goals = [report.goal("a barrier of 1,024 members, s", found[1024]["barrier"], GOAL_S, False)]
-    if args.out or 1024 in found:
-        report.save("rendezvous", {"seconds": found, "goals": goals}, args.out or report.FOLDER)
+        harness.goal("a barrier of 1,024 members, s", found[1024]["barrier"], GOAL_S, at_least=False)
+    harness.save("rendezvous", {"seconds": found}, options)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(measure)

@@ -1,73 +1,95 @@
 """Steps of a PyTorch loop with averaged gradients, against DistributedDataParallel.
 
-    python benchmarks/torch_ddp.py [--device cuda] [--workers 2] [--quick] [--out FOLDER]
-
 The same workers make blocks of steps by each way in turn: without averages, by DistributedDataParallel (gloo on the
 CPU, NCCL on CUDA) twice, and by `GradientAverage`, behind the backward pass and overlapping it. The ratio is the median
 over blocks of a block's step to that by DistributedDataParallel in the same round, and the mean of the workers' times;
 the ratio of the two blocks of DistributedDataParallel shows how much of it is noise.
+
+    python benchmarks/torch_ddp.py [--device cuda] [--workers 2] [--quick]
 """
 
-from __future__ import annotations
+import datetime
 
-import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+import harness
 
-import report
-
-SCRIPT = Path(__file__).parent / "scripts" / "torch_ddp_train.py"
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 GOALS = {"10 MB": 1.0, "50 MB": 1.05}
+MODELS = {"20 KB": (64, 1), "10 MB": (1130, 2), "50 MB": (1800, 4)}  # units, hidden layers
+WAYS, BATCH = ("alone", "DDP", "DDP again", "average", "overlapping"), 64
 
 
-def measure(device: str, workers: int, blocks: int, steps: int, models: list[str]) -> dict:
-    """Run the job; return for each model the seconds of a step by each way, by rounds, the mean of the workers."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), "--log-dir", f"{folder}/logs"]
-        devices = [] if device == "cuda" else ["-D", *["cpu"] * workers]
-        done = subprocess.run(
-            [*command, *devices, str(SCRIPT), folder, device, str(blocks), str(steps), *models],
-            env={**os.environ, **ONE_THREAD},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            logs = "\n".join(path.read_text()[-3000:] for path in sorted(Path(folder, "logs").glob("rank*.log")))
-            raise SystemExit(f"{done.stdout}{done.stderr}\n{logs}\nthe job FAILED")
-        each = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(workers)]
-    return {
-        name: [{way: sum(times[way] for times in rounds) / workers for way in rounds[0]} for rounds in zip(*of)]
-        for name, of in ((name, [one[name] for one in each]) for name in each[0])
-    }
+def work(given):
+    import torch
+    from torch import distributed, nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from platoon_base import connect
+    from platoon_base.torch_loops import GradientAverage
+
+    device = torch.device(given.device)
+    worker = connect()
+    group = {"rank": worker.global_rank, "world_size": worker.global_size}
+    group |= {"init_method": f"file://{given.folder}/store", "timeout": datetime.timedelta(seconds=120)}
+    distributed.init_process_group("nccl" if given.device == "cuda" else "gloo", **group)
+
+    def step_of(way, units, layers):
+        torch.manual_seed(0)
+        hidden = [part for _ in range(layers) for part in (nn.Linear(units, units), nn.ReLU())]
+        model = nn.Sequential(*hidden, nn.Linear(units, 10)).to(device)
+        trained = DistributedDataParallel(model) if way.startswith("DDP") else model
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        average = GradientAverage(worker, model) if way in WAYS[3:] else None
+        x, y = torch.randn(BATCH, units, device=device), torch.randint(10, (BATCH,), device=device)
+
+        def step():
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(trained(x), y)
+            if way == "overlapping":
+                with average.overlapping(BATCH):
+                    loss.backward()
+            else:
+                loss.backward()
+                if average:
+                    average(BATCH)
+            optimizer.step()
+            if given.device == "cuda":
+                torch.cuda.synchronize()
+
+        def block():
+            step()  # the first one does not count
+            worker.barrier()
+            return harness.seconds(step, given.steps)
+
+        for _ in range(3):
+            step()
+        return block
+
+    times = {}
+    for name in given.models:
+        calls = {way: step_of(way, *MODELS[name]) for way in WAYS}
+        times[name] = harness.interleaved(calls, given.blocks)
+    harness.give(worker.global_rank, times)
+    distributed.destroy_process_group()
+    worker.close()
 
 
-def main(device: str = "cpu", workers: int = 2, quick: bool = False, out: Path = report.FOLDER) -> None:
-    """Measure, print the ratios, and write torch_ddp.json."""
-    times = measure(device, workers, *((2, 2, ["20 KB", "10 MB"]) if quick else (15, 8, ["20 KB", *GOALS])))
-    rows, goals = [], []
-    for name, rounds in times.items():
-        ratios = {way: report.median([each[way] / each["DDP"] for each in rounds]) for way in rounds[0]}
-        for way, ratio in ratios.items():
-            step_ms = 1e3 * report.median([each[way] for each in rounds])
-            rows.append({"gradients": name, "way": way, "step_ms": step_ms, "over_ddp": ratio})
+def measure():
+    options = harness.options(__doc__, device="cpu", workers=2)
+    device = options.device
+    blocks, steps, models = (2, 2, list(MODELS)[:2]) if options.quick else (15, 8, list(MODELS))
+    values = {"device": device, "blocks": blocks, "steps": steps, "models": models}
+    devices = [f"{device}{rank}" if device == "cuda" else device for rank in range(options.workers)]
+    ranks = harness.job(__file__, values, devices=devices, env=harness.ONE_THREAD)
+    rows = []
+    for name in models:
+        times = {way: [sum(each) / len(ranks) for each in zip(*(rank[name][way] for rank in ranks))] for way in WAYS}
+        found = harness.compared(times, "DDP", gradients=name)
+        rows += found
         if name in GOALS:
-            best = min(ratios["average"], ratios["overlapping"])
-            goals.append(report.goal(f"a step of {name}, over DistributedDataParallel's", best, GOALS[name], False))
-    headings = ["gradients", "way", "ms per step", "over DistributedDataParallel"]
-    report.table(f"{workers} workers on {device}", headings, [list(row.values()) for row in rows])
-    report.save("torch_ddp" if device == "cpu" else f"torch_ddp-{device}", {"results": rows, "goals": goals}, out)
+            best = min(row["ratio"] for row in found if row["way"] in WAYS[3:])
+            harness.goal(f"a step of {name}, over DistributedDataParallel's", best, GOALS[name], at_least=False)
+    harness.table(f"{options.workers} workers on {device}; ratios to DistributedDataParallel", rows)
+    harness.save("torch_ddp" if device == "cpu" else f"torch_ddp-{device}", {"results": rows}, options)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=report.FOLDER)
-    main(**vars(parser.parse_args()))
+    harness.main(measure, work)

@@ -4,7 +4,7 @@ Each line is a job of examples/zoo: a network, a rule (bsp: averaged gradients; 
 device. The efficiency is the images per second of N workers over N times those of one, which trains in a job too.
 A worker's step is split into load, compute, communicate and wait, see docs/report.md. The rule ddp is not one of ours:
 the same network in Keras on torch, trained by DistributedDataParallel. Results are written after each job: a run that
-is ended keeps them.
+is ended keeps them; those on processors only with --out.
 
     python benchmarks/zoo.py --framework lasagne                       # on all CUDA devices
     python benchmarks/zoo.py --framework torch --devices cuda0 cuda0   # two workers on one device
@@ -14,106 +14,48 @@ is ended keeps them.
 `make bench-gpu` runs it for all three frameworks.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
-import report
+import harness
 
 from platoon_base.devices.discovery import cuda_devices
 
-ZOO = Path(__file__).parents[1] / "examples" / "zoo"
-FRAMEWORKS = ("lasagne", "torch", "jax")
-MODELS = {
-    "lasagne": ("alexnet", "googlenet", "vgg16", "resnet50"),
-    "torch": ("resnet50", "vgg16", "vit"),
-    "jax": ("resnet50", "vgg16", "vit"),
-}
-RULES = ("bsp", "easgd")
-DDP = Path(__file__).parent / "scripts" / "zoo_ddp.py"
+ZOO = harness.ROOT / "examples" / "zoo"
+DDP = harness.ROOT / "benchmarks" / "scripts" / "zoo_ddp.py"
+KERAS = ("resnet50", "vgg16", "vit")
+MODELS = {"lasagne": ("alexnet", "googlenet", "vgg16", "resnet50"), "torch": KERAS, "jax": KERAS}
 PARTS = ("load", "compute", "communicate", "wait")
+NAMES = dict.fromkeys((*MODELS["lasagne"], *KERAS))
+# Images of a step of one worker, their height, and what filters and units are multiplied by; on GPUs the mini-batches
+# of the published table of Theano-MPI, where it has the network.
+FULL = {name: (128, 227, 1.0) if name == "alexnet" else (32, 224, 1.0) for name in NAMES}
+SMALL = {name: (8, 67 if name == "alexnet" else 32, 0.1) for name in NAMES}
+QUICK = {name: (4, image, 0.05) for name, (_, image, _) in SMALL.items()}
 
 
-class Size(NamedTuple):
-    """What a job of one network trains on; ``batch`` is that of one worker."""
-
-    batch: int
-    image: int
-    width: float = 1.0
-
-
-# On GPUs the mini-batches of the published table of Theano-MPI, where it has the network.
-FULL = {
-    "alexnet": Size(128, 227),
-    "googlenet": Size(32, 224),
-    "vgg16": Size(32, 224),
-    "resnet50": Size(32, 224),
-    "vit": Size(32, 224),
-}
-SMALL = {name: Size(8, 67 if name == "alexnet" else 32, 0.1) for name in FULL}
-QUICK = {name: Size(4, size.image, 0.05) for name, size in SMALL.items()}
-
-
-def run(options: argparse.Namespace, model: str, rule: str, devices: list[str]) -> dict | None:
-    """Run one job; returns its measurement, or None if it failed."""
-    size = options.sizes[model]
+def run(options, model, rule, devices):
+    given = (options.batch, options.image, options.width)
+    batch, image, width = (own or usual for own, usual in zip(given, options.sizes[model]))
     script = DDP if rule == "ddp" else ZOO / ("zoo_lasagne.py" if options.framework == "lasagne" else "zoo_keras.py")
-    # One thread for each worker, as they share the cores; JAX takes memory as it needs it, as they may share a GPU.
-    env = {"OMP_NUM_THREADS": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ZOO.parents[1]), str(ZOO), os.environ.get("PYTHONPATH")]))
-    if options.framework == "lasagne":
-        env["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), "floatX=float32"]))
-    else:
-        env["KERAS_BACKEND"] = options.framework
+    # JAX takes memory as it needs it, as workers may share a GPU.
+    env = harness.FLOAT32 if options.framework == "lasagne" else {"KERAS_BACKEND": options.framework}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "platoon_base", "launch", "-D", *devices, "--log-dir", f"{folder}/logs"]
-        command += [script, "--model", model, "--rule", "bsp" if rule == "ddp" else rule]
-        command += ["--batch", size.batch, "--image", size.image, "--width", size.width]
-        command += ["--steps", options.steps, "--data", options.data, "--summary", f"{folder}/result.json"]
+        words = {"model": model, "rule": "bsp" if rule == "ddp" else rule, "batch": batch, "image": image}
+        words |= {"width": width, "steps": options.steps, "data": options.data, "summary": f"{folder}/result.json"}
+        arguments = [word for name, value in words.items() for word in (f"--{name}", value)]
+        how = {"devices": devices, "env": env, "path": [ZOO], "arguments": arguments}
         try:
-            done = subprocess.run(
-                [*map(str, command)], env=env, capture_output=True, text=True, timeout=options.limit, check=False
-            )
-        except subprocess.TimeoutExpired:
-            print(f"FAILED: {model}, {rule}, {len(devices)} workers: not within {options.limit} s", flush=True)
-            return None
-        if done.returncode:
-            print(f"{done.stdout[-3000:]}{done.stderr[-3000:]}")
-            print(f"FAILED: {model}, {rule}, {len(devices)} workers: status {done.returncode}", flush=True)
+            harness.job(script, limit_s=options.limit, **how)
+        except SystemExit as exc:
+            print(f"{exc}: {model}, {rule}, {len(devices)} workers", flush=True)
             return None
         return json.loads(Path(folder, "result.json").read_text())
 
 
-def counts(number: int) -> list[int]:
-    """Return the numbers of workers: 1, 2, 4, ... up to this number."""
-    return [2**power for power in range(number.bit_length())]
-
-
-def row_of(result: dict, devices: list[str], single: dict | None) -> dict:
-    """Return a measurement with its devices and, if one worker was measured, the efficiency."""
-    efficiency = single and result["images_per_s"] / (result["workers"] * single["images_per_s"])
-    return {**result, "devices": devices, "efficiency": efficiency}
-
-
-HEADINGS = ["network", "rule", "workers", "devices", "images/s", "efficiency", "step, ms", *(f"{p}, ms" for p in PARTS)]
-
-
-def cells(row: dict) -> list:
-    """Return a row of the table."""
-    efficiency = "-" if row["efficiency"] is None else f"{row['efficiency']:.2f}"
-    begin = [row["model"], row["rule"], row["workers"], len(set(row["devices"]) - {"cpu"}) or "cpu"]
-    return [*begin, f"{row['images_per_s']:.1f}", efficiency, row["step_ms"], *(row["parts_ms"][p] for p in PARTS)]
-
-
-def measure(options: argparse.Namespace) -> list[dict]:
-    """Run all jobs; returns a row for each that ended well."""
+def run_all(options):
     rows = []
     for model in options.models:
         for rule in options.rules:
@@ -124,65 +66,48 @@ def measure(options: argparse.Namespace) -> list[dict]:
                 if result is None:
                     continue
                 single = result if count == 1 else single
-                rows.append(row_of(result, devices, single))
+                efficiency = single and result["images_per_s"] / (result["workers"] * single["images_per_s"])
+                rows.append({**result, "devices": devices, "efficiency": efficiency})
                 print(f"{model}, {rule}, {count} workers: {result['images_per_s']:.1f} images/s", flush=True)
-                save(options, rows)
+                if options.out or not options.on_cpu:
+                    about = {name: getattr(options, name) for name in ("framework", "steps", "data", "devices")}
+                    name = f"zoo-{options.framework}{'-cpu' if options.on_cpu else ''}"
+                    harness.save(name, {"options": about, "results": rows}, options)
     return rows
 
 
-def save(options: argparse.Namespace, rows: list[dict]) -> None:
-    """Write the results, unless they are those of a processor and no folder was named for them."""
-    if options.out or not (options.quick or options.on_cpu):
-        asked = {name: getattr(options, name) for name in ("framework", "steps", "data", "devices")}
-        name = f"zoo-{options.framework}{'-cpu' if options.on_cpu else ''}"
-        report.save(name, {"options": asked, "results": rows}, options.out or report.FOLDER)
-
-
-def settle(options: argparse.Namespace) -> None:
+def settle(options):
     """Fill in what the command line leaves open; ends the program if it cannot be done."""
     options.devices = options.devices or cuda_devices().names or ["cpu", "cpu"]
     options.on_cpu = "cpu" in options.devices
-    options.workers = options.workers or counts(len(options.devices))
+    options.workers = options.workers or [2**power for power in range(len(options.devices).bit_length())]
     if not 1 <= min(options.workers) <= max(options.workers) <= len(options.devices):
         raise SystemExit(f"got --workers {options.workers} and {len(options.devices)} devices: each worker needs one")
-    options.models = options.models or MODELS[options.framework]
-    unknown = sorted(set(options.models) - set(MODELS[options.framework]))
+    known = MODELS.get(options.framework) or sys.exit(f"got --framework {options.framework}: choose of {[*MODELS]}")
+    options.models = options.models or known
+    unknown = sorted(set(options.models) - set(known))
     if unknown:
-        known = ", ".join(MODELS[options.framework])
         raise SystemExit(f"got --models {' '.join(unknown)} with --framework {options.framework}: it has {known}")
     if "ddp" in options.rules and options.framework != "torch":
         raise SystemExit(f"got --rules ddp with --framework {options.framework}: it is torch's; add --framework torch")
     options.steps = options.steps or (5 if options.quick else 20 if options.on_cpu else 100)
-    sizes = QUICK if options.quick else SMALL if options.on_cpu else FULL
-    given = {name: getattr(options, name) for name in Size._fields if getattr(options, name)}
-    options.sizes = {name: size._replace(**given) for name, size in sizes.items()}
+    options.sizes = QUICK if options.quick else SMALL if options.on_cpu else FULL
 
 
-def main() -> int:
-    """Measure, print, save; returns 1 if a job failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--framework", choices=FRAMEWORKS, default="lasagne", help="torch, jax: Keras 3  [lasagne]")
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="[all of the framework]")
-    parser.add_argument("--rules", nargs="+", choices=(*RULES, "default", "ddp"), default=RULES)
-    parser.add_argument(
-        "--devices", nargs="+", help="a worker each, such as cuda0 cuda1; [CUDA's; without any, cpu cpu]"
-    )
-    parser.add_argument("--workers", nargs="+", type=int, help="a job for each number  [1 2 4 ... all devices]")
-    parser.add_argument("--steps", type=int, help="of each worker that are measured  [100; on processors 20]")
-    parser.add_argument("--batch", type=int, help="images of a step of one worker  [128 of AlexNet, else 32; small: 8]")
-    parser.add_argument("--image", type=int, help="height and width  [224, AlexNet 227; small: 32, AlexNet 67]")
-    parser.add_argument("--width", type=float, help="times filters and units  [1; small: 0.1]")
-    parser.add_argument("--data", choices=("synthetic", "digits", "fashion"), default="synthetic")
-    parser.add_argument("--limit", type=float, default=1800, help="seconds after which a job is given up  [1800]")
-    parser.add_argument("--quick", action="store_true", help="smallest networks, few steps; saved only with --out")
-    parser.add_argument("--out", type=Path, help="folder for zoo-*.json  [docs/benchmarks, of GPUs only]")
-    options = parser.parse_args()
+def measure():
+    sizes = {"steps": int, "batch": int, "image": int, "width": float, "data": "synthetic", "limit": 1800.0}
+    which = {"framework": "lasagne", "models": [], "rules": ["bsp", "easgd"], "devices": [], "workers": [int]}
+    options = harness.options(__doc__, **which, **sizes)
     settle(options)
-    rows = measure(options)
-    what = "small variants on processors" if options.on_cpu else "synthetic images" * (options.data == "synthetic")
-    report.table(f"{options.framework}: {what or options.data}", HEADINGS, [cells(row) for row in rows])
+    rows, shown = run_all(options), []
+    for row in rows:
+        cells = {name: row[name] for name in ("model", "rule", "workers", "images_per_s", "efficiency", "step_ms")}
+        cells["devices"] = len(set(row["devices"]) - {"cpu"}) or "cpu"
+        shown.append({**cells, **{f"{part}, ms": row["parts_ms"][part] for part in PARTS}})
+    what = "small variants on processors" if options.on_cpu else f"{options.data} images"
+    harness.table(f"{options.framework}: {what}", shown)
     return int(len(rows) < len(options.models) * len(options.rules) * len(options.workers))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.main(measure)

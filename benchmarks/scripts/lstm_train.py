@@ -1,55 +1,68 @@
-"""Train the LSTM for a fixed number of mini-batches, and write down when each one ended.
+"""Train the LSTM for a fixed number of mini-batches, and write down when each one ended; see ../lstm.py.
 
-    python lstm_train.py FOLDER                                       # the plain loop
-    platoon launch -D cuda0 cuda1 lstm_train.py FOLDER --modes async sync
-
-Started by benchmarks/lstm.py. What follows is the plain loop and, marked with (1) to (3), what a user adds to it.
+The plain loop is `train`; what a user adds to it is marked with (1) to (3).
 """
 
-import argparse
 import itertools
 import json
-import os
+import sys
 import time
 from pathlib import Path
+
+import harness
 
 from platoon_base import compat
 
 compat.apply()  # what Theano needs on today's Python, under plain `python` too
+sys.path.append(str(harness.ROOT / "examples" / "lstm"))
 
-import lstm_model  # noqa: E402
+import numpy as np  # noqa: E402
 import theano  # noqa: E402
+from lstm_network import CLASSES, compile_step, parameters  # noqa: E402
 
 EVERY, ALPHA = 10, 0.5  # mini-batches from one synchronization to the next; EASGD's elasticity
-WARM_UP = 20
+WARM_UP, BATCH_SIZE = 20, 16
+SHORTEST, LONGEST = 30, 99  # words in a review, drawn uniformly
 
 
-def main(args):
-    """Train args.batches mini-batches in each mode, in turn, args.repeats times."""
+def reviews(number, vocabulary, seed=0):
+    """Make mini-batches of (words, mask, labels), each padded to its longest review, in a random order of their own."""
+    rng = np.random.RandomState(seed)
+    batches = []
+    for _ in range(number):
+        lengths = rng.randint(SHORTEST, LONGEST + 1, BATCH_SIZE)
+        mask = (np.arange(lengths.max())[:, None] < lengths).astype("float32")
+        words = rng.randint(0, vocabulary, mask.shape) * mask.astype("int64")
+        batches.append((words, mask, rng.randint(0, CLASSES, BATCH_SIZE)))
+    return batches
+
+
+def main(given):
     began = time.monotonic()
-    worker, rank, peers, synchronizers = None, int(args.rank), int(args.peers), {"plain": None}
-    if args.modes != ["plain"]:
+    worker, rank, peers, synchronizers = None, given.rank, given.peers, {"plain": None}
+    if given.modes != ["plain"]:
         from platoon_base import connect
 
         worker = connect()  # (1)
         rank, peers = worker.global_rank, worker.global_size
-    params = lstm_model.parameters(args.vocabulary, args.units)
-    step = lstm_model.compile_step(params, seed=rank)
-    for mode in args.modes:
+    params = parameters(given.vocabulary, given.units)
+    step = compile_step(params, seed=rank)
+    for mode in given.modes:
         if mode != "plain":
-            synchronizers[mode] = {"async": asynchronous, "sync": synchronous}[mode](worker, params)  # (2)
-
-    batches = itertools.cycle(lstm_model.reviews(64, args.vocabulary, seed=rank))
+            synchronizers[mode] = synchronizer(mode, worker, params)  # (2)
+    batches = itertools.cycle(reviews(64, given.vocabulary, seed=rank))
     for synchronize in synchronizers.values():
         train(step, batches, WARM_UP, synchronize)
-    ready_after = time.monotonic() - began
-    for repeat in range(args.repeats):
-        for mode in args.modes:
-            meet(Path(args.folder), f"{repeat}-{mode}", rank, peers)
+    about = {"rank": rank, "ready_after": time.monotonic() - began, "on_gpu": on_gpu(params)}
+    for repeat in range(given.repeats):
+        for mode in given.modes:
+            meet(Path(given.rows), f"{repeat}-{mode}", rank, peers)
             train(step, batches, EVERY, synchronizers[mode])  # until the workers have fallen into step
-            stamps, cost, waits = train(step, batches, args.batches, synchronizers[mode])
-            result = {"mode": mode, "repeat": repeat, "rank": rank, "stamps": stamps, "cost": cost, "waits": waits}
-            write(args, result, ready_after=ready_after, on_gpu=on_gpu(params), center=center_of(worker))
+            stamps, cost, waits = train(step, batches, given.batches, synchronizers[mode])
+            result = {"mode": mode, "repeat": repeat, "stamps": stamps, "cost": cost, "waits": waits}
+            path = Path(given.rows, f"{repeat}-{mode}-{rank}.part")
+            path.write_text(json.dumps({**about, **result}))
+            path.rename(path.with_suffix(".json"))  # as a whole: this process may not live to the end
 
 
 def train(step, batches, number, synchronize):
@@ -58,23 +71,18 @@ def train(step, batches, number, synchronize):
     for i in range(1, number + 1):
         cost = step(*next(batches))
         if synchronize is not None and i % EVERY == 0:
-            before = time.monotonic()
-            synchronize()  # (3)
-            waits.append(time.monotonic() - before)
+            waits.append(harness.seconds(synchronize))  # (3)
         stamps.append(time.monotonic())
     return stamps, float(cost), waits
 
 
-def asynchronous(worker, params):
-    """EASGD against a center, each worker when it is there."""
-    from platoon_base import EASGD
+def synchronizer(mode, worker, params):
+    """Return EASGD against a center, each worker when it is there, or in step by an all-reduce."""
+    if mode == "async":
+        from platoon_base import EASGD
 
-    worker.init_shared_params(params, EASGD(ALPHA))
-    return worker.sync_params
-
-
-def synchronous(worker, params):
-    """EASGD in step: all workers together, by an all-reduce."""
+        worker.init_shared_params(params, EASGD(ALPHA))
+        return worker.sync_params
     from platoon_base.platoon_api import global_dynamics
 
     centers = [theano.shared(param.get_value(), f"center of {param.name}") for param in params]
@@ -85,21 +93,7 @@ def synchronous(worker, params):
 
 def on_gpu(params):
     """Whether the parameters really are in the memory of a GPU."""
-    import numpy as np
-
     return not any(isinstance(p.get_value(borrow=True, return_internal_type=True), np.ndarray) for p in params)
-
-
-def center_of(worker):
-    """Where the center lives: "host" or "device"; None without one."""
-    if worker is None or not worker.advanced.shares:
-        return None
-    from platoon_base.centers.device_directory import DeviceDirectory
-    from platoon_base.job.files import JobFiles
-    from platoon_base.shm.segments import Segment
-
-    with Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).center) as segment:
-        return "device" if DeviceDirectory.partitions_in(segment) else "host"
 
 
 def meet(folder, name, rank, peers, timeout_s=300):
@@ -112,21 +106,5 @@ def meet(folder, name, rank, peers, timeout_s=300):
         time.sleep(0.002)
 
 
-def write(args, result, **more):
-    """Write what was measured, at once and as a whole: this process may not live to the end."""
-    path = Path(args.folder, f"{result['repeat']}-{result['mode']}-{result['rank']}.part")
-    path.write_text(json.dumps({**result, **more}))
-    path.rename(path.with_suffix(".json"))
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="where one JSON file for each mode, repeat and worker goes")
-    parser.add_argument("--modes", nargs="+", default=["plain"], choices=["plain", "async", "sync"])
-    parser.add_argument("--batches", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--vocabulary", type=int, default=lstm_model.VOCABULARY)
-    parser.add_argument("--units", type=int, default=lstm_model.UNITS)
-    parser.add_argument("--rank", default=0, help="of a plain loop beside others")
-    parser.add_argument("--peers", default=1, help="number of plain loops side by side")
-    main(parser.parse_args())
+    main(harness.given())

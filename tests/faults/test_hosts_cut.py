@@ -40,7 +40,7 @@ def hosts(monkeypatch):
     ],
 )
 def test_a_call_goes_on_after_a_cut(hosts, form, size, cut_s, rate, tmp_path):
-    """The ranks check what they get; see benchmarks/scripts/hosts_all_reduce_rank.py."""
+    """The ranks check what they get; see benchmarks/hosts_all_reduce.py."""
     import hosts_all_reduce
 
     if rate:
