@@ -72,7 +72,7 @@ lint: setup
 	@$(NOX) -s lint
 
 bench: setup
-	@for script in $$(ls benchmarks/*.py | grep -v -e keras_large -e keras_gpu -e zoo); do echo "== $$script"; $(VENV)/python "$$script" || exit 1; done
+	@for script in $$(ls benchmarks/*.py | grep -v -e keras_large -e keras_gpu -e strangers -e zoo); do echo "== $$script"; $(VENV)/python "$$script" || exit 1; done
 
 soak: setup
 	@$(VENV)/python benchmarks/soak.py --minutes 30
@@ -80,7 +80,7 @@ soak: setup
 bench-keras: setup
 	@$(NOX) --install-only -s keras3 tf
 	@$(TEST_ENV) $(VENV)/python benchmarks/keras_fit.py
-	@for name in keras_fit keras_large; do for backend in torch jax; do \
+	@for name in keras_fit keras_large strangers; do for backend in torch jax; do \
 	    KERAS_BACKEND=$$backend .nox/keras3/bin/python benchmarks/$$name.py || exit 1; \
 	done; KERAS_BACKEND=tensorflow .nox/tf/bin/python benchmarks/$$name.py || exit 1; done
 

@@ -37,9 +37,8 @@ def shard(
     tuples and dicts of arrays are sharded array by array.
 
     A ``fit`` that shuffles, with the callbacks of `distribute`, divides the rows of these arrays
-    again in each epoch, by one permutation of all rows. It needs the memory of one more shard and
-    keeps the original arrays in memory. The returned arrays do not change. Each worker keeps its
-    rows
+    again in each epoch, by one permutation of all rows. It reads each batch from the original
+    arrays, and keeps these in memory. The returned arrays do not change. Each worker keeps its rows
 
     - in validation and with ``fit(shuffle=False)``, which keeps their order too;
     - if ``fit`` gets other arrays, such as ``x / 255``: preprocess arrays before `shard`;
