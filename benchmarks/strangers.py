@@ -20,7 +20,7 @@ import numpy as np
 import report
 
 WORKERS, BATCH, EPOCHS, WIDTH = 2, 256, 3, 784
-FEW = 10  # Ways other than arrays read a tenth of the data.
+FEW = 10  # Other ways read a tenth of the data.
 
 
 def arrays(rows: int) -> tuple:
@@ -129,8 +129,7 @@ def train(way: str, rows: int, folder: str) -> None:
             self.last, self.steps = now, batch
 
         def on_epoch_end(self, epoch, logs=None):
-            if self.steps:
-                self.rates.append(self.steps / (self.last - self.begun))
+            self.rates.append(self.steps / (self.last - self.begun))
             self.memory.append(memory_mb())
             self.since = time.perf_counter()
 
@@ -144,7 +143,7 @@ def train(way: str, rows: int, folder: str) -> None:
         options["steps_per_epoch"] = rows // FEW // BATCH
     course = Course()
     model.fit(*data, epochs=EPOCHS, verbose=0, callbacks=[course], **options)
-    measured = {"first_s": course.first, "steps_per_s": max(course.rates, default=float("nan"))}
+    measured = {"first_s": course.first, "steps_per_s": max(course.rates)}
     measured |= {name: max(each[name] for each in course.memory) for name in ("rss", "pss")}
     Path(folder, f"{rank()}.json").write_text(json.dumps(measured))
 
@@ -165,7 +164,6 @@ def run(way: str, rows: int, workers: int) -> list[dict] | None:
 
 
 def compared(way: str, rows: int) -> list | None:
-    """Return a row of the table."""
     plain, workers = run(way, rows, 1), run(way, rows, WORKERS)
     if not plain or not workers:
         return None
@@ -175,13 +173,10 @@ def compared(way: str, rows: int) -> list | None:
     return [way, plain[0]["rss"], *ratios, " ".join(firsts[:EPOCHS]), " ".join(firsts[EPOCHS:]), speed]
 
 
-HEADINGS = [
-    "script", "plain, MB", "resident / plain", "PSS / plain", "first step, plain, s", "2 workers, s", "steps/s / plain"
-]  # fmt: skip
+HEADINGS = ["script", "plain, MB", "RSS / plain", "PSS / plain", "first steps, s", "2 workers, s", "speed / plain"]
 
 
 def main() -> None:
-    """Measure and print."""
     names = [each.__name__ for each in WAYS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=1000, help="size of the arrays  [1000]")
