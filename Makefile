@@ -11,7 +11,7 @@ GPU_PYTHON ?=
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo data test test-all test-pythons test-engines test-keras test-newest test-oldest lint bench soak bench-keras bench-gpu dist readme docs clean distclean
+.PHONY: help setup demo data test test-all test-pythons test-engines findings test-keras test-newest test-oldest lint bench soak bench-keras bench-gpu dist readme docs clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -22,6 +22,7 @@ help:
 	@echo 'make test-all   everything: Python 3.11, 3.9 and 3.13, all back ends of Keras, hosts in namespaces where root'
 	@echo 'make test-pythons  what make test runs of the base, on Python 3.9 and 3.13'
 	@echo 'make test-engines  the tests with Slurm, Open MPI and Ray, if installed: as root'
+	@echo 'make findings   check what other packages do against what one would guess (ARGS="name" runs one; needs the network)'
 	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'
 	@echo '                (ARGS="-k name" goes to each)'
 	@echo 'make test-newest, make test-oldest  before a release: on the newest releases of today (ARGS adds packages,'
@@ -58,6 +59,9 @@ test-all: setup
 
 test-engines: setup
 	@$(TEST_ENV) $(VENV)/python -m pytest -n 2 --dist loadgroup -m engine tests/hosts $(ARGS)
+
+findings:
+	@findings/run_all.sh $(ARGS)
 
 test-keras: setup
 	@$(TEST_ENV) $(NOX) -s keras2 keras3 tf -- $(or $(ARGS),-m 'keras and not rare')

@@ -11,9 +11,6 @@ a token bucket, and a program between the hosts and the switch delays them.
   shows, with all headers.
 * The same with `overlap=0.5`, where each round is exchanged while the workers train, for half of 20 s: what
   their synchronization still takes, and what such rules learn beside those that wait.
-* Rounds at once, overlapped, and overlapped in four fragments, in the period in which an exchange of all fragments is
-  just hidden: what their synchronizations take in a period.
-* Gossip: `GoSGD` with 100 MB and steps of 0.1 s for a minute, the share of the time in training, and the messages.
 * Averages of 100 MB of gradients, with the processor time of a worker; and, with ``--only devices``, of tensors on a
   GPU for each host, by NCCL over sockets and by way of the hosts. That needs torch for CUDA and two GPUs.
 * A perceptron on handwritten digits, with Adam and a round each 20 mini-batches, on two hosts and, with as many
@@ -36,8 +33,6 @@ import namespaces
 import numpy as np
 import report
 
-from platoon_base.rules import fragments_of, parse_rule
-
 SCRIPT = Path(__file__).parent / "scripts" / "hosts_compression_worker.py"
 ROOT = Path(__file__).parents[1]
 CODECS = ("none", "float16", "bfloat16", "int8", "int4", "int2", "topk(0.1)", "topk(0.01)")
@@ -50,10 +45,6 @@ LEARN_STEPS, LEARN_EVERY = 600, 20
 OVERLAP = "LocalSGD(overlap=0.5)"
 OVERLAPPED_STEPS = 200  # half of them take longer than any exchange
 OVERLAP_RULES = ("LocalSGD()", OVERLAP, "DiLoCo(0.7, 0.5)", "DiLoCo(0.7, 0.5, overlap=0.25)")
-FRAGMENTED = ("LocalSGD()", OVERLAP, "LocalSGD(overlap=0.25, fragments=4)")
-FRAGMENTED_STEPS = {"none": 100, "int4": 20}  # of a period
-PERIODS = 3
-GOSSIP_S, PROBABILITIES = 60.0, (0.005, 0.01, 0.1)
 LIMIT_S = 300
 TRAINING_GOAL, LOSS_GOAL, BYTES_GOAL = 0.9, 0.005, 100
 
@@ -119,23 +110,6 @@ def averages(codec: str, link: str, hosts: list[namespaces.Host], way: str = "ar
     sent = report.median([sum(each) / len(found) for each in zip(*(one["sent_bytes"] for one in found))][1:])
     row = {"link": link, "codec": codec, "call_s": min(all_s), "all_s": all_s, "cpu_s": cpu_s, "sent_bytes": sent,
            "way": way}  # fmt: skip
-    print(row, flush=True)
-    return row
-
-
-def gossip(probability: float, link: str, hosts: list[namespaces.Host] | None) -> dict:
-    """Measure gossip of two workers for some time; messages between hosts are counted by their bytes."""
-    words = ["gossip", BYTES, STEP_S, GOSSIP_S, probability]
-    found = run("none", words, hosts, 1 if hosts else 2)
-    steps = sum(len(one["syncs_s"]) for one in found)
-    row = {
-        "link": link, "probability": probability, "steps": steps,
-        "training": STEP_S * steps / sum(one["whole_s"] for one in found),
-        "sync_s": report.median([each for one in found for each in one["syncs_s"]]),
-        "longest_s": max(each for one in found for each in one["syncs_s"]),
-        "drawn": steps * probability, "sent": sum(one["sent_bytes"] for one in found) / BYTES,
-        "courier_cpu_s": max(one["courier_cpu_s"] for one in found), "mean_s": max(one["mean_s"] for one in found),
-    }  # fmt: skip
     print(row, flush=True)
     return row
 
@@ -211,7 +185,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--only",
-        choices=["learning", "rounds", "overlap", "fragments", "gradients", "gossip", "devices"],
+        choices=["learning", "rounds", "overlap", "gradients", "devices"],
         help="measure that, and keep the rest of the results",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -233,12 +207,8 @@ def main() -> None:
         results["rounds"], results["all_reduce"] = measured_rounds(options)
     if options.only in (None, "overlap"):
         results["overlap"], results["learning_by_overlap"] = measured_overlap(options)
-    if options.only in (None, "fragments"):
-        results["fragments"] = measured_fragments(options)
     if options.only == "devices":
         results["devices"] = measured_on_devices(options)
-    if options.only in (None, "gossip"):
-        results["gossip"] = measured_gossip(options)
     results["goals"] = goals_of(results)
     report.save("hosts_compression", results, options.out)
 
@@ -311,56 +281,6 @@ def measured_overlap(options: argparse.Namespace) -> tuple[list[dict], list[dict
     learned = over_one_host(runs, options.seeds)
     show_losses("Final loss on the digits by each rule, over that of LocalSGD() on one host", learned)
     return rows, learned
-
-
-def measured_fragments(options: argparse.Namespace) -> list[dict]:
-    """Measure what is left for training with rounds at once, overlapped, and in fragments."""
-    rows = []
-    for link in options.links:
-        rate, delay_ms = LINKS[link]
-        with namespaces.Hosts(2, delay_ms / 4) as hosts:
-            hosts.limit(rate)
-            for codec, steps in FRAGMENTED_STEPS.items():
-                rows += [one_period(codec, link, hosts.all, rule, steps) for rule in FRAGMENTED]
-    report.table(
-        "100 MB; what the workers wait in a period, and the share of training",
-        ["link", "codec", "period, s", "rule", "MB a round", "wait, s", "all, s", "training"],
-        [[r["link"], r["codec"], r["period_s"], r["rule"], r["round_bytes"] / 1e6, r["wait_s"],
-          ", ".join(f"{each:.2f}" for each in r["all_s"]), f"{r['training']:.1%}"] for r in rows],
-    )  # fmt: skip
-    return rows
-
-
-def one_period(codec: str, link: str, hosts: list[namespaces.Host], rule: str, steps: int) -> dict:
-    """Measure a few periods of so many steps; the first one does not count."""
-    fragments = fragments_of(parse_rule(rule))
-    count = fragments * (PERIODS + 1)
-    found = run(codec, ["rounds", BYTES, steps // fragments, STEP_S, count, rule], hosts)
-    each = [max(taken) for taken in zip(*(one["rounds_s"] for one in found))]
-    all_s = [sum(each[at : at + fragments]) for at in range(fragments, count, fragments)]
-    total_bytes = sum(one["total_bytes"] for one in found) / len(found)
-    row = {"link": link, "codec": codec, "rule": rule, "period_s": steps * STEP_S, "wait_s": min(all_s),
-           "all_s": all_s, "round_bytes": total_bytes / count,
-           "training": steps * STEP_S / (steps * STEP_S + min(all_s))}  # fmt: skip
-    print(row, flush=True)
-    return row
-
-
-def measured_gossip(options: argparse.Namespace) -> list[dict]:
-    """Measure gossip on each link, with several probabilities."""
-    rows = [gossip(PROBABILITIES[-1], "one host", None)]
-    for link in options.links:
-        rate, delay_ms = LINKS[link]
-        with namespaces.Hosts(2, delay_ms / 4) as hosts:
-            hosts.limit(rate)
-            rows += [gossip(probability, link, hosts.all) for probability in PROBABILITIES]
-    report.table(
-        "Gossip with 100 MB and steps of 0.1 s for a minute, a worker on each of two hosts",
-        ["link", "probability", "training", "sync, s", "longest, s", "drawn", "messages", "courier, CPU s", "mean, s"],
-        [[r["link"], r["probability"], f"{r['training']:.1%}", r["sync_s"], r["longest_s"], r["drawn"], r["sent"],
-          r["courier_cpu_s"], r["mean_s"]] for r in rows],
-    )  # fmt: skip
-    return rows
 
 
 def measured_averages(options: argparse.Namespace) -> tuple[list[dict], list[dict]]:

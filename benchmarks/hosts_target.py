@@ -27,8 +27,6 @@ METHODS = {
     "LocalSGD": ("LocalSGD()", "none"),
     "LocalSGD, int8": ("LocalSGD()", "int8"),
     "LocalSGD, int4": ("LocalSGD()", "int4"),
-    "LocalSGD in fragments, overlapped": ("LocalSGD(overlap=0.25, fragments=4)", "none"),
-    "LocalSGD in fragments, overlapped, int4": ("LocalSGD(overlap=0.25, fragments=4)", "int4"),
     "AveragedEASGD, int8": ("AveragedEASGD()", "int8"),
 }
 ONE = "one worker"

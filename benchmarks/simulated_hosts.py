@@ -19,7 +19,7 @@ from platoon_base.channels.host_link import LinkClient
 from platoon_base.channels.keys import Keys
 from platoon_base.coordination.encoding import decode_reply
 from platoon_base.coordination.messages import Failure
-from platoon_base.courier.messages import Combine, Gather, Gathered
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Listening, Made, Peers
 from platoon_base.hosts.place import Place
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
@@ -191,11 +191,11 @@ class Deputy(SimulatedHost):
             elif isinstance(message, between.StartCourier):
                 if not self._has_courier:
                     self._has_courier = True
-                    self._send(between.CourierListens(("127.0.0.1", 1, "00")))
-            elif isinstance(message, between.Couriers):
-                self.couriers = len(message.at)
-            elif isinstance(message, between.CenterMade):
-                self._send(between.CenterFilled())
+                    self._send(Listening("127.0.0.1", 1, "00"))
+            elif isinstance(message, Peers):
+                self.couriers = len(message.peers)
+            elif isinstance(message, Made):
+                self._send(Filled())
             elif isinstance(message, Gather):
                 self._send(Gathered(message.number, dict.fromkeys(message.hosts, message.number - 1)))
             elif isinstance(message, Combine):

@@ -116,6 +116,7 @@ class TensorMemory:
     _copy: HostCopy | None = None
     # The memory itself, if `borrow` has returned it.
     _lent: Array | None = None
+    _ordered: Any = None
     # The memory order of the center on devices.
     _order: Order | None = None
 
@@ -143,7 +144,7 @@ class TensorMemory:
         memory = self.memory()
         self._lent = memory if memory is not None and memory.flags.c_contiguous else None
         if memory is not None:
-            return np.array(memory, order="C") if self._lent is None else memory
+            return self._in_c_order() if self._lent is None else memory
         if self._copy is None or not self._copy.started:
             self.prefetch()
         return np.array(self.tensor().detach().cpu().numpy(), order="C") if self._copy is None else self._copy.wait()
@@ -173,10 +174,16 @@ class TensorMemory:
             self._copy.write(self.tensor())
             return
         memory = self.memory()
-        if memory is None:
+        if memory is None or memory.ctypes.data != array.ctypes.data:
             self.tensor().detach().copy_(torch.from_numpy(np.asarray(array)))
-        elif memory.ctypes.data != array.ctypes.data:
-            memory[...] = array
+
+    def _in_c_order(self) -> Array:
+        """Return a copy in memory that is used again: torch transposes faster than NumPy."""
+        tensor = self.tensor().detach()
+        if self._ordered is None or (self._ordered.shape, self._ordered.dtype) != (tensor.shape, tensor.dtype):
+            self._ordered = torch.empty(tensor.shape, dtype=tensor.dtype)
+        found: Array = self._ordered.copy_(tensor).numpy()
+        return found
 
 
 class TensorParameter(TensorMemory):

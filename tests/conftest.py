@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import shutil
@@ -72,6 +73,17 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name in ("unit", "contract"):
             item.add_marker("promise")
+
+
+_COLLECT_AFTER_BYTES = 200 << 20
+_resident = [0]
+
+
+def pytest_runtest_logfinish():
+    """Collect garbage when memory has grown: the collector counts objects, and not what their buffers hold."""
+    if psutil.Process().memory_info().rss > _resident[0] + _COLLECT_AFTER_BYTES:
+        gc.collect()
+        _resident[0] = psutil.Process().memory_info().rss
 
 
 def pytest_sessionfinish():

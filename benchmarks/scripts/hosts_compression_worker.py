@@ -2,7 +2,6 @@
 
 hosts_compression_worker.py FOLDER rounds BYTES STEPS STEP_S ROUNDS RULE: rounds of steps that take a fixed time
 hosts_compression_worker.py FOLDER reduce BYTES CALLS WAY: averages of arrays, or of tensors by NCCL or by the hosts
-hosts_compression_worker.py FOLDER gossip BYTES STEP_S SECONDS PROBABILITY: steps that take a fixed time, and GoSGD
 hosts_compression_worker.py FOLDER learn RULE STEPS EVERY SEED LOSES: a perceptron on handwritten digits
 """
 
@@ -51,7 +50,7 @@ def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int,
     worker.init_shared_params([x], used, timeout_s=WAIT_S)
     progress = random.standard_normal(x.size).astype(np.float32) * np.float32(1e-3)
     worker.barrier("begin", timeout_s=WAIT_S)
-    taken, sent, cpu, at_first = [], [], [], sent_bytes()
+    taken, sent, cpu = [], [], []
     for _ in range(rounds):
         waited = 0.0
         for step in range(steps):
@@ -72,30 +71,7 @@ def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int,
         cpu.append(courier_cpu_s() - before_s)
     worker.advanced.complete_round(timeout_s=WAIT_S)
     worker.barrier("completed", timeout_s=WAIT_S)
-    return {"rounds_s": taken, "courier_cpu_s": cpu, "sent_bytes": sent, "total_bytes": sent_bytes() - at_first}
-
-
-def make_gossip(worker, size_bytes: int, step_s: float, seconds: float, probability: float) -> dict:
-    x = np.zeros(size_bytes // 4, np.float32)
-    worker.init_shared_params([x], rules.GoSGD(probability=probability), timeout_s=WAIT_S)
-    worker.average_hosts(timeout_s=WAIT_S)
-    x += np.random.default_rng(worker.global_rank).standard_normal(x.size).astype(np.float32)
-    worker.sync_params(timeout_s=WAIT_S)
-    worker.barrier("begin", timeout_s=WAIT_S)
-    before, before_s, began = sent_bytes(), courier_cpu_s(), time.perf_counter()
-    taken = []
-    while time.perf_counter() < began + seconds:
-        time.sleep(step_s)
-        worker.progress(steps=1)
-        began_sync = time.perf_counter()
-        worker.sync_params(timeout_s=WAIT_S)
-        taken.append(time.perf_counter() - began_sync)
-    whole_s, sent, cpu_s = time.perf_counter() - began, sent_bytes() - before, courier_cpu_s() - before_s
-    worker.barrier("trained", timeout_s=WAIT_S)
-    began = time.perf_counter()
-    worker.average_hosts(timeout_s=WAIT_S)
-    mean_s = time.perf_counter() - began
-    return {"syncs_s": taken, "whole_s": whole_s, "sent_bytes": sent, "courier_cpu_s": cpu_s, "mean_s": mean_s}
+    return {"rounds_s": taken, "courier_cpu_s": cpu, "sent_bytes": sent}
 
 
 def make_averages(worker, size_bytes: int, calls: int, way: str) -> dict:
@@ -223,8 +199,6 @@ def main() -> None:
         found = make_rounds(worker, int(words[0]), int(words[1]), float(words[2]), int(words[3]), words[4])
     elif kind == "reduce":
         found = make_averages(worker, int(words[0]), int(words[1]), words[2])
-    elif kind == "gossip":
-        found = make_gossip(worker, int(words[0]), *map(float, words[1:]))
     else:
         found = learn(worker, words[0], int(words[1]), int(words[2]), int(words[3]), bool(int(words[4])))
     worker.barrier("end", timeout_s=WAIT_S)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from platoon_base.centers.host import COURIER, HostCenters
+from platoon_base.centers.host import COURIER, HostCenter, HostCenters
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
 from platoon_base.hosts.world import World
@@ -23,6 +23,23 @@ from platoon_base.rules import EASGD
 from platoon_base.rules.hosts import hosts_rule
 
 START_S = 30.0
+
+
+def timed(center: HostCenter, taken: list[float]) -> HostCenter:
+    """Add to ``taken`` the seconds of each exchange, from the copy of the center to its move."""
+    copy, move, began = center.copy_parameters, center.move, [0.0]
+
+    def copy_parameters(*arguments) -> None:
+        began[0] = time.perf_counter()
+        copy(*arguments)
+
+    def move_center(*arguments, **options) -> bool:
+        is_moved = move(*arguments, **options)
+        taken.append(time.perf_counter() - began[0])
+        return is_moved
+
+    center.copy_parameters, center.move = copy_parameters, move_center
+    return center
 
 
 def main() -> None:
@@ -36,8 +53,15 @@ def main() -> None:
     center.fill(parameters, [])
     names = [f"h{i}" for i in range(hosts)]
     world = World([1] * hosts, host, names, [address if i == host else "" for i in range(hosts)], "17" * 32)
+    taken = []
     courier = Courier(
-        world, lambda: centers.watch(layout, COURIER), layout, hosts_rule("average"), 0.0, True, news.append
+        world,
+        lambda: timed(centers.watch(layout, COURIER), taken),
+        layout,
+        hosts_rule("average"),
+        0.0,
+        True,
+        news.append,
     )
     try:
         listening = news[0]
@@ -57,8 +81,7 @@ def main() -> None:
         courier.close()
         center.close()
         centers.unlink()
-    taken = [each.seconds for each in news if isinstance(each, between.Exchanged) and len(each.hosts) == hosts]
-    (folder / f"exchanges{host}.json").write_text(json.dumps({"calls": taken, "count": courier.exchanges}))
+    (folder / f"exchanges{host}.json").write_text(json.dumps({"calls": taken, "count": len(taken)}))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def train(worker, method: str, steps: int, every: int, rate: float, longest_s: f
     averages, alone = method == "gradients", method == "alone"
     rule = None if averages or alone else eval(method, vars(rules))
     waits = rule is not None and not isinstance(rule, rules.AveragedEASGD)
-    period = rules.round_every(rule, every) if waits else 1
+    period = every if waits else 1
     completes = int(period * rules.overlap_of(rule)) if waits else 0
     if rule is not None:
         worker.init_shared_params(params, rule, timeout_s=WAIT_S)

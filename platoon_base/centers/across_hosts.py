@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.round_totals import RoundTotals
 
 __all__ = ["AcrossHosts"]
@@ -21,9 +20,6 @@ class AcrossHosts(Protocol):
     # Other hosts change the center only in these rounds; else couriers also exchange centers in
     # between.
     workers_wait: bool
-
-    @property
-    def fragments(self) -> Fragments: ...
 
     @property
     def made(self) -> int:

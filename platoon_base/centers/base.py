@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from platoon_base.centers.fragments import Fragments
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule
 from platoon_base.rules.outer import OuterRule
@@ -68,12 +67,6 @@ class Center(Protocol):
 class RoundCenter(Center, Protocol):
     """Center of an outer-step rule: all workers synchronize together in rounds."""
 
-    fragments: Fragments
-
-    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int = 0) -> None:
-        """Fill a new center that follows round ``number``; see `Center.fill`."""
-        ...
-
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
         """Add this worker's progress to the next round, unless it began from an older center."""
         ...
@@ -83,12 +76,11 @@ class RoundCenter(Center, Protocol):
         ...
 
     # Call it after all workers of the round have contributed, with the same ``number`` on each,
-    # which increases from round to round. With ``apart``, ``arrays`` are the pieces of the
-    # fragment.
+    # which increases from round to round.
     def take_over(
-        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float, apart: bool = False
+        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
     ) -> NonFiniteElement | None:
-        """Make the outer step where no other worker has, and copy the fragment to ``arrays``."""
+        """Make the outer step where no other worker has, and copy the center to ``arrays``."""
         ...
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,11 @@ _SETTLE_S, _MIRROR_S, _POLL_INTERVAL_S = 0.5, 10.0, 0.005
 class DirectoryMirror:
     """The controller's handle of a center on devices, see `Readable`; owns the directory."""
 
-    has_hosts_rounds = False
-
     def __init__(self, directory: DeviceDirectory, layout: Layout) -> None:
         self._directory = directory
         self._layout = layout
 
-    def snapshot(
-        self, may_wait: bool, publish: Callable[[int, int], object] | None = None
-    ) -> tuple[list[Array], list[list[Array]]]:
+    def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
         """Copy a new mirror, or the last one if all owners have left; workers continue."""
         if not self._directory.has_mirror(FINAL):
             self._await_mirror(may_wait)

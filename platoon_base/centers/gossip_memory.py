@@ -1,4 +1,4 @@
-"""Shared memory of workers that gossip: a header, data about other hosts, and a slot per worker."""
+"""Shared memory of workers that gossip: a header, and a slot per worker."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.gossip_hosts import HostsMemory, hosts_bytes, new_life
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.centers.host_memory import FREE, holders_on, lock_bytes
 from platoon_base.centers.stripe_locks import StripeLocks
 from platoon_base.centers.stripes import Stripe, copy_all, cut
-from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.layout import Layout
 from platoon_base.rules.easgd import EASGD
 from platoon_base.shm.segments import Segment
@@ -23,10 +21,9 @@ __all__ = ["TABLE_LOCK", "WHOLE", "GossipShape", "Slot", "count_slots", "shares_
 Array = np.ndarray[Any, Any]
 
 WHOLE = 1 << 60  # Sum of all weights; as integers, halves add up exactly.
-_MOST = 1 << 63
 TABLE_LOCK = 0  # Byte of the lock of the table of owners.
 _MAGIC = b"PLTNGSSP"
-_VERSION = 2
+_VERSION = 3
 _HEADER = np.dtype(
     [
         ("magic", "S8"),
@@ -34,15 +31,6 @@ _HEADER = np.dtype(
         ("slots", "u4"),
         ("stripe_bytes", "u8"),
         ("fingerprint", "V32"),
-        ("hosts", "u4"),
-        ("host", "u4"),
-        ("life", "u8"),
-        ("valid", "u8"),
-        ("mean", "u8"),
-        ("written", "u8"),
-        ("spread", "u8"),
-        ("stamp", "u8"),
-        ("incoming", "u8"),
     ]
 )
 _PAGE = 4096
@@ -56,11 +44,10 @@ def shares_of(workers: int) -> list[int]:
 
 
 class GossipShape(NamedTuple):
-    """Describes the memory besides its values; ``hosts`` is the number of hosts in the job."""
+    """Describes the memory besides its values."""
 
     stripe_bytes: int
     layout: Layout
-    hosts: int = 1
 
     @property
     def stripes(self) -> int:
@@ -82,16 +69,15 @@ class GossipShape(NamedTuple):
         return self.values_start + -(-2 * self.layout.nbytes // _PAGE) * _PAGE
 
     def size_bytes(self, slots: int) -> int:
-        return _PAGE + hosts_bytes(self.layout, self.stripes, self.hosts) + slots * self.slot_bytes
+        return _PAGE + slots * self.slot_bytes
 
     def start_of(self, slot: int) -> int:
         """Return the offset of a slot, which is also the byte of its owner's lock."""
         return self.size_bytes(slot)
 
-    def write_header(self, segment: Segment, slots: int, world: World = ONE_HOST) -> None:
+    def write_header(self, segment: Segment, slots: int) -> None:
         """Write the header and clear the slots."""
         header = _header_on(segment)
-        header["hosts"], header["host"], header["life"] = self.hosts, world.host, new_life()
         header["version"], header["stripe_bytes"] = _VERSION, self.stripe_bytes
         header["fingerprint"] = np.void(self.layout.fingerprint)
         for slot in range(slots):
@@ -105,12 +91,6 @@ class GossipShape(NamedTuple):
         _owner_on(segment, start)[...] = FREE
         holders_on(segment, self.stripes, start + _FIRST_HOLDER)["rank"] = FREE
 
-    def hosts_memory(self, segment: Segment) -> HostsMemory | None:
-        """Return the part about other hosts; None in a job on one."""
-        if self.hosts < 2:
-            return None
-        return HostsMemory(segment, self.layout, self.stripes, _header_on(segment), _PAGE)
-
     @classmethod
     def of(cls, segment: Segment, layout: Layout) -> GossipShape | None:
         """Read the header; None if the memory has another kind, model or version."""
@@ -120,7 +100,7 @@ class GossipShape(NamedTuple):
         found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
         if found != (_MAGIC, _VERSION, layout.fingerprint) or not header["stripe_bytes"]:
             return None
-        shape = cls(header["stripe_bytes"].item(), layout, header["hosts"].item())
+        shape = cls(header["stripe_bytes"].item(), layout)
         # Check one slot only: the memory may have grown since it was mapped.
         return shape if len(segment.buffer) >= shape.size_bytes(1) else None
 
@@ -179,12 +159,9 @@ class Slot:
 
     def add(self, index: int, weight: int, received: bool = True) -> None:
         """Add to the weight of a stripe, and to its received part."""
-        # A host that is lost and returns adds weight each time: the sum saturates.
-        before = int(self.weights[index])
-        after = min(before + weight, _MOST)
-        self.weights[index] = after
+        self.weights[index] += np.uint64(weight)
         if received:
-            self.received[index] = int(self.received[index]) + after - before
+            self.received[index] += np.uint64(weight)
 
     def is_overwritten(self, index: int) -> bool:
         """Return whether a stripe was overwritten since the owner's last synchronization."""

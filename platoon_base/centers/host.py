@@ -11,7 +11,6 @@ import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.fragments import Fragments, stripe_bytes_for
 from platoon_base.centers.host_memory import (
     CONTROLLER,
     COURIER,
@@ -29,9 +28,9 @@ from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripe_locks import StripeLocks
 from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
-from platoon_base.layout import ALIGNMENT, Layout
+from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
-from platoon_base.rules.outer import OuterRule, fragments_of, waits
+from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.awake import awake
 
@@ -83,11 +82,8 @@ class HostCenter:
         self._locks = StripeLocks(segment, self._stripes, rank, gone)
         behind = first + step * (1 + shape.states)
         self._rounds: Rounds | None = None
-        self.fragments = Fragments(layout, pieces, shape.fragments)
         if shape.rounds:
-            self._rounds = open_rounds(
-                segment.buffer, behind, layout, self._stripes, self.states, self.fragments, shape.several_hosts
-            )
+            self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states)
         remembering = [state for state, source in zip(self._local_states, sources) if source is None]
         self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
         self.across_hosts: AcrossHosts | None = None
@@ -97,10 +93,9 @@ class HostCenter:
             )
         elif self._rounds is not None and shape.several_hosts:
             self.across_hosts = HostsRounds(
-                self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
+                layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
             )
         self.whole = True
-        self.has_hosts_rounds = self._rounds is not None and shape.several_hosts
         self._one_thread = threading.Lock()
         # Stripes left out by the last `sync`, with their numbers of visits then.
         self._left_out: dict[int, int] = {}
@@ -148,18 +143,12 @@ class HostCenter:
         self._visit_round(note, timeout_s)
 
     def take_over(
-        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float, apart: bool = False
+        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
     ) -> NonFiniteElement | None:
         """Set ``arrays`` to the center after a round, and make the outer step where needed."""
-        # ``arrays`` are all parameters, of which other fragments stay unchanged, or with ``apart``
-        # the pieces of the round's fragment.
-        fragment = self.fragments.of_round(number)
 
         def take(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
-            if stripe.index not in fragment.stripes:
-                return rounds.pass_by(stripe.index, rule, number)
-            pieces = fragment.of_stripe(stripe.index) if apart else stripe.pieces
-            return rounds.take_over(stripe.index, rule, cut(arrays, pieces), number)
+            return rounds.take_over(stripe.index, rule, cut(arrays, stripe.pieces), number)
 
         if self.across_hosts is not None:
             self._require_open()
@@ -265,15 +254,14 @@ class HostCenter:
 
         return not self._visit(put, True, PATIENCE_S)
 
-    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int = 0) -> None:
-        """Fill a new center, which follows round ``number``, before others attach."""
+    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
+        """Fill a new center before others attach."""
         for stripe in self._stripes:
             self._put(stripe, cut(values, stripe.pieces))
         for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
             copy_all(state, given)
         for stripe in self._stripes:
             self._start(stripe)
-            stripe.holder["round"] = number
 
     def _put(self, stripe: Stripe, values: Sequence[Array]) -> None:
         """Write values into a stripe, and reset this worker's states to them."""
@@ -362,9 +350,7 @@ class HostCenter:
             for stripe in self._visit(copy, True, PATIENCE_S):
                 copy(stripe)
 
-    def snapshot(
-        self, may_wait: bool = True, publish: Callable[[int, int], object] | None = None
-    ) -> tuple[list[Array], list[list[Array]]]:
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states consistently; with rounds, between two rounds."""
         with self._one_thread:  # File locks do not exclude threads of the same process.
             values, *states = (self._layout.empty() for _ in range(1 + len(self.states)))
@@ -380,13 +366,10 @@ class HostCenter:
                 return values, states
             self._require_open()
 
-            def copy_every(between: bool) -> None:
-                if publish is not None and between and self.overwrites.settled and self._stripes:
-                    publish(int(self._stripes[0].holder["round"]), self.overwrites.stamp)
+            def copy_every() -> None:
                 for stripe in self._stripes:
                     copy(stripe)
 
-            # No later round can be made between ``publish`` and the release of the locks.
             self._rounds.visit_between(
                 copy_every,
                 lambda deadline: self._locks.lock_all(deadline),
@@ -452,13 +435,10 @@ class HostCenters:
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Create the segment; replace one left by a dead creator."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
-        fragments = fragments_of(rule)
-        stripe_bytes = stripe_bytes_for(layout, fragments, max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted)))
-        # Raises before memory is allocated.
-        Fragments(layout, layout.stripes(stripe_bytes), fragments)
+        stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
         average = average_of(rule)
         kept = -1 if average is None else average
-        shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts, kept, fragments)
+        shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts, kept)
         segment = Segment.create(self.name, shape.size_bytes(layout))
         shape.write_header(segment, layout)
         return HostCenter(segment, layout, rule, shape, rank, self._gone)
@@ -477,9 +457,9 @@ class HostCenters:
     def _open(self, layout: Layout, rule: Rule | None, rank: int) -> HostCenter:
         segment = Segment.attach(self.name, populate=rank >= 0)
         shape = Shape.of(segment, layout)
-        if shape is not None and shape.stripe_bytes >= (STRIPE_BYTES if shape.fragments == 1 else ALIGNMENT):
-            found = shape.states, shape.rounds, shape.fragments
-            if rule is None or found == (len(rule.center_state), waits(rule), fragments_of(rule)):
+        if shape is not None and shape.stripe_bytes >= STRIPE_BYTES:
+            found = shape.states, shape.rounds
+            if rule is None or found == (len(rule.center_state), waits(rule)):
                 return HostCenter(segment, layout, rule, shape, rank, self._gone)
         segment.close()
         raise LayoutMismatchError(

@@ -29,7 +29,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 _MAGIC = b"PLTNCNTR"
-_VERSION = 12
+_VERSION = 13
 FREE, CONTROLLER, COURIER = -1, -2, -3  # Holders that are not ranks.
 HOLDER_NAMES = {CONTROLLER: "the controller", COURIER: "the courier"}
 
@@ -44,11 +44,9 @@ _HEADER = np.dtype(
         ("rounds", "u4"),
         ("several_hosts", "u4"),
         ("average", "i4"),
-        ("fragments", "u4"),
         ("written", "u8"),
         ("spread", "u8"),
         ("stamp", "u8"),
-        ("incoming", "u8"),
         ("mean", "u8"),
     ]
 )
@@ -65,7 +63,6 @@ class Shape(NamedTuple):
     rounds: bool  # Whether the memory of rounds follows, see `host_rounds`.
     several_hosts: bool  # Without rounds, the sum of other hosts' moves follows, see `host_shift`.
     average: int  # Index of the state that averages the center, or -1.
-    fragments: int = 1
 
     @property
     def shift(self) -> bool:
@@ -98,7 +95,7 @@ class Shape(NamedTuple):
             return None
         header: Any = array_on(segment.buffer, (), _HEADER)
         found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
-        if found != (_MAGIC, _VERSION, layout.fingerprint) or not (header["stripe_bytes"] and header["fragments"]):
+        if found != (_MAGIC, _VERSION, layout.fingerprint) or not header["stripe_bytes"]:
             return None
         shape = cls(
             header["stripe_bytes"].item(),
@@ -106,7 +103,6 @@ class Shape(NamedTuple):
             bool(header["rounds"]),
             bool(header["several_hosts"]),
             header["average"].item(),
-            header["fragments"].item(),
         )
         return shape if len(segment.buffer) == shape.size_bytes(layout) else None
 

@@ -2,10 +2,10 @@
 
 A worker adds its progress to the totals of the stripes, waits for the other workers, and copies the
 stripes. The first worker at a stripe after the wait makes the outer step there. On several hosts,
-couriers first replace the totals by the sum over all hosts (`round_totals`). Other fragments'
-stripes only change their round number. A worker contributes to a stripe only if the generation is
-the one it copied: rounds do not mix. Deaths are harmless: a contribution is written to the unused
-totals and made valid by one store, and the step saves each block before it changes it.
+couriers first replace the totals by the sum over all hosts (`round_totals`). A worker contributes
+to a stripe only if the generation is the one it copied: rounds do not mix. Deaths are harmless: a
+contribution is written to the unused totals and made valid by one store, and the step saves each
+block before it changes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.round_kernels import RoundKernels, blocks, undo_bytes
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, cut
 from platoon_base.layout import Layout
@@ -76,8 +75,6 @@ def open_rounds(
     layout: Layout,
     stripes: Sequence[Stripe],
     states: Sequence[Sequence[Array]],
-    fragments: Fragments,
-    several_hosts: bool,
 ) -> Rounds:
     """Open the rounds whose memory starts at byte ``start`` of a buffer."""
     totals = [layout.views(buffer, start + i * layout.nbytes) for i in range(2)]
@@ -89,7 +86,7 @@ def open_rounds(
         each = [tuple(state[i] for state in own) for i in range(len(stripe.pieces))]
         both = cut(totals[0], stripe.pieces), cut(totals[1], stripe.pieces)
         opened.append(StripeArrays(stripe.holder, stripe.center, both, each, undo[stripe.index]))
-    return Rounds(opened, fragments, several_hosts)
+    return Rounds(opened)
 
 
 def use_other(words: Any, count: int, parts: float, gathered: int) -> None:
@@ -103,10 +100,8 @@ def use_other(words: Any, count: int, parts: float, gathered: int) -> None:
 class Rounds:
     """One worker's view of the rounds; the caller holds the lock of each stripe it passes."""
 
-    def __init__(self, stripes: Sequence[StripeArrays], fragments: Fragments, several_hosts: bool) -> None:
-        self.stripes, self.fragments, self._several_hosts = list(stripes), fragments, several_hosts
-        # By stripe: the sum of the parts of rounds trained since this worker's last contribution.
-        self.parts = [0.0] * len(self.stripes)
+    def __init__(self, stripes: Sequence[StripeArrays]) -> None:
+        self.stripes = list(stripes)
         self._kernels = [
             [RoundKernels(*piece, s.undo) for piece in zip(s.center, zip(*s.totals), s.states)] for s in stripes
         ]
@@ -116,33 +111,21 @@ class Rounds:
     def contribute(self, index: int, local: Sequence[Array], part: float) -> tuple[int, int] | None:
         """Add ``x - c`` to a stripe's totals; return the first (piece, element) left out."""
         # Nothing is added if this worker copied another generation, if a dead worker's step is
-        # unfinished, or if the round is already closed. For stripes of other fragments only
-        # ``part`` accumulates.
+        # unfinished, or if the round is already closed.
         words = self.stripes[index].words
-        self.parts[index] += part
-        if index not in self.fragments.of_round(int(words["round"]) + 1).stripes:
-            return None
         used = int(words["in_use"])
         all_have_met = max(int(words["met"]), int(words["gathered"][used])) > words["round"]
         if self._begun[index] != words["generation"] or self._is_half_done(index) or all_have_met:
             return None
         self._begun[index] = _NO_GENERATION  # A second call must not count twice.
         refused = [(piece, k.contribute(x, used)) for piece, (k, x) in enumerate(zip(self._kernels[index], local))]
-        part, self.parts[index] = min(self.parts[index] / len(self.fragments), 1.0), 0.0
         self._use_other(index, int(words["count"][used]) + 1, float(words["parts"][used]) + part)
         return next(((piece, element) for piece, element in refused if element is not None), None)
 
     def note_met(self, index: int, number: int) -> None:
         """Record that all have contributed to round ``number``, whose step is made later."""
         words = self.stripes[index].words
-        if index in self.fragments.of_round(number).stripes or not self._awaits_step(index):
-            words["met"] = max(int(words["met"]), number)
-
-    def _awaits_step(self, index: int) -> bool:
-        """Return whether all have contributed to a round whose step is not yet made."""
-        words = self.stripes[index].words
-        met = int(words["met"])
-        return bool(words["round"] < met) and index in self.fragments.of_round(met).stripes
+        words["met"] = max(int(words["met"]), number)
 
     def _use_other(self, index: int, count: int, parts: float) -> None:
         use_other(self.stripes[index].words, count, parts, 0)
@@ -160,12 +143,12 @@ class Rounds:
 
     def visit_between(
         self,
-        visit: Callable[[bool], object],
+        visit: Callable[[], object],
         lock_all: Callable[[float], bool],
         free: Callable[[], None],
         patience_s: float,
     ) -> None:
-        """Call ``visit(True)`` with all stripes locked between rounds, or ``visit(False)``."""
+        """Call ``visit`` with all stripes locked between rounds, or after ``patience_s`` with a warning."""
         deadline, pause = awake() + patience_s, FIRST_PAUSE_S
         while True:
             try:
@@ -173,7 +156,7 @@ class Rounds:
                 if between or awake() > deadline:
                     if not between:
                         log.warning("no moment between two rounds within %g s: this copy mixes two rounds", patience_s)
-                    visit(between)
+                    visit()
                     return
             finally:
                 free()
@@ -186,22 +169,7 @@ class Rounds:
         first = self._step(index, rule, number) if words["round"] < number else None
         for x, c in zip(local, center):
             np.copyto(x, c)
-        self._begun[index], self.parts[index] = int(words["generation"]), 0.0
-        return first
-
-    def pass_by(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
-        """Record round ``number`` on a stripe that it does not take, after any unfinished step."""
-        # A step is pending if a worker died in it, or if no worker has completed an overlapping
-        # round. A round that the hosts gave up has no step: its contributions wait for the next
-        # turn.
-        words = self.stripes[index].words
-        met, first = int(words["met"]), None
-        has_all = not self._several_hosts or words["gathered"][int(words["in_use"])] == met
-        if words["round"] < number and self._is_half_done(index):
-            first = self._step(index, rule, number)
-        elif met < number and has_all and self._awaits_step(index):
-            first = self._step(index, rule, met)
-        words["round"] = max(int(words["round"]), number)
+        self._begun[index] = int(words["generation"])
         return first
 
     def _step(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
@@ -238,13 +206,12 @@ class Rounds:
     def begin(self) -> None:
         """Record that this worker's parameters equal the stripes last read or written."""
         self._begun = list(self._read)
-        self.parts = [0.0] * len(self.stripes)
 
     def note_changed(self, index: int) -> None:
         """Record that this worker has changed a stripe without a round, as a single worker does."""
         words = self.stripes[index].words
         words["generation"] += 1
-        self._begun[index], self.parts[index] = int(words["generation"]), 0.0
+        self._begun[index] = int(words["generation"])
 
     def write(self, index: int, values: Sequence[Array]) -> None:
         """Write values into a stripe; progress from earlier values no longer counts."""
@@ -252,7 +219,6 @@ class Rounds:
         if not all(np.array_equal(c, value) for c, value in zip(center, values)):
             self.replace(index, values)
         self._read[index] = self._begun[index] = int(words["generation"])
-        self.parts[index] = 0.0
 
     def replace(self, index: int, values: Sequence[Array]) -> None:
         """Write values into a stripe, and drop the contributions to its next step."""

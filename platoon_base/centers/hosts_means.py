@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.overwrites import await_count
 from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.layout import Layout
@@ -47,7 +46,7 @@ class HostsMeans:
         # Set by the courier: whether no exchange is in flight, which would move one of two centers
         # later.
         self.is_quiet: Callable[[], bool] = lambda: True
-        self.fragments = Fragments(Layout(specs if average is None else specs * 2), ())
+        self._layout = Layout(specs if average is None else specs * 2)
 
     @property
     def made(self) -> int:
@@ -58,7 +57,7 @@ class HostsMeans:
         await_count(lambda: self.made, number, timeout_s, "the mean of the centers of all hosts")
 
     def new_totals(self) -> RoundTotals:
-        return RoundTotals(self.fragments)
+        return RoundTotals(self._layout, ())
 
     def are_gathered(self, number: int) -> bool:
         return self.made >= number

@@ -52,15 +52,6 @@ class Overwrites:
     def stamp(self, stamp: int) -> None:
         self._header["stamp"] = stamp
 
-    def expect(self, stamp: int) -> None:
-        """Record that another host's overwrite is about to be written; then set `stamp`."""
-        self._header["incoming"] = stamp
-
-    @property
-    def settled(self) -> bool:
-        """Whether no overwrite is in progress; the caller holds the locks of all stripes."""
-        return self.written == self.spread and int(self._header["incoming"]) <= self.stamp
-
     @staticmethod
     def later(stamp: int, host: int) -> int:
         """Return the version of the next overwrite on ``host``; the higher host wins a tie."""

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.fragments import Fragment, Fragments
 from platoon_base.centers.host_rounds import Rounds, StripeArrays, use_other
 from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.errors import CollectiveTimeoutError
-from platoon_base.layout import ALIGNMENT, Piece
+from platoon_base.layout import ALIGNMENT, Layout, Piece
 
 __all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
 
@@ -31,35 +30,16 @@ _NUMBER, _BASE, _FIRST = 0, 1, 2  # Indices of words: the round, its base, the f
 class RoundTotals:
     """One host's totals of one round, in a flat buffer that can be sent."""
 
-    def __init__(self, fragments: Fragments) -> None:
-        count = len(fragments.stripes)
+    def __init__(self, layout: Layout, stripes: Sequence[tuple[Piece, ...]]) -> None:
+        self.layout, self._stripes, count = layout, stripes, len(stripes)
         words = -(-(_FIRST + 2 * count) * 8 // ALIGNMENT) * ALIGNMENT // 8
-        whole = np.zeros(words + fragments.largest_bytes // 8, np.float64)
+        whole = np.zeros(words + layout.nbytes // 8, np.float64)
         self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
-        self._fragments = fragments
         self.head = whole[:words]
         self.counts = self.head[_FIRST:][:count]
         self.parts = self.head[_FIRST + count :][:count]
-        self._views: dict[int, list[Array]] = {}  # By the first stripe of a fragment.
-
-    @property
-    def fragment(self) -> Fragment:
-        """Part of the center that the round takes."""
-        return self._fragments.of_round(self.number)
-
-    @property
-    def arrays(self) -> list[Array]:
-        """Sum of ``x - c`` over the workers, one array for each piece of the fragment."""
-        fragment = self.fragment
-        first = fragment.stripes.start
-        if first not in self._views:
-            self._views[first] = fragment.layout.views(self.buffer, self.head.nbytes)
-        return self._views[first]
-
-    @property
-    def size_bytes(self) -> int:
-        """Number of bytes of the buffer that belong to the round."""
-        return int(self.head.nbytes) + self.fragment.layout.nbytes
+        # Sum of ``x - c`` over the workers.
+        self.arrays = layout.views(self.buffer, self.head.nbytes)
 
     @property
     def number(self) -> int:
@@ -80,11 +60,8 @@ class RoundTotals:
         self.head[_BASE] = base
 
     def without_contribution(self) -> Iterator[tuple[Piece, ...]]:
-        """Yield the pieces, in `arrays`, of each stripe of the fragment without a contribution."""
-        fragment = self.fragment
-        for index, pieces in zip(fragment.stripes, fragment.within):
-            if not self.counts[index]:
-                yield pieces
+        """Yield the pieces of each stripe without a contribution."""
+        return (pieces for pieces, count in zip(self._stripes, self.counts) if not count)
 
 
 class HostsRounds:
@@ -94,17 +71,15 @@ class HostsRounds:
 
     def __init__(
         self,
+        layout: Layout,
         stripes: Sequence[Stripe],
         rounds: Rounds,
         holders: Array,
         visit: Callable[[Callable[[Stripe], None], float], list[Stripe]],
     ) -> None:
-        self._stripes, self._rounds, self._holders, self._visit = stripes, rounds, holders, visit
+        self._layout, self._stripes = layout, stripes
+        self._rounds, self._holders, self._visit = rounds, holders, visit
         self._each = np.arange(len(stripes))
-
-    @property
-    def fragments(self) -> Fragments:
-        return self._rounds.fragments
 
     @property
     def made(self) -> int:
@@ -121,7 +96,7 @@ class HostsRounds:
         self._holders["wanted"][:1] = max(number, self.wanted)
 
     def new_totals(self) -> RoundTotals:
-        return RoundTotals(self.fragments)
+        return RoundTotals(self._layout, [stripe.pieces for stripe in self._stripes])
 
     def wait(self, number: int, timeout_s: float) -> None:
         if not wait_until(lambda: self.are_gathered(number), timeout_s):
@@ -131,9 +106,8 @@ class HostsRounds:
             )
 
     def are_gathered(self, number: int) -> bool:
-        stripes = self.fragments.of_round(number).stripes
-        holders = self._holders[stripes.start : stripes.stop]
-        latest = holders["gathered"][self._each[: len(holders)], holders["in_use"]]
+        holders = self._holders
+        latest = holders["gathered"][self._each, holders["in_use"]]
         return bool(((holders["round"] >= number) | (latest == number)).all())
 
     def read(self, totals: RoundTotals, number: int) -> bool:
@@ -142,8 +116,7 @@ class HostsRounds:
         totals.counts[:] = totals.parts[:] = 0
 
         def copy(stripe: Stripe) -> None:
-            if stripe.index in totals.fragment.stripes:
-                read_own(self._rounds.stripes[stripe.index], stripe.index, totals, number)
+            read_own(self._rounds.stripes[stripe.index], stripe, totals, number)
 
         if self._visit(copy, _PATIENCE_S):
             totals.number = 0
@@ -152,42 +125,36 @@ class HostsRounds:
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
         """Replace this host's totals by the sum of several hosts' totals, in order; see `read`."""
-        taken = self.fragments.of_round(number).stripes
 
         def put(stripe: Stripe) -> None:
-            if stripe.index in taken:
-                gather(self._rounds.stripes[stripe.index], stripe.index, totals, number)
+            gather(self._rounds.stripes[stripe.index], stripe, totals, number)
 
         return not self._visit(put, _PATIENCE_S)
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's, and set its round; see `read`."""
         number = max(number, self.made)
-        taken = self.fragments.of_round(number).stripes
 
         def put(stripe: Stripe) -> None:
             arrays, new = self._rounds.stripes[stripe.index], cut(values, stripe.pieces)
             for given, own in zip(states, zip(*arrays.states)):
                 copy_all(own, cut(given, stripe.pieces))
-            # In other stripes, contributions to later rounds count if they began from the same
-            # values.
-            if stripe.index in taken or not all(map(np.array_equal, arrays.center, new)):
-                self._rounds.replace(stripe.index, new)
+            self._rounds.replace(stripe.index, new)
             stripe.holder["round"] = number
 
         return not self._visit(put, _PATIENCE_S)
 
 
-def read_own(stripe: StripeArrays, index: int, totals: RoundTotals, number: int) -> None:
+def read_own(arrays: StripeArrays, stripe: Stripe, totals: RoundTotals, number: int) -> None:
     """Copy this host's own totals of a locked stripe, even if the sum has replaced them."""
-    words = stripe.words
+    words, index = arrays.words, stripe.index
     used = int(words["in_use"])
     if are_gathered(words, number):
         used = 1 - used
     totals.counts[index], totals.parts[index] = words["count"][used], words["parts"][used]
-    targets = cut(totals.arrays, totals.fragment.of_stripe(index))
+    targets = cut(totals.arrays, stripe.pieces)
     if totals.counts[index]:
-        copy_all(targets, stripe.totals[used])
+        copy_all(targets, arrays.totals[used])
     else:  # Without a contribution, the totals are undefined.
         for target in targets:
             target[...] = 0
@@ -198,12 +165,13 @@ def are_gathered(words: Any, number: int) -> bool:
     return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
 
 
-def gather(stripe: StripeArrays, index: int, totals: Sequence[RoundTotals], number: int) -> None:
+def gather(arrays: StripeArrays, stripe: Stripe, totals: Sequence[RoundTotals], number: int) -> None:
     """Replace a locked stripe's totals by the sum of several hosts' totals."""
-    if are_gathered(stripe.words, number):
+    words, index = arrays.words, stripe.index
+    if are_gathered(words, number):
         return
-    target = stripe.totals[1 - int(stripe.words["in_use"])]
-    own = [cut(each.arrays, each.fragment.of_stripe(index)) for each in totals]
+    target = arrays.totals[1 - int(words["in_use"])]
+    own = [cut(each.arrays, stripe.pieces) for each in totals]
     for piece, into in enumerate(target):
         into[...] = own[0][piece] if own else 0
         # The step leaves out elements that are not finite.
@@ -211,4 +179,4 @@ def gather(stripe: StripeArrays, index: int, totals: Sequence[RoundTotals], numb
             for other in own[1:]:
                 into += other[piece]
     count = sum(int(each.counts[index]) for each in totals)
-    use_other(stripe.words, count, sum(float(each.parts[index]) for each in totals), number)
+    use_other(words, count, sum(float(each.parts[index]) for each in totals), number)

@@ -209,6 +209,11 @@ class Peer:
         """Whether the connection is broken or the process has ended; it may come back."""
         return self._broken_at is not None or self._ended_at is not None
 
+    @property
+    def absent(self) -> bool:
+        """Whether nothing connects it at present: it is gone or silent."""
+        return self.gone or self.silent_s(awake()) > HEARTBEAT_TIMEOUT_S
+
     def closed(self, now: float) -> bool:
         """Return whether the process has ended, as far as is known."""
         at = self._ended_at if self.has_lifeline else self._broken_at

@@ -24,7 +24,6 @@ import msgspec
 import numpy as np
 
 from platoon_base.checkpoints.array_files import write_arrays
-from platoon_base.checkpoints.residuals import SavedResiduals, prune
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.center import Rule, settings_of
@@ -81,7 +80,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     bound: bool = False  # Bound workers depend on each other and resume at one position.
     kept: dict[int, dict[str, bytes]] = {}  # The values of `Worker.keep` by rank, in MessagePack.
     reported: dict[str, Optional[Union[int, float, str]]] = {}
-    residuals: Optional[SavedResiduals] = None
     threads: str = ""  # With --deterministic: the variables that set the number of threads.
 
     @property
@@ -247,7 +245,6 @@ class CheckpointFolder:
                 path,
                 why,
             )
-        self.residual_keys = self._read_residual_keys()  # None if one could not be read.
 
     def numbers(self) -> list[int]:
         found = (_NAME.fullmatch(name) for name in os.listdir(self.path))
@@ -282,12 +279,11 @@ class CheckpointFolder:
             )
         return None
 
-    def save(self, checkpoint: Checkpoint, is_pending: Callable[[str], bool] | None = None) -> Path:
+    def save(self, checkpoint: Checkpoint) -> Path:
         """Write the next checkpoint, and remove all but the newest two.
 
-        With ``is_pending`` it removes residuals that belong to no checkpoint, except those with
-        ``is_pending(key)``: their checkpoint is not written yet. On `OSError` earlier checkpoints
-        are unchanged; values that are not finite raise, since training could not resume from them.
+        On `OSError` earlier checkpoints are unchanged; values that are not finite raise, since
+        training could not resume from them.
         """
         _require_finite(checkpoint)
         self._require_there()
@@ -300,9 +296,6 @@ class CheckpointFolder:
             with contextlib.suppress(OSError):
                 self.file(number).unlink()
         self._remove_damaged(numbers[-1] if numbers else 1)
-        self.residual_keys = kept = self._read_residual_keys()
-        if is_pending is not None and kept is not None:
-            prune(self.path, lambda key: key in kept or is_pending(key))
         return path
 
     def _remove_damaged(self, before: int) -> None:
@@ -311,14 +304,6 @@ class CheckpointFolder:
             if match is not None and int(match[1]) < before:
                 with contextlib.suppress(OSError):
                     (self.path / name).unlink()
-
-    def _read_residual_keys(self) -> list[str] | None:
-        """Return the residuals' keys of the checkpoints; None if one is unreadable."""
-        try:
-            found = [about_of(self.file(number)).residuals for number in self.numbers()]
-        except (OSError, ConfigurationError):
-            return None
-        return [each.key for each in found if each is not None and each.key]
 
     def _remove_unfinished(self) -> None:
         for name in os.listdir(self.path):

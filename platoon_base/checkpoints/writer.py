@@ -6,8 +6,6 @@ import contextlib
 import functools
 import logging
 import math
-import os
-import queue
 import shutil
 import threading
 import time
@@ -15,11 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
 from platoon_base.checkpoints.files import KEPT_FILES, About, Checkpoint, CheckpointFolder
-from platoon_base.checkpoints.residuals import Moment
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 
@@ -45,16 +41,10 @@ class Saving(NamedTuple):
 class Readable(Protocol):
     """A handle of a center for the controller, which saves it and takes no part in the training."""
 
-    has_hosts_rounds: bool  # Whether the workers of several hosts change the center in rounds.
-
-    def snapshot(
-        self, may_wait: bool, publish: Callable[[int, int], object] | None = None
-    ) -> tuple[list[Array], list[list[Array]]]:
+    def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states.
 
         It raises `CollectiveTimeoutError` if a lock is not acquired; ``may_wait`` allows waiting.
-        ``publish(number, stamp)`` is called with the copy's round and version before any worker can
-        make another round; not if the copy is inconsistent.
         """
         ...
 
@@ -98,8 +88,6 @@ class CheckpointWriter:
     """
 
     def __init__(self, saving: Saving, watch_center: Callable[[Layout], Readable], resumed: bool = False) -> None:
-        # With compressed rounds: each is added before a worker of this host can make another round.
-        self.moments: queue.SimpleQueue[Moment] = queue.SimpleQueue()
         self._saving = saving
         self._watch_center = watch_center
         self._center: Readable | None = None
@@ -107,9 +95,6 @@ class CheckpointWriter:
         self._problem: Exception | None = None
         self._saw_center = self._wrote_center = self._over = self._warned_of_second_job = False
         self._keeps_center = resumed
-        self._publishing = threading.Lock()
-        # Published keys whose checkpoint is neither written nor failed yet.
-        self._pending: set[str] = set()
         self._stall_timer = StallTimer(STALL_TIMEOUT_S)
         self._began_writing = 0  # Number of checkpoints begun.
         self.tally = Tally()
@@ -128,7 +113,7 @@ class CheckpointWriter:
         return not self._over and not self.writing and (now >= self.next_due or just_shared)
 
     def next_poll_at(self, now: float) -> float:
-        if self.writing or not self.moments.empty():
+        if self.writing:
             return now + _POLL_INTERVAL_S
         return math.inf if self._over else self.next_due
 
@@ -165,13 +150,12 @@ class CheckpointWriter:
         """Read the center now, since it will be released, and begin the last checkpoint."""
         if self._over:
             return
-        with self._publishing:
-            self._over = self._keeps_center = True
+        self._over = self._keeps_center = True
         self._begin_now(about, layout, last=True)
 
     def _begin_now(self, about: About, layout: Layout | None, last: bool = False) -> None:
         try:
-            checkpoint = self._checkpoint(about, layout, may_wait=False, last=last)
+            checkpoint = self._checkpoint(about, layout, may_wait=False)
             self._start(lambda: checkpoint, last=last)
         except (OSError, *_SKIPPED_ERRORS) as exc:
             self._start(functools.partial(_fail, exc), last=last)  # The thread reports it.
@@ -181,48 +165,10 @@ class CheckpointWriter:
             self._center = self._watch_center(layout)
         return self._center
 
-    def _checkpoint(self, about: About, layout: Layout | None, may_wait: bool, last: bool = False) -> Checkpoint:
+    def _checkpoint(self, about: About, layout: Layout | None, may_wait: bool) -> Checkpoint:
         if layout is None:
-            return Checkpoint(msgspec.structs.replace(about, residuals=None), [], [])
-        center, residuals = self._watch(layout), about.residuals
-        if residuals is None or not center.has_hosts_rounds:
-            about = msgspec.structs.replace(about, residuals=None)
-            return Checkpoint.of(about, layout, *center.snapshot(may_wait))
-        key, moments = os.urandom(8).hex(), list[Moment]()
-
-        def publish(number: int, stamp: int) -> None:
-            with self._publishing:
-                if self._over and not last:  # The couriers, which have the residuals, are ending.
-                    return
-                self._pending.add(key)
-                # Pending keys are read first: a key is in the folder's before it is removed here.
-                pending = set(self._pending)
-                kept = self._saving.folder.residual_keys
-                moments.append(Moment(number, stamp, key, None if kept is None else sorted(pending.union(kept))))
-                self.moments.put(moments[0])
-
-        try:
-            values, states = center.snapshot(may_wait, publish)
-        except BaseException:
-            self._settle(key)
-            raise
-        about = msgspec.structs.replace(about, residuals=msgspec.structs.replace(residuals, key=key if moments else ""))
-        return Checkpoint.of(about, layout, values, states)
-
-    def _is_pending(self, key: str) -> bool:
-        with self._publishing:
-            return key in self._pending
-
-    def _settle(self, key: str) -> None:
-        """Keep a checkpoint's residuals only as long as the checkpoint from now on."""
-        with self._publishing:
-            self._pending.discard(key)
-
-    def has_hosts_rounds(self, layout: Layout) -> bool:
-        """Return whether several hosts make rounds; False if the center cannot be opened."""
-        with contextlib.suppress(OSError, *_SKIPPED_ERRORS):
-            return not self._over and self._watch(layout).has_hosts_rounds
-        return False
+            return Checkpoint(about, [], [])
+        return Checkpoint.of(about, layout, *self._watch(layout).snapshot(may_wait))
 
     def is_stalled(self, now: float) -> bool:
         return self.writing and self._stall_timer.over(now, self._began_writing + self._saving.folder.written_bytes)
@@ -252,12 +198,11 @@ class CheckpointWriter:
     def _write(self, make: Callable[[], Checkpoint], before: threading.Thread | None, last: bool) -> None:
         if before is not None:
             before.join()
-        has_center, key = False, ""
+        has_center = False
         try:
             checkpoint = make()
             has_center = bool(checkpoint.center)
-            key = "" if checkpoint.about.residuals is None else checkpoint.about.residuals.key
-            path = self._saving.folder.save(checkpoint, self._is_pending)
+            path = self._saving.folder.save(checkpoint)
             if has_center and not self._wrote_center:
                 self._wrote_center = True
                 self._warn_of_little_room(path)
@@ -269,7 +214,6 @@ class CheckpointWriter:
             if not self.tally.written or (has_center and not self._wrote_center):
                 self._problem = exc
             self._count_missed(exc)
-        self._settle(key)
         if last:
             self._release_center()
 

@@ -12,11 +12,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from platoon_base.cli.help_page import did_you_mean
 from platoon_base.devices.discovery import KINDS
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, default_period, parse_rule, rule_names, settings_of
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
+from platoon_base.system.text import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,32 +1,31 @@
-"""The page of `platoon launch --report`: one file of HTML with drawings in it, which loads nothing and runs nothing."""
+"""The page of `platoon launch --report`: one HTML file that loads nothing and runs nothing."""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from platoon_base.cli.run_charts import Series, chart, timeline
+from platoon_base.cli.charts import INK, NO_CHARTS, PAPER, Series, chart, has_charts, timeline
 from platoon_base.cli.run_recorder import SHOWN, Lane, RunRecorder, Value, rates
 from platoon_base.cli.run_verdict import Sentence, verdict
 from platoon_base.cli.stragglers import seconds_text
-from platoon_base.cli.svg import LIGHT, RULES, Drawing
 from platoon_base.cli.table import duration
 from platoon_base.controller.outcome import Result
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import PARTS, quantile
 
-__all__ = ["STYLE", "About", "charts", "page"]
+__all__ = ["About", "document", "embedded", "page"]
 
 _MOST_ROWS, _MOST_CHARTS = 64, 12
 _QUANTILES = (0.5, 0.9, 0.99)
 _OF_A_SET = re.compile(r"^(val|valid|validation|train|training|test|center)[_ /-]")
-_LIGHT = "".join(f"--{name}: {color}; " for name, color in LIGHT.items())
-STYLE = f":root {{ color-scheme: light dark; {_LIGHT}}}{RULES}"
-STYLE += """
+_STYLE = """
+:root { color-scheme: light dark;
+--paper: #ffffff; --ink: #24292f; --faint: #57606a; --line: #d0d7de; }
 :root { --soft: #f6f8fa;
 --compute: #2e9e5b; --synchronization: #3b7dd8; --waiting: #c9504a; --loading: #e07b00; --validation: #8a63d2;
 --good: #1a7f37; --note: #9a6700; --bad: #cf222e; }
@@ -50,28 +49,15 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; }
 .bar span { overflow: hidden; color: #fff; font-size: 12px; line-height: 20px; text-align: center; }
 .key { display: inline-block; white-space: nowrap; margin-right: 14px; }
 .key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
-.key svg { display: inline; width: 14px; margin-right: 4px; } .lives { max-width: 600px; }
+.lives { max-width: 600px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); gap: 16px; }
 figure { margin: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; display: block; }
-svg .life { fill: var(--line); } svg .good { fill: var(--good); } svg .note { fill: var(--note); }
-svg .bad { fill: var(--bad); }
 details { margin: 12px 0; } pre { overflow-x: auto; font-size: 13px; }
 """
 
 
 class About(NamedTuple):
-    """The job that a page is about.
-
-    Attributes
-    ----------
-    title : str
-        The script with its arguments.
-    folder : str
-        Of the logs.
-    result : Result or None
-        None if the job could not be run to its end.
-    story : sequence of Entry
-    """
+    """The job of a page; `result` is None if it could not be run to its end."""
 
     title: str
     folder: str
@@ -79,39 +65,51 @@ class About(NamedTuple):
     story: Sequence[Entry]
 
 
-def page(recorder: RunRecorder, about: About) -> str:
-    """Return the page about a job that has ended.
-
-    Parameters
-    ----------
-    recorder : RunRecorder
-    about : About
-    """
-    lanes = recorder.lanes
-    sentences = verdict(lanes, about.result, about.story)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recorder.began_at))
-    count = f"{len(lanes)} worker{'s' * (len(lanes) != 1)}"
-    parts = [
+def document(title: str, facts: str, parts: Iterable[str]) -> str:
+    """Return an HTML document with a heading, a line of facts, and parts that are HTML."""
+    lines = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(about.title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{escape(about.title)}</h1>",
-        f'<p class="faint">{when}, {count}, {duration(recorder.seconds)}, logs in {escape(about.folder)}</p>',
-        _verdict_list(sentences),
-        *_time_of_workers(lanes),
-        *_steps(lanes),
-        "<h2>Curves</h2>",
-        '<div class="charts">',
-        *([each.figure() for each in charts(recorder)] or ['<p class="faint">Nothing was reported.</p>']),
-        "</div>",
-        "<h2>What happened</h2>",
-        timeline(about.story, recorder.checkpoints, recorder.began_at, recorder.seconds, sorted(lanes)[:_MOST_ROWS]),
-        _story(about.story),
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="faint">{escape(facts)}</p>',
+        *parts,
         "</body></html>",
         "",
     ]
-    return "\n".join(parts)
+    return "\n".join(lines)
+
+
+def embedded(svg: str) -> str:
+    """Return an SVG chart in the colors of the page."""
+    return svg.replace(INK, "currentColor").replace(PAPER, "none")
+
+
+def page(recorder: RunRecorder, about: About) -> str:
+    """Return the page about a job that has ended; without matplotlib it has no charts."""
+    lanes = recorder.lanes
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recorder.began_at))
+    count = f"{len(lanes)} worker{'s' * (len(lanes) != 1)}"
+    facts = f"{when}, {count}, {duration(recorder.seconds)}, logs in {about.folder}"
+    curves = lives = f'<p class="faint">{escape(NO_CHARTS)}</p>'
+    if has_charts():
+        drawn = "\n".join(_charts(recorder)) or '<p class="faint">Nothing was reported.</p>'
+        curves = f'<div class="charts">\n{drawn}\n</div>'
+        shown = sorted(lanes)[:_MOST_ROWS]
+        moments = (recorder.checkpoints, recorder.began_at, recorder.seconds)
+        lives = f'<div class="lives">{embedded(timeline(about.story, *moments, shown))}</div>'
+    parts = [
+        _verdict_list(verdict(lanes, about.result, about.story)),
+        *_time_of_workers(lanes),
+        *_steps(lanes),
+        "<h2>Curves</h2>",
+        curves,
+        "<h2>What happened</h2>",
+        lives,
+        _story(about.story),
+    ]
+    return document(about.title, facts, parts)
 
 
 def _verdict_list(sentences: Iterable[Sentence]) -> str:
@@ -187,18 +185,26 @@ def _steps(lanes: Mapping[int, Lane]) -> list[str]:
     ]
 
 
-def charts(recorder: RunRecorder) -> list[Drawing]:
+def _charts(recorder: RunRecorder) -> Iterator[str]:
     """Draw losses, reported values and rates."""
     lanes = _first(recorder.lanes)
-    losses = [Series(f"worker {lane.rank}", [(point.at, point.loss) for point in lane.points]) for lane in lanes]
-    found = [chart("Training loss", losses)]
+    losses = [[(point.at, point.loss) for point in lane.points] for lane in lanes]
+    names = [f"worker {lane.rank}" for lane in lanes]
+    first = _figure("Training loss", chart([*map(Series, names, losses)]))
+    yield from first
     # A training loss that is reported too would be drawn twice.
-    values = {name: points for name, points in recorder.values.items() if name != "loss" or found[0] is None}
+    values = {name: each for name, each in recorder.values.items() if name != "loss" or not first}
     for title, series in _values_by_chart(values):
-        found.append(chart(title, series))
-    speeds = [Series(f"worker {lane.rank}", rates(lane)) for lane in lanes]
-    found.append(chart("Steps per second", speeds, from_zero=True))
-    return [each for each in found if each is not None]
+        yield from _figure(title, chart(series))
+    speeds = [*map(Series, names, map(rates, lanes))]
+    yield from _figure("Steps per second", chart(speeds, from_zero=True))
+
+
+def _figure(title: str, svg: str | None) -> list[str]:
+    """Return a chart below its title; nothing if there is no chart."""
+    if svg is None:
+        return []
+    return [f"<figure><figcaption>{escape(title)}</figcaption>\n{embedded(svg)}</figure>"]
 
 
 def _values_by_chart(values: Mapping[str, Sequence[Value]]) -> list[tuple[str, list[Series]]]:

@@ -1,22 +1,21 @@
-"""The runs of `platoon tune`: the user's script with several methods, each for a short budget."""
+"""The runs of `platoon tune`. Optuna keeps the study and decides which methods to drop."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from platoon_base.cli.failures import describe
-from platoon_base.cli.halving import DROPPED, Halving, Rung, RunJudge, drop_text
 from platoon_base.cli.launcher import choose_center, launch
 from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.report import print_line
-from platoon_base.cli.study import Method, Point, Trial, Watched, common_end, guess, outcomes
+from platoon_base.cli.tune_methods import Method, Point, Watched, guess, value_at
 from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
@@ -25,59 +24,36 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import registered
 from platoon_base.job.hosting import JobOptions
 from platoon_base.job.starting import thread_limits
-from platoon_base.rules import at_period, default_period, parse_rule
+from platoon_base.rules import parse_rule
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
 from platoon_base.worker_process.program import Program
 
-__all__ = ["Study", "Tuning", "tune"]
+__all__ = ["Run", "Study", "Tuning", "require_optuna", "rule_of_script", "tune"]
 
 _GRACE_S = 5.0
+_DROPPED = "dropped: other methods were better"
+_ENDED = ("batches >=", "seconds >=", "no end within", _DROPPED)  # reasons that are no failures
+_PERCENTS = range(30, 100, 10)  # of the budget, at which methods are compared
 
 
 class Tuning(NamedTuple):
-    """A study: the methods to try and their budget.
-
-    Attributes
-    ----------
-    program : Program
-    args : sequence of str
-    devices : sequence of str
-        One for each worker.
-    center : str
-    methods : list of Method
-    default : Method
-        The method of a script that names no rule.
-    seeds : int
-    steps : int or None
-        The budget of a run in mini-batches per worker; None if it is ``seconds`` of training.
-    seconds : float or None
-    run_s : float
-        Limit on the seconds of a run in all; longer runs are ended.
-    watch : str or None
-        The value to compare, as given by the user.
-    folder : Path
-        For the logs.
-    halving : bool
-        Whether the worse methods are dropped on the way.
-    load : float
-        The machine's load average before the first run.
-    """
+    """The settings of a study; the budget is `steps`, or else `minutes`."""
 
     program: Program
     args: Sequence[str]
     devices: Sequence[str]
-    center: str
     methods: list[Method]
-    default: Method
+    default: Method  # the method of a script that names no rule
+    folder: Path
+    load: float  # of the machine, before the first run
+    center: str
     seeds: int
     steps: int | None
-    seconds: float | None
-    run_s: float
+    minutes: float | None
+    limit: float  # a run is ended after so many seconds, start included
     watch: str | None
-    folder: Path
-    halving: bool
-    load: float
+    no_halving: bool
 
     @property
     def by(self) -> str:
@@ -85,252 +61,258 @@ class Tuning(NamedTuple):
         return "seconds" if self.steps is None else "steps"
 
     @property
-    def budget_option(self) -> str:
-        """The option that gives it."""
-        return "--steps" if self.by == "steps" else "--minutes"
-
-    @property
     def budget(self) -> float:
         """The budget in that unit."""
-        return float(self.steps or self.seconds or 0.0)
+        return float(self.steps or 60 * (self.minutes or 1))
+
+    @property
+    def budget_option(self) -> str:
+        """The option that sets the budget."""
+        return "--minutes" if self.steps is None else "--steps"
+
+    @property
+    def command(self) -> list[str]:
+        """The words of the script's command line."""
+        return [*self.program.argv, *self.args]
+
+
+class Run(NamedTuple):
+    """A run of one method with one seed."""
+
+    method: Method
+    seed: int
+    points: list[Point]
+    failed: str = ""  # the reason why there is nothing to compare
+    dropped: Point | None = None  # the point at which the run was dropped
+    rule: str = ""  # as the workers report it
+    steps: float = 0.0  # at the latest report, as `syncs`
+    syncs: float = 0.0
 
 
 class Study(NamedTuple):
-    """All runs of a study.
+    """All runs; they are compared at `end`, in steps or seconds."""
 
-    Attributes
-    ----------
-    trials : list of Trial
-        In the order in which they were made.
-    watched : Watched or None
-        The value that is compared; None if no run has ended.
-    end : float
-        The steps or seconds at which the runs are compared.
-    rungs : list of Rung
-        The moments at which methods may have been dropped; empty if none was to be.
-    interrupted : bool
-    """
-
-    trials: list[Trial]
-    watched: Watched | None
+    runs: list[Run]
+    watched: Watched | None  # None if no run has ended
     end: float
-    rungs: list[Rung]
     interrupted: bool
 
 
-def tune(tuning: Tuning, console: Console, signals: StopSignals) -> Study:
-    """Make all runs, and print a line about each.
+def require_optuna() -> Any:
+    """Return the module Optuna, which prints warnings only; raise an error if it is missing."""
+    try:
+        import optuna
+    except ImportError:
+        missing = "platoon tune needs Optuna, which is not installed here"
+        raise ConfigurationError(f"{missing}: pip install 'platoon-plugins[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
 
-    Raises
-    ------
-    ConfigurationError
-        If plain training fails, or reports no value that could be compared.
-    """
-    return _Runs(tuning, console, signals).make()
+
+def tune(tuning: Tuning, console: Console, signals: StopSignals) -> Study:
+    """Run each method with each seed, and print a line about each run."""
+    runs = _Runs(tuning, console, signals)
+    interrupted = not runs.run_all()
+    end = tuning.budget
+    if runs.watched is not None:  # A run that reported last before the budget sets the end.
+        curves = [run.points for run in runs.done if not run.failed and run.dropped is None]
+        ends = [float(getattr(points[-1], tuning.by)) for points in curves]
+        begins = [float(getattr(points[0], tuning.by)) for points in curves]
+        end = max(min([end, *ends]), min(end, max(begins, default=end)))
+    return Study(runs.done, runs.watched, end, interrupted)
 
 
 class _Runs:
-    """Makes the runs of a study, one after another."""
+    """Runs the methods one after another."""
 
     def __init__(self, tuning: Tuning, console: Console, signals: StopSignals) -> None:
         self._tuning, self._console, self._signals = tuning, console, signals
-        self._halving = Halving(tuning.methods, tuning.default, tuning.budget, tuning.by) if tuning.halving else None
         self._warnings = WorkerWarnings(len(tuning.devices))
-        self._trials: list[Trial] = []
-        self._watched: Watched | None = None
-        self._fixed = ""  # the rule that the script names
+        self._optuna = require_optuna()
+        self._study: Any = None  # created once it is known whether higher is better
+        self.watched: Watched | None = None
+        self.done: list[Run] = []
 
-    def make(self) -> Study:
-        """Make all runs; see `tune`."""
-        rungs = [] if self._halving is None else self._halving.rungs
-        interrupted = False
+    def run_all(self) -> bool:
+        """Run all methods; return False if the study was interrupted."""
+        dropped: set[Method] = set()
         for seed in range(self._tuning.seeds):
-            left = self._left()
-            while left and not interrupted:
-                method = left.pop(0)
-                interrupted = not self._one(method, seed, left)
-                left = [each for each in left if self._possible(each)]
-            if interrupted:
-                break
-            if seed == 0 and self._tuning.seeds > 1:
-                self._drop_after_first_seed()
-        if self._watched is None:
-            return Study([], None, self._tuning.budget, rungs, interrupted)
-        return Study(self._trials, self._watched, self._end(self._watched), rungs, interrupted)
+            for method in self._tuning.methods:
+                if method in dropped:
+                    continue
+                if not self._one(method, seed):
+                    return False
+                dropped |= {run.method for run in self.done[-1:] if run.dropped is not None}
+                if fixed := rule_of_script(self.done):
+                    text = f"the script names its rule, {fixed}, which wins: leave it out"
+                    print_line(self._console, f"WARNING: {text}", style="bold red")
+                    return True
+        return True
 
-    def _left(self) -> list[Method]:
-        """Return the methods that are run with one more seed."""
-        dropped = {trial.method for trial in self._trials if trial.dropped is not None}
-        return [each for each in self._tuning.methods if each not in dropped and self._possible(each)]
-
-    def _possible(self, method: Method) -> bool:
-        """Return whether a method can be tried: not where the script names another rule."""
-        return not (self._fixed and method.rule) or _same_rule(method, self._fixed)
-
-    def _end(self, watched: Watched) -> float:
-        return common_end(self._trials, watched, self._tuning.budget, self._tuning.by)
-
-    def _one(self, method: Method, seed: int, then: Sequence[Method]) -> bool:
-        """Make a run, before those of other methods with this seed; return False if it was interrupted."""
-        tuning, made = self._tuning, len(self._trials) + 1
-        folder = tuning.folder / f"run{made}"
+    def _one(self, method: Method, seed: int) -> bool:
+        """Run one method with one seed; return False if it was interrupted."""
+        tuning = self._tuning
+        folder = tuning.folder / f"run{len(self.done) + 1}"
         lines = LogLines([log_file(folder, rank) for rank in range(method.workers)])
-        halving = self._halving if seed == 0 else None
-        judge = None if halving is None else halving.start(method, self._watched)
-        trial, result = _run(tuning, method, seed, self._signals, folder, judge)
+        # Plain training is no candidate.
+        trial = None if method.plain else self._study.ask()
+        run, curves, result = self._run(method, seed, folder, trial)
         for line in lines.new(last=True):
             self._warnings.take(line, now=0.0)
-        for text in self._warnings.new(now=0.0, last=True):  # warnings that earlier runs did not have
+        for text in self._warnings.new(now=0.0, last=True):  # those that earlier runs did not have
             print_line(self._console, text, style="bold red")
         if result.interrupted:
             return False
-        watched = self._watched = self._watched or _watched(tuning, trial)
-        trial = _judged(trial, watched, tuning)
-        self._trials.append(trial)
-        if halving is not None and not trial.failed and trial.dropped is None:
-            halving.add(method, trial.curves[watched.name])
-        total = made + len(then) + len(self._left()) * (tuning.seeds - seed - 1)
-        print_line(self._console, f"[{made}/{total}] {_line(trial, watched, tuning)}")
-        if trial.rule and method.rule and not self._fixed and not _same_rule(method, trial.rule):
-            self._fixed = trial.rule
-            named = f"the script names its rule, {self._fixed}, which wins"
-            print_line(self._console, f"WARNING: {named}: leave it out, and others can be tried too", style="bold red")
+        if self.watched is None:
+            self.watched = _watched(tuning, run, curves)
+            self._study = self._new_study(self.watched)
+        run = _checked(run._replace(points=curves.get(self.watched.name, [])), self.watched, tuning)
+        self.done.append(run)
+        end = run.dropped or value_at(run.points, tuning.budget, tuning.by)
+        total = len(tuning.methods) * tuning.seeds
+        states, text = self._optuna.trial.TrialState, f"failed. {run.failed}"
+        state, value = states.FAIL, None
+        if not run.failed and end is not None:
+            text = f"{self.watched.name} {end.value:.5g} after {end.steps:.0f} steps"
+            text = f"{text}, {end.seconds:.1f} s{', dropped' if run.dropped else ''}"
+            state, value = states.COMPLETE, self.watched.finite(end.value)
+        if trial is not None and run.dropped is not None:
+            self._study.tell(trial, state=states.PRUNED)
+        elif trial is not None:
+            self._study.tell(trial, value, state)
+        print_line(self._console, f"[{len(self.done)}/{total}] {method.name}, seed {seed}: {text}")
         return True
 
-    def _drop_after_first_seed(self) -> None:
-        """Drop the methods that get no further seeds."""
-        if self._halving is None or self._watched is None:
-            return
-        drops = self._halving.after_first_seed(self._end(self._watched), self._watched)
-        self._trials = [
-            trial._replace(dropped=drops[trial.method]) if trial.method in drops else trial for trial in self._trials
-        ]
-        for method in drops:
-            print_line(self._console, f"{method.name}: dropped after its first seed; others were better.")
+    def _new_study(self, watched: Watched) -> Any:
+        pruners = self._optuna.pruners
+        median = pruners.MedianPruner(0, _PERCENTS[0], n_min_trials=2)
+        return self._optuna.create_study(
+            direction="maximize" if watched.higher else "minimize",
+            pruner=pruners.NopPruner() if self._tuning.no_halving else median,
+        )
+
+    def _run(
+        self,
+        method: Method,
+        seed: int,
+        folder: Path,
+        trial: Any,
+    ) -> tuple[Run, Mapping[str, list[Point]], Result]:
+        """Run the script until the budget or Optuna ends the run; return its curves by name too."""
+        tuning = self._tuning
+        curves: dict[str, list[Point]] = {}
+        last: list[Reported] = []
+        dropped: list[Point] = []
+        percents = list(_PERCENTS)
+        prunable = seed == 0 and method != tuning.default
+
+        def take(reported: Reported) -> None:
+            if reported.rule or not last:
+                last[:] = [reported]
+            spent = reported.spent
+            for name, value in reported.values.items():
+                if isinstance(value, (int, float)) and spent.steps:
+                    point = Point(spent.steps, spent.training_s, float(value))
+                    curves.setdefault(name, []).append(point)
+            points = curves.get(self.watched.name, []) if self.watched and trial else []
+            reached = 100 * getattr(points[-1], tuning.by) / tuning.budget if points else 0.0
+            while percents and percents[0] <= reached and not dropped:
+                percent = percents.pop(0)
+                there = value_at(points, tuning.budget * percent / 100, tuning.by)
+                if there is not None:
+                    trial.report(there.value, percent)
+                    dropped.extend([there] if prunable and trial.should_prune() else [])
+
+        devices = list(tuning.devices[: method.workers])
+        seconds = None if tuning.steps and not tuning.minutes else 60 * (tuning.minutes or 1)
+        budget = Budget(
+            Limits(batches=tuning.steps, seconds=seconds),
+            run_s=tuning.limit,
+            verdict=lambda: _DROPPED if dropped else "",
+        )
+        options = JobOptions(
+            seed=seed,
+            center=choose_center(tuning.center, devices),
+            on_report=take,
+            budget=budget,
+            fail_fast="early",
+            grace_s=_GRACE_S,
+        )
+        folder.mkdir()
+        words = [*tuning.args, *method.words]
+        with _environment(method, len(tuning.devices)):
+            result = launch(tuning.program, words, devices, folder, options, self._signals)
+        run = Run(method, seed, [], _failure(result, folder), next(iter(dropped), None))
+        if last:
+            run = run._replace(rule=last[0].rule, steps=last[0].spent.steps, syncs=last[0].syncs)
+        return run, curves, result
 
 
-def _run(
-    tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder: Path, judge: RunJudge | None
-) -> tuple[Trial, Result]:
-    """Run the script once with a method, until the budget or the judge ends it."""
-    curves: dict[str, list[Point]] = {}
-    last: list[Reported] = []
-
-    def take(reported: Reported) -> None:
-        if reported.rule or not last:
-            last[:] = [reported]
-        spent = reported.spent
-        for name, value in reported.values.items():
-            if isinstance(value, (int, float)) and spent.steps:
-                points = curves.setdefault(name, [])
-                points.append(Point(spent.steps, spent.training_s, float(value)))
-                if judge is not None:
-                    judge.take(name, points)
-
-    devices = list(tuning.devices[: method.workers])
-    limits = Limits(batches=tuning.steps, seconds=tuning.seconds)
-    options = JobOptions(
-        seed=seed,
-        center=choose_center(tuning.center, devices),
-        on_report=take,
-        budget=Budget(limits, run_s=tuning.run_s, verdict=None if judge is None else judge.verdict),
-        fail_fast="early",
-        grace_s=_GRACE_S,
-    )
-    folder.mkdir()
-    with _environment(method, len(tuning.devices)):
-        result = launch(tuning.program, [*tuning.args, *method.words], devices, folder, options, signals)
-    trial = Trial(method, seed, curves, _failure(result, folder), dropped=None if judge is None else judge.drop)
-    if last:
-        trial = trial._replace(rule=last[0].rule, steps=last[0].spent.steps, syncs=last[0].syncs)
-    return trial, result
+def rule_of_script(runs: Sequence[Run]) -> str:
+    """Return the rule that the script names: all methods used it, although theirs differ."""
+    candidates = [run for run in runs if run.rule and run.method.rule]
+    used = {run.rule for run in candidates}
+    rules = {parse_rule(run.method.rule).resolved(run.method.workers) for run in candidates}
+    return next(iter(used)) if len(used) == 1 < len(rules) else ""
 
 
 @contextlib.contextmanager
 def _environment(method: Method, workers: int) -> Iterator[None]:
-    """Set the variables that make a method the script's default, and give plain training a worker's threads."""
+    """Make a method the script's default, and give plain training the threads of one worker."""
     wanted = {RULE: method.rule, EVERY_N_BATCHES: str(method.period)} if method.rule else {}
     wanted.update(thread_limits(workers, os.environ))
     wanted[REPORTS_AT_ONCE] = "1"  # so that each value belongs to its step
-    before = {name: os.environ.get(name) for name in wanted}
+    before = dict(os.environ)
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _failure(result: Result, folder: Path) -> str:
-    """Return why a run failed; empty if it succeeded or its budget ended it."""
-    by_budget = result.stopped_by.startswith(("batches >=", "seconds >=", "no end within", DROPPED))
+    """Return why a run failed; empty if it succeeded or was ended by its budget or by Optuna."""
     bad = next((ended for ended in result.exits if ended.status), None)
-    if bad is None or by_budget:
+    if bad is None or result.stopped_by.startswith(_ENDED):
         return ""
     return describe(folder, result.failed or bad)
 
 
-def _watched(tuning: Tuning, trial: Trial) -> Watched:
+def _watched(tuning: Tuning, run: Run, curves: Mapping[str, list[Point]]) -> Watched:
     """Choose the value to compare from the first run."""
-    if trial.failed:
-        raise ConfigurationError(f"{trial.method.name} failed, so nothing can be compared. {trial.failed}")
-    if not trial.curves:
+    if run.failed:
+        name = run.method.name
+        raise ConfigurationError(f"{name} failed, so nothing can be compared. {run.failed}")
+    if not curves:
         raise ConfigurationError(
-            f"the script reported no number while it trained, {_spent_text(tuning)}: {_how_to_report()}. Mini-batches "
-            "must be counted too: the adapters do, other loops call connect().progress(steps=1) after each. If it "
-            f"validates later than that, give a larger {tuning.budget_option}"
+            f"the script reported no number within {tuning.budget:g} {tuning.by}: "
+            f"{_how_to_report()}. Mini-batches must be counted too: the adapters do, other loops "
+            "call connect().progress(steps=1) after each. If it validates later than that, give a "
+            f"larger {tuning.budget_option}"
         )
     # A script may report a final value under another name than those during training.
-    early = [name for name, points in trial.curves.items() if getattr(points[0], tuning.by) <= tuning.budget]
-    return guess(trial.curves if tuning.watch or not early else early, tuning.watch)
+    early = [name for name in curves if getattr(curves[name][0], tuning.by) <= tuning.budget]
+    return guess(curves if tuning.watch or not early else early, tuning.watch)
 
 
-def _spent_text(tuning: Tuning) -> str:
-    return f"within {tuning.steps} steps" if tuning.steps else f"within {tuning.seconds:g} s"
-
-
-def _judged(trial: Trial, watched: Watched, tuning: Tuning) -> Trial:
-    """Mark a run as failed if it has no value within the budget."""
-    points = trial.curves.get(watched.name, [])
-    if trial.failed or (points and getattr(points[0], tuning.by) <= tuning.budget):
-        return trial
-    first = f"first after {getattr(points[0], tuning.by):.4g} {tuning.by}" if points else "not at all"
+def _checked(run: Run, watched: Watched, tuning: Tuning) -> Run:
+    """Return a run, as failed if it has no value within the budget."""
+    begin = getattr(run.points[0], tuning.by) if run.points else None
+    if run.failed or (begin is not None and begin <= tuning.budget):
+        return run
+    when = "not at all" if begin is None else f"first after {begin:.4g} {tuning.by}"
     text = (
-        f"{watched.name} was reported {first}, and the budget is {tuning.budget:g} {tuning.by}: give a larger "
-        f"{tuning.budget_option}"
+        f"{watched.name} was reported {when}, and the budget is {tuning.budget:g} {tuning.by}: "
+        f"give a larger {tuning.budget_option}"
     )
-    if trial.method.plain:
-        text += f". If the script reports at its end only, a budget ends it: {_how_to_report()}"
-        raise ConfigurationError(f"{trial.method.name}: {text}")
-    return trial._replace(failed=text, dropped=None)
+    if run.method.plain:
+        end = "If the script reports at its end only, a budget ends it"
+        raise ConfigurationError(f"{run.method.name}: {text}. {end}: {_how_to_report()}")
+    return run._replace(failed=text, dropped=None)
 
 
 def _how_to_report() -> str:
     texts = registered().texts("reports_by")
     by_themselves = f"; {', '.join(texts)} report by themselves" if texts else ""
     return f'call connect().report({{"val_loss": loss}}) after each validation{by_themselves}'
-
-
-def _same_rule(method: Method, told: str) -> bool:
-    """Return whether the rule reported by the workers is that of a method."""
-    try:
-        rule, period = parse_rule(method.rule), method.period or default_period()
-        known = repr(parse_rule(told).resolved(method.workers))
-        # A user's own loop does not report its period.
-        return known in [repr(each.resolved(method.workers)) for each in (rule, at_period(rule, period))]
-    except ConfigurationError:
-        return False  # a user-defined rule
-
-
-def _line(trial: Trial, watched: Watched, tuning: Tuning) -> str:
-    """Return a line about how a run ended."""
-    begin = f"{trial.method.name}, seed {trial.seed}"
-    if trial.failed:
-        return f"{begin}: failed. {trial.failed}"
-    if trial.dropped is not None:
-        return f"{begin}: {drop_text(trial.dropped, watched)}"
-    (outcome,) = outcomes([trial], watched, tuning.budget, tuning.by)
-    return f"{begin}: {watched.name} {outcome.value:.5g} after {outcome.steps:.0f} steps, {outcome.seconds:.1f} s"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base.compression.codecs import CHUNK, Codec
-from platoon_base.layout import ALIGNMENT, Layout, Piece
+from platoon_base.layout import ALIGNMENT, Layout
 from platoon_base.views import array_on
 
 __all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
@@ -16,7 +16,7 @@ __all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
 Array = np.ndarray[Any, Any]
 
 # Indices of the words of `Residuals`.
-_LATEST, _STAMP, _PACKED, _RESTORED, _DROPPED, _DIFFER = range(6)
+_LATEST, _STAMP = range(2)
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -164,11 +164,8 @@ class Residuals:
     def __init__(self, layout: Layout, buffer: Any) -> None:
         own = residual_layout(layout)
         # _LATEST: twice the round of the latest residuals, plus which of the two they are; one
-        # word, so a killed process leaves no half of it. _STAMP: the stamp of the center. _PACKED:
-        # the round that is or was packed last. _RESTORED: whether saved residuals were restored.
-        # _DROPPED: the latest round without this host's contribution. _DIFFER: the two differ in
-        # the fragment of this round only.
-        self._words = array_on(buffer, (6,), "i8")
+        # word, so a killed process leaves no half of it. _STAMP: the stamp of the center.
+        self._words = array_on(buffer, (2,), "i8")
         self._both = [own.views(buffer, ALIGNMENT + i * own.nbytes) for i in range(2)]
 
     @staticmethod
@@ -180,31 +177,20 @@ class Residuals:
         """The residuals that the next contribution includes."""
         return self._both[int(self._words[_LATEST]) & 1]
 
-    def begin(
-        self, number: int, stamp: int, pieces: Callable[[int], tuple[Piece, ...]] = lambda number: ()
-    ) -> tuple[list[Array], list[Array]]:
+    def begin(self, number: int, stamp: int) -> tuple[list[Array], list[Array]]:
         """Return the residuals before round ``number`` and memory for those after it; call `end`
         next.
 
-        The caller must write that memory in the fragment of the round; ``pieces(number)`` returns
-        its pieces. ``stamp`` belongs to the center: after an overwrite the residuals restart at
-        zero.
+        The caller must write all of that memory. ``stamp`` belongs to the center: after an
+        overwrite the residuals restart at zero.
         """
         self.undo(number)
-        self._words[_PACKED] = number
         if self._words[_STAMP] != stamp:
             for array in (*self._both[0], *self._both[1]):
                 array[...] = 0
             self._words[_STAMP] = stamp
         latest = int(self._words[_LATEST]) & 1
-        before, after = self._both[latest], self._both[1 - latest]
-        differ = pieces(int(self._words[_DIFFER]))
-        if differ != pieces(number):
-            for parameter, *ends in differ:
-                own = slice(*ends)
-                np.copyto(after[parameter].reshape(-1)[own], before[parameter].reshape(-1)[own])
-        self._words[_DIFFER] = number
-        return before, after
+        return self._both[latest], self._both[1 - latest]
 
     def end(self, number: int) -> None:
         """Make the residuals after round ``number`` the latest ones."""
@@ -214,38 +200,3 @@ class Residuals:
         """Return to the residuals before round ``number``, if they were packed into it."""
         if int(self._words[_LATEST]) >> 1 == number:
             self._words[_LATEST] = 1 - (int(self._words[_LATEST]) & 1)
-
-    def drop(self, number: int) -> None:
-        """Return to the residuals before round ``number``, which lacks this host's contribution."""
-        self.undo(number)
-        self._words[_DROPPED] = number
-
-    def after(self, number: int, stamp: int) -> list[Array] | None:
-        """Return the residuals of a center at round ``number`` with a stamp; None if they are lost.
-
-        They stay until a contribution to round ``number + 2`` is packed. If the contribution to
-        round ``number`` did not count, `drop` it first. If a courier died while packing it again,
-        they are lost. Residuals from before an overwrite are zero after it.
-        """
-        known = int(self._words[_STAMP])
-        if int(self._words[_PACKED]) > number + 1 or known > stamp:
-            return None
-        if known < stamp:  # No contribution was packed since the overwrite.
-            return [np.zeros_like(array) for array in self.latest]
-        latest, which = divmod(int(self._words[_LATEST]), 2)
-        if int(self._words[_PACKED]) == number and number not in (latest, int(self._words[_DROPPED])):
-            return None
-        return self._both[1 - which if latest == number + 1 else which]
-
-    @property
-    def restored(self) -> bool:
-        """Whether some courier of this host has restored residuals, or found them unusable."""
-        return bool(self._words[_RESTORED])
-
-    def restore(self, saved: Sequence[Array] | None) -> None:
-        """Begin with saved residuals, or zeros, before the first round of a new center."""
-        # An earlier courier may have died while it did so.
-        for both in self._both:
-            for i, array in enumerate(both):
-                np.copyto(array, 0 if saved is None else saved[i])
-        self._words[_RESTORED] = 1

@@ -173,9 +173,6 @@ class Controller:
         if self._hosts is None:
             return
         if isinstance(event, RoundReached):
-            if self._saving is not None:
-                # The hosts must know which residuals to save before the round starts.
-                self._saving.announce_moments()
             self._hosts.couriers.round_met(event)
         elif isinstance(event, CenterSource):
             self._hosts.couriers.center_source(event)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from platoon_base.channels.base import ServerChannel
 from platoon_base.checkpoints.files import About
-from platoon_base.checkpoints.residuals import Moment
 from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Participant, Roster
@@ -31,15 +30,6 @@ class HostsCouriers(Protocol):
 
     def round_met(self, met: RoundReached) -> None:
         """Start the exchange of the hosts' contributions to a round."""
-        ...
-
-    def keep_residuals(self, moment: Moment, folder: Path) -> None:
-        """Order each host to save the residual that belongs to a checkpoint's center."""
-        ...
-
-    @property
-    def saving(self) -> bool:
-        """Whether this host saves a residual."""
         ...
 
     def center_dropped(self) -> None:

@@ -11,14 +11,11 @@ from typing import NamedTuple
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.checkpoints.residuals import SavedResiduals
 from platoon_base.checkpoints.writer import STALL_TIMEOUT_S, CheckpointWriter, Tally
-from platoon_base.compression.codecs import NONE
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import ONE_HOST
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.determinism import threads_of
 
@@ -81,7 +78,6 @@ class JobSaving:
     def save_if_due(self, now: float) -> None:
         """Start a checkpoint if one is due; raises ConfigurationError if the first one failed."""
         self._record_missed()
-        self.announce_moments()
         problem = self._checkpointer.take_problem()
         if problem:
             raise ConfigurationError(problem)
@@ -141,24 +137,9 @@ class JobSaving:
 
     def save_dropped(self, shared: Shared) -> None:
         """Save a center that the workers are about to release; end the exchanges between hosts."""
-        # In rounds, couriers no longer change the center but must save a residual first.
-        in_rounds = self._checkpointer.has_hosts_rounds(shared.layout)
-        if self._hosts is not None and not in_rounds:
+        if self._hosts is not None:
             self._hosts.couriers.center_dropped()
         self._checkpointer.end(self._about(shared), shared.layout)
-        self.announce_moments()
-        if self._hosts is not None and in_rounds:
-            self._hosts.couriers.center_dropped()
-
-    def announce_moments(self) -> None:
-        """Order the hosts to save the residuals of the latest center; call it before each round.
-
-        The residual of round r exists until a contribution to round r + 2 is packed. Round r + 1
-        can start only after the moment of round r is known, so hosts get it before round r + 2
-        starts.
-        """
-        while self._hosts is not None and not self._checkpointer.moments.empty():
-            self._hosts.couriers.keep_residuals(self._checkpointer.moments.get(), self._checkpointer.folder)
 
     def save_the_end(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
         """Write the last checkpoint, calling ``serve`` to handle requests meanwhile.
@@ -171,9 +152,6 @@ class JobSaving:
         elif may_wait() and not self._checkpointer.writing:
             self._save()
             self._await(may_wait, serve)
-        self.announce_moments()
-        while self._hosts is not None and self._hosts.couriers.saving and may_wait():
-            serve()
         self._checkpointer.give_up(
             f"it was not written to {self._checkpointer.folder}: no progress for {STALL_TIMEOUT_S:g} s, or a second "
             "signal came. Check that disk; the previous checkpoint is still there"
@@ -183,13 +161,12 @@ class JobSaving:
     def _await(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
         while self._checkpointer.writing and may_wait():
             serve()
-            self.announce_moments()
             if self._checkpointer.is_stalled(time.monotonic()):
                 return
 
     def _about(self, shared: Shared | None) -> About:
-        coordinator, world = self._coordinator, ONE_HOST if self._hosts is None else self._hosts.world
-        roster, compressed = coordinator.roster, world.several and world.compression != NONE
+        coordinator = self._coordinator
+        roster = coordinator.roster
         return About(
             seed=roster.seed,
             size=roster.size,
@@ -202,5 +179,4 @@ class JobSaving:
             kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
             reported=dict(coordinator.reported),
             threads="" if self._turns is None else threads_of(os.environ),
-            residuals=SavedResiduals(hosts=world.hosts, compression=world.compression) if compressed else None,
         )

@@ -54,8 +54,7 @@ class CenterElection:
     """
 
     def __init__(self, roster: Roster) -> None:
-        # The number of released centers, and the latest round before the next center.
-        self.dropped = self.round_before = 0
+        self.dropped = 0  # The number of released centers.
         # The next center is created from the checkpoint; checkpoints need a center of host 0.
         self.resumes = self.saved = False
         self._roster = roster
@@ -200,7 +199,7 @@ class CenterElection:
                     return self._replace_creator(host, center)
         return []
 
-    def drop(self, latest_round: int = 0) -> list[Action]:
+    def drop(self) -> list[Action]:
         """Drop the ready centers; one that is being created belongs to others, and stays."""
         shared = self.shared
         if shared is None:
@@ -209,7 +208,6 @@ class CenterElection:
         self._centers = {host: center for host, center in self._centers.items() if not center.ready}
         self._source = 0
         self.dropped += 1
-        self.round_before = latest_round
         for participant in self._roster.values():
             if participant.phase.shares:
                 self._roster.move(participant, Event.RELEASE)
@@ -231,9 +229,7 @@ class CenterElection:
 
     def _create(self, requester: Requester, host: int) -> SendReply:
         # Only host 0 reads the checkpoint; the other hosts get its values.
-        return SendReply(
-            requester, msg.CenterRole(create=True, resume=self.resumes and host == 0, round=self.round_before)
-        )
+        return SendReply(requester, msg.CenterRole(create=True, resume=self.resumes and host == 0))
 
 
 def _impossible(layout: Layout) -> msg.Failure | None:

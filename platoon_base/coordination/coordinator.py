@@ -253,7 +253,7 @@ class Coordinator:
         if drops_center(calls):
             for rank in calls:
                 self.roster[rank].for_center = None  # It may share the next center.
-            actions = self._election.drop(self._rounds)
+            actions = self._election.drop()
         self.bound |= binds
         in_round = [rank for rank, call in calls.items() if isinstance(call, msg.Round)]
         if in_round:

@@ -66,7 +66,7 @@ __all__ = [
     "Withdraw",
 ]
 
-PROTOCOL = 11
+PROTOCOL = 12
 MAX_BYTES = 1 << 22  # Control messages are small: arrays use shared memory.
 MAX_VALUE_BYTES = 2048  # The values of 1,024 workers fit into one message.
 MAX_KEPT_BYTES = 1 << 18  # All kept values of a worker are returned in one message.
@@ -340,7 +340,6 @@ class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
 
     create: bool
     resume: bool = False
-    round: int = 0  # The latest round before the center.
 
 
 class CollectiveReply(Message, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from platoon_base.centers.hosts_means import is_finite
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.packing import Packing
-from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import COPY, Answer, Conversation, flat_copy
 from platoon_base.courier.pairs import OwnCopy, Pair
 from platoon_base.courier.reference import Reference
@@ -40,10 +39,8 @@ Array = np.ndarray[Any, Any]
 
 PATIENCE_S = 2.5  # An exchange ends without a host whose link stalls longer.
 _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
-_REPORT_S = 1.0
 
 
-@runtime_checkable
 class MovingCenter(Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
@@ -68,7 +65,7 @@ class BackgroundExchanges:
     hosts use the larger ``w`` of both. A stalled link delays no host: its term is added to a later
     move, from the two copies that belong together. ``layout`` has no moments, which stay on each
     host. Exchanges begin at least ``every_s`` apart. With ``packing`` they send packed differences,
-    see `Reference`. ``count`` is the number of exchanges that moved this center.
+    see `Reference`.
     """
 
     def __init__(
@@ -77,10 +74,9 @@ class BackgroundExchanges:
         layout: Layout,
         rule: HostsRule,
         every_s: float,
-        report: Callable[[between.News], None],
         packing: Packing | None = None,
     ) -> None:
-        self._world, self._rule, self._every_s, self._report = world, rule, every_s, report
+        self._world, self._rule, self._every_s = world, rule, every_s
         self._layout = layout
         self.workers = dict(enumerate(world.workers))
         self._states = [layout.empty() for _ in rule.states]
@@ -96,11 +92,10 @@ class BackgroundExchanges:
         self._hosts: set[int] = set()  # The hosts with terms in the sum.
         self._unmoved: list[Array] | None = None  # The rest of a move that met a locked stripe.
         self._of = (0, 0)  # Stamp and overwrite count of the center for both.
-        self._began = self._next = self._next_report = 0.0
+        self._began = self._next = 0.0
         self._busy_s = 0.0  # Processor time of this exchange.
         self._sent_at: dict[int, float] = {}  # First sending of each host's unanswered copy.
         self._diverged: set[int] = set()
-        self.count = 0
 
     def forget(self, host: int) -> None:
         self._pairs.pop(host, None)
@@ -248,14 +243,10 @@ class BackgroundExchanges:
         if len(late) < len(missing):
             return set()
         self._in_exchange = []
-        hosts = sorted(self._hosts)
         self._move(center)
         # At most once per period, with pauses that leave the processor to the workers.
         self._next = max(self._began + self._every_s, now + self._busy_s * (1 / _share() - 1))
         self._busy_s = 0.0
-        if hosts and now >= self._next_report:
-            self._next_report = now + _REPORT_S
-            self._report(between.Exchanged(self.count, [self._world.host, *hosts], now - self._began))
         return {host for host in late if host in conversations and conversations[host].sending}
 
     def _stalled_s(self, host: int, conversations: Mapping[int, Conversation], now: float) -> float:
@@ -278,7 +269,6 @@ class BackgroundExchanges:
             self._unmoved = moves
             if unmoved is None:
                 log.warning("a worker holds a part of the center for long: that part moves with a later exchange")
-        self.count += bool(hosts)
         self._busy_s += time.process_time() - began
 
     def _corrections(self, own: OwnCopy, hosts: frozenset[int]) -> list[Array]:

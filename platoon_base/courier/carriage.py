@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
-from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.centers.stripes import copy_all, cut
 from platoon_base.compression.codecs import Codec
 from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier.conversation import TotalsBuffer
-from platoon_base.layout import Piece
 
 __all__ = ["Carriage", "CompressedCarriage", "PlainCarriage"]
 
@@ -61,7 +58,7 @@ class PlainCarriage:
         return self._spare.pop() if self._spare else self._rounds.new_totals()
 
     def seal(self, own: RoundTotals) -> memoryview:
-        return own.buffer[: own.size_bytes]
+        return own.buffer
 
     def open(self, received: RoundTotals) -> RoundTotals:
         return received
@@ -79,29 +76,14 @@ class PlainCarriage:
 class _PackedTotals:
     """The head of `RoundTotals` and the packed arrays, in one buffer."""
 
-    def __init__(self, words: int, fragments: Fragments, packings: Sequence[Packing]) -> None:
-        self._fragments, self._packings = fragments, packings
-        whole = np.zeros(words + max(packing.nbytes for packing in packings) // 8, np.float64)
-        self.head, self._data = whole[:words], whole[words:].view(np.uint8)
+    def __init__(self, words: int, nbytes: int) -> None:
+        whole = np.zeros(words + nbytes // 8, np.float64)
+        self.head, self.data = whole[:words], whole[words:].view(np.uint8)
         self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
 
     @property
     def number(self) -> int:
         return int(self.head[0])
-
-    @property
-    def packing(self) -> Packing:
-        """The packing of the fragment of the round."""
-        return self._packings[self._fragments.index_of(self.number)]
-
-    @property
-    def data(self) -> Array:
-        return self._data[: self.packing.nbytes]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the buffer that belong to the round."""
-        return int(self.head.nbytes) + self.packing.nbytes
 
 
 class CompressedCarriage:
@@ -109,41 +91,38 @@ class CompressedCarriage:
 
     A host adds its residual to its contributions, packs them, and uses what the other hosts will
     unpack as its own part of the sum: all hosts add the same bits. The rest is the residual of the
-    next round. Stripes without a contribution of its workers add nothing and keep their residual,
-    as do other fragments. The stamp of ``overwrites`` shows when residuals belong to overwritten
-    values.
+    next round. Stripes without a contribution of its workers add nothing and keep their residual.
+    The stamp of ``overwrites`` shows when residuals belong to overwritten values.
     """
 
     def __init__(self, rounds: AcrossHosts, codec: Codec, residuals: Residuals, overwrites: Overwrites) -> None:
-        self._fragments = rounds.fragments
         self._rounds, self._residuals, self._overwrites = rounds, residuals, overwrites
-        self._packings = [Packing(fragment.layout, codec) for fragment in self._fragments]
-        self._words = len(rounds.new_totals().head)
-        self._own = _PackedTotals(self._words, self._fragments, self._packings)
+        totals = rounds.new_totals()
+        self._packing, self._words = Packing(totals.layout, codec), len(totals.head)
+        self._own = self._new()
         self._packed: list[_PackedTotals] = []
         self._spare: list[RoundTotals] = []
 
+    def _new(self) -> _PackedTotals:
+        return _PackedTotals(self._words, self._packing.nbytes)
+
     def buffer(self) -> _PackedTotals:
-        return self._packed.pop() if self._packed else _PackedTotals(self._words, self._fragments, self._packings)
+        return self._packed.pop() if self._packed else self._new()
 
     def seal(self, own: RoundTotals) -> memoryview:
-        both = self._residuals.begin(own.number, self._overwrites.stamp, self._pieces)
-        before, after = (cut(each, own.fragment.pieces) for each in both)
+        before, after = self._residuals.begin(own.number, self._overwrites.stamp)
         self._own.head[:] = own.head
-        self._own.packing.pack(own.arrays, before, after, self._own.data)
+        self._packing.pack(own.arrays, before, after, self._own.data)
         for pieces in own.without_contribution():
             copy_all(cut(after, pieces), cut(before, pieces))
         _clear(own)
         self._residuals.end(own.number)
-        return self._own.buffer[: self._own.size_bytes]
-
-    def _pieces(self, number: int) -> tuple[Piece, ...]:
-        return self._fragments.of_round(number).pieces
+        return self._own.buffer
 
     def open(self, received: _PackedTotals) -> RoundTotals:
         totals = self._spare.pop() if self._spare else self._rounds.new_totals()
         totals.head[:] = received.head
-        received.packing.unpack(received.data, totals.arrays)
+        self._packing.unpack(received.data, totals.arrays)
         _clear(totals)
         self._packed.append(received)
         return totals
@@ -152,11 +131,11 @@ class CompressedCarriage:
         self._spare.append(totals)
 
     def renew(self) -> None:
-        self._own = _PackedTotals(self._words, self._fragments, self._packings)
+        self._own = self._new()
 
     def has_not_counted(self, number: int) -> None:
         """Restore the residuals before round ``number``, which continued without this host."""
-        self._residuals.drop(number)
+        self._residuals.undo(number)
 
 
 def _clear(totals: RoundTotals) -> None:

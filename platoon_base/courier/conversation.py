@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from platoon_base.centers.gossip_hosts import Message
 from platoon_base.compression.packing import Packing
 from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
@@ -22,15 +20,12 @@ Array = np.ndarray[Any, Any]
 # offset or later. _SIZE and _WHOLE: size and content of a whole center. TOTALS: totals of a round.
 # _STAMP: 1 + the stamp of the sender's center. _HEARD: 1 + the stamp of the receiver's center that
 # the sender knows. MOVE: a packed move of the latest copy, see `platoon_base.courier.reference`.
-# _MESSAGE: a message of workers that gossip, see `platoon_base.courier.gossip`. _MERGED and
-# _RETURNED: the number of a merged or returned message. _QUIET: all messages of the sender from
-# before this round are acknowledged. _LIFE: a random number of the sender's `Pair`. _OFFER: answers
-# an exchange by the copy that follows, with its number and weights. _DECLINED: declines an
-# exchange. _HAS: the latest exchange for which the sender has the receiver's answer.
+# _LIFE: a random number of the sender's `Pair`. _OFFER: answers an exchange by the copy that
+# follows, with its number and weights. _DECLINED: declines an exchange. _HAS: the latest exchange
+# for which the sender has the receiver's answer.
 COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD, MOVE = 1, 2, 3, 4, 5, 6, 7, 8
-_MESSAGE, _MERGED, _RETURNED, _QUIET, _LIFE, _OFFER, _DECLINED, _HAS = 9, 10, 11, 12, 13, 14, 15, 16
-_GOSSIP_WORDS = {_MERGED: "merged", _RETURNED: "returned", _QUIET: "quiet"}
-_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD, *_GOSSIP_WORDS, _LIFE, _OFFER, _DECLINED, _HAS)
+_LIFE, _OFFER, _DECLINED, _HAS = 9, 10, 11, 12
+_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD, _LIFE, _OFFER, _DECLINED, _HAS)
 _WORKERS_BITS = 16  # The two weights beside the exchange number have 16 bits each.
 _MAX_STATES = 64
 _MOST_COUNT = 1 << 32
@@ -57,11 +52,6 @@ class TotalsBuffer(Protocol):
     @property
     def number(self) -> int: ...
 
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes the contributions take; this depends on the round."""
-        ...
-
 
 class Answer(NamedTuple):
     """The other host's answer to an exchange; see `OwnCopy` for ``workers`` and ``total``."""
@@ -72,22 +62,13 @@ class Answer(NamedTuple):
     declined: bool = False
 
 
-@dataclass
-class GossipWords:
-    """The latest numbers from the other host: messages merged and returned, and a quiet round."""
-
-    merged: int = 0
-    returned: int = 0
-    quiet: int = 0
-
-
 class Conversation:
     """The link to the courier of another host, and the `Receiver` of its records.
 
     The caller consumes what arrives; a record waits until the one before is consumed. ``theirs``,
     the latest copy of the other host's center without moments, is whole and unused while `fresh`;
-    ``answer`` is unused while not None. `totals_buffer` and ``inbox`` receive contributions and
-    messages; without them these wait. The other host sends no further message while `has_message`.
+    ``answer`` is unused while not None. `totals_buffer` receives contributions; without it they
+    wait.
 
     ``stamp`` is the stamp of the other host's center, see `platoon_base.centers.overwrites`:
     `NOT_FILLED` before it has values, None before it arrived. ``knows`` is the latest stamp of this
@@ -103,7 +84,7 @@ class Conversation:
         self._most_whole = layout.nbytes * (1 + _MAX_STATES) + 16
         self._whole = bytearray(0)
         self._wholes: deque[bytearray] = deque()
-        self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0, MOVE: 0, _MESSAGE: 0}
+        self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0, MOVE: 0}
         self._packing = packing
         self._move = np.zeros(0 if packing is None else packing.nbytes, np.uint8)
         self._has_copy = False
@@ -117,10 +98,7 @@ class Conversation:
         self.asked: int | None = None
         self.totals_buffer: TotalsBuffer | None = None
         self._round = 0  # Round of the totals that have arrived.
-        self.inbox: Message | None = None
-        self.has_message = False
         self._held = 0  # Kind of the record that waits.
-        self.gossip = GossipWords()
         self.moved_at = self.heard_at = awake()
         self._keep_alive_posted = 0  # Number of posted records up to the latest keep-alive.
         self._is_keep_alive: bool | None = None  # None if no whole record has been received.
@@ -181,18 +159,6 @@ class Conversation:
         self.stream.post(_SIZE, len(data), b"")
         self.post(_WHOLE, data)
 
-    def post_message(self, data: memoryview) -> None:
-        self.post(_MESSAGE, data)
-
-    def answer_message(self, number: int, is_merged: bool) -> None:
-        """Acknowledge a message, or return it."""
-        self.has_message = False
-        self.stream.post(_MERGED if is_merged else _RETURNED, number, b"")
-
-    def send_quiet(self, number: int) -> None:
-        """Report that all messages of this host from before a round were acknowledged."""
-        self.stream.post(_QUIET, number, b"")
-
     def take_whole(self) -> bytearray | None:
         """Return the oldest whole center received from the other host; None if there is none."""
         return self._wholes.popleft() if self._wholes else None
@@ -215,9 +181,7 @@ class Conversation:
     def _has_no_room(self, tag: int) -> bool:
         if tag in (COPY, MOVE):
             return self.fresh
-        if tag == TOTALS:
-            return self.totals_buffer is None
-        return tag == _MESSAGE and (self.inbox is None or self.has_message)
+        return tag == TOTALS and self.totals_buffer is None
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
         """Return a buffer for ``length`` bytes; None leaves the records for a later pull."""
@@ -241,8 +205,6 @@ class Conversation:
             return self._buffer
         if tag == TOTALS and self.totals_buffer is not None:
             return self.totals_buffer.buffer
-        if tag == _MESSAGE and self.inbox is not None:
-            return self.inbox.buffer
         if tag == MOVE and self._has_copy:
             return memoryview(self._move)  # type: ignore[arg-type]
         return memoryview(self._whole if tag == _WHOLE else b"")
@@ -268,29 +230,15 @@ class Conversation:
             rest, total = divmod(offset, 1 << _WORKERS_BITS)
             number, workers = divmod(rest, 1 << _WORKERS_BITS)
             self.answer = Answer(number, workers, total)
-        elif tag in _GOSSIP_WORDS:
-            setattr(self.gossip, _GOSSIP_WORDS[tag], offset)
         elif tag == _SIZE:
             if offset > self._most_whole:
                 raise BrokenStreamError(f"got a center of {offset} bytes, and expected at most {self._most_whole}")
             self._whole, self._received[_WHOLE] = bytearray(offset), 0
         else:
             self._received[tag] += length
-            whole = self._size_of_totals() if tag == TOTALS else len(self._target(tag))
-            if self._received[tag] == whole:
+            if self._received[tag] == len(self._target(tag)):
                 self._received[tag] = 0
                 self._is_whole(tag)
-
-    def _size_of_totals(self) -> int:
-        """Return the size of the totals, of which at least the head has arrived."""
-        if self.totals_buffer is None:
-            return 0
-        if not 0 <= self.totals_buffer.head[0] < _MOST_COUNT:
-            raise BrokenStreamError("got totals of a round whose number is none")
-        size = self.totals_buffer.size_bytes
-        if self._received[TOTALS] > size:
-            raise BrokenStreamError(f"got {self._received[TOTALS]} bytes of totals, and expected {size}")
-        return size
 
     def _is_whole(self, tag: int) -> None:
         if tag == MOVE and self._packing is not None:
@@ -299,8 +247,6 @@ class Conversation:
             self.fresh, self.copy_stamp, self._has_copy = True, self.stamp, True
         elif tag == _WHOLE:
             self._wholes.append(self._whole)
-        elif tag == _MESSAGE:
-            self.has_message = True
         elif self.totals_buffer is not None:
             head = self.totals_buffer.head
             if not ((head >= 0) & (head < _MOST_COUNT)).all():

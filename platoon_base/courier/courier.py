@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
-from platoon_base.centers.gossip_means import GossipMeans
 from platoon_base.centers.hosts_means import HostsMeans
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
@@ -24,8 +23,6 @@ from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.carriage import CompressedCarriage
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
-from platoon_base.courier.gossip import GossipCourier
-from platoon_base.courier.keeping import ResidualKeeper
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
 from platoon_base.errors import PlatoonError
@@ -45,15 +42,13 @@ Array = np.ndarray[Any, Any]
 _NICE = 5
 POLL_INTERVAL_S = 0.05
 CHECK_S, UNLINKED_WARNING_S, SILENT_WARNING_S = 1.0, 5.0, 6.0
-_GOSSIP_POLL_INTERVAL_S = 0.01  # Interval for the messages of workers.
 # These follow a whole center: the number of its latest round, and its stamp.
 _TAIL = struct.Struct("<QQ")
 
 
-class OpenCenter(Protocol):
-    """The center of this host, or its gossip slots; see `platoon_base.centers.host.HostCenter`."""
+class OpenCenter(MovingCenter, Protocol):
+    """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
-    overwrites: Overwrites
     across_hosts: AcrossHosts | None
 
     @property
@@ -73,8 +68,7 @@ class Courier:
 
     With rules that do not wait, exchanges run in the background
     (`platoon_base.courier.background`). With rules that wait, they are part of each round
-    (`platoon_base.courier.rounds`). For workers that gossip it transfers messages
-    (`platoon_base.courier.gossip`).
+    (`platoon_base.courier.rounds`).
 
     ``open_center`` is called when there is a center. Exchanges begin at least ``every_s`` apart.
     ``filled`` says that an earlier courier reported initial values in the center. ``report`` sends
@@ -97,18 +91,13 @@ class Courier:
         self._center: OpenCenter | None = None
         self._codec: Codec | None = codec_of(world.compression)
         self._residuals: Residuals | None = None
-        self._keeper: ResidualKeeper | None = None
         if self._codec is not None:
             room = bytearray(Residuals.size_bytes(layout)) if memory is None else memory
             self._residuals = Residuals(layout, room)
-            self._keeper = ResidualKeeper(world, layout, self._residuals, report)
         self._packing = None if self._codec is None else Packing(layout.trained, self._codec)
-        self._background = BackgroundExchanges(world, layout.trained, rule, every_s, report, self._packing)
+        self._background = BackgroundExchanges(world, layout.trained, rule, every_s, self._packing)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
-        self._gossip: GossipCourier | None = None
-        # The center, if exchanges in the background move it.
-        self._moving: MovingCenter | None = None
         self._filled, self._source = filled, 0
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
@@ -127,11 +116,6 @@ class Courier:
         address = self._listener.address
         report(between.Listening(address.host, address.port, address.token.hex()))
 
-    @property
-    def exchanges(self) -> int:
-        """The number of background exchanges that moved this host's center."""
-        return self._background.count
-
     def handle_order(self, order: between.Order) -> None:
         if isinstance(order, between.Peers):
             self._lost -= order.peers.keys()
@@ -146,10 +130,6 @@ class Courier:
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
-            self._moving = self._center if isinstance(self._center, MovingCenter) else None
-            if isinstance(self._center.across_hosts, GossipMeans):
-                workers = self._background.workers
-                self._gossip = GossipCourier(self._world.host, self._center.across_hosts, workers)
             if isinstance(self._center.across_hosts, HostsMeans):
                 self._center.across_hosts.is_quiet = self._background.is_quiet
             if self._center.across_hosts is not None:
@@ -158,12 +138,8 @@ class Courier:
                 self._send_stamp(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
             self._has_orders = True
-            if self._gossip is not None and isinstance(order, between.Gather):
-                self._gossip.handle_gather(order)
             if self._rounds is not None:
                 self._rounds.handle_order(order)
-        elif isinstance(order, between.Keep):
-            self._keep(order)
         elif isinstance(order, between.Lost):
             self._lost.add(order.host)
             self._known.discard(order.host)
@@ -171,16 +147,6 @@ class Courier:
             self._background.forget(order.host)
             self._tokens.pop(order.host, None)
             self._disconnect(order.host, "its host is lost")
-
-    def _keep(self, order: between.Keep) -> None:
-        if self._rounds is not None:
-            self._rounds.settle()
-        if self._keeper is not None:
-            self._keeper.keep(order)
-
-    def finish(self) -> None:
-        if self._keeper is not None:
-            self._keeper.close()
 
     def _new_rounds(self, center: OpenCenter, rounds: AcrossHosts) -> HostsRound:
         carriage = None
@@ -245,13 +211,11 @@ class Courier:
         if self._overwriting is not None:
             self._overwriting.step(self._conversations, self._known)
         is_round = self._rounds is not None and self._rounds.under_way
-        if self._moving is not None and isinstance(center.across_hosts, HostsMeans):
-            for host in self._background.step(self._moving, self._conversations, is_round):
+        if isinstance(center.across_hosts, HostsMeans):
+            for host in self._background.step(center, self._conversations, is_round):
                 self._disconnect(host, "nothing goes by it")
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
-        if self._gossip is not None and self._overwriting is not None:
-            self._gossip.step(self._conversations, self._lost, is_round, self._overwriting.stamped)
 
     def _open_links(self) -> None:
         try:
@@ -271,8 +235,7 @@ class Courier:
                 )
                 if events:
                     selector.register(conversation.stream, events)
-            poll_interval_s = POLL_INTERVAL_S if self._gossip is None else _GOSSIP_POLL_INTERVAL_S
-            wait_s, self._has_orders = 0.0 if self._has_orders else poll_interval_s, False
+            wait_s, self._has_orders = 0.0 if self._has_orders else POLL_INTERVAL_S, False
             return {key.fileobj for key, _ in selector.select(wait_s) if isinstance(key.fileobj, int)}
 
     def _begin(self, host: int, conversation: Conversation) -> None:
@@ -369,10 +332,6 @@ class Courier:
         if self._filled and stamp <= center.overwrites.stamp and number <= self._made(center):
             return True
         values, *states = (self._layout.views(whole, i * size) for i in range(1 + len(center.states)))
-        if isinstance(center.across_hosts, GossipMeans) and self._filled and stamp <= center.overwrites.stamp:
-            center.across_hosts.take_mean(values, number)
-            return True
-        center.overwrites.expect(stamp)
         if not center.replace(values, states, number):
             return False
         center.overwrites.stamp = max(stamp, center.overwrites.stamp)

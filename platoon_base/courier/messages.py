@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Union
 
 import msgspec
 
@@ -11,18 +11,14 @@ from platoon_base.hosts.world import World
 __all__ = [
     "Begin",
     "Combine",
-    "Exchanged",
     "Filled",
     "Gather",
     "Gathered",
-    "Keep",
-    "Kept",
     "LeftOut",
     "Listening",
     "Lost",
     "Made",
     "News",
-    "NotRestored",
     "Order",
     "Peers",
     "decode_news",
@@ -38,8 +34,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     `platoon_base.shm.hidden_names.HiddenName`. ``moments`` counts the last ``specs``, which are
     moments. Exchanges begin at least ``every_s`` apart. ``filled`` says whether this host's center
     holds the initial values of all hosts. ``memory`` is an inherited file descriptor of memory that
-    outlives the courier, or negative. ``resumed`` is the folder and key of a checkpoint's
-    residuals.
+    outlives the courier, or negative.
     """
 
     world: World
@@ -50,7 +45,6 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     every_s: float
     filled: bool
     memory: int = -1
-    resumed: Optional[tuple[str, str]] = None
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
@@ -92,20 +86,6 @@ class Combine(msgspec.Struct, frozen=True, tag="combine"):
     idle: list[int]
 
 
-class Keep(msgspec.Struct, frozen=True, tag="keep"):
-    """Save the residual that belongs to the center of a checkpoint.
-
-    It arrives after the order to combine round ``number`` and before that to gather round ``number
-    + 2``. All hosts have the same ``folder``; see `platoon_base.checkpoints.residuals.Moment`.
-    """
-
-    folder: str
-    number: int
-    stamp: int
-    key: str
-    kept: Optional[list[str]]
-
-
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
     address: str
     port: int
@@ -114,14 +94,6 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 
 class Filled(msgspec.Struct, frozen=True, tag="filled"):
     """The center of the host holds the initial values of all hosts."""
-
-
-class Exchanged(msgspec.Struct, frozen=True, tag="exchanged"):
-    """The number of exchanges, and the hosts and duration of the latest one."""
-
-    count: int
-    hosts: list[int]
-    seconds: float
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
@@ -139,21 +111,8 @@ class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
     never: bool = False
 
 
-class Kept(msgspec.Struct, frozen=True, tag="kept"):
-    """The residual of a checkpoint was written, unless there is a ``problem``."""
-
-    key: str
-    problem: str = ""
-
-
-class NotRestored(msgspec.Struct, frozen=True, tag="not-restored"):
-    """The residual of the checkpoint to resume from cannot be used."""
-
-    problem: str
-
-
-Order = Union[Begin, Peers, Made, Lost, Gather, Combine, Keep]
-News = Union[Listening, Filled, Exchanged, Gathered, LeftOut, Kept, NotRestored]
+Order = Union[Begin, Peers, Made, Lost, Gather, Combine]
+News = Union[Listening, Filled, Gathered, LeftOut]
 _order_decoder: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _new_decoder: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
 

@@ -19,11 +19,6 @@ class Overwriting:
         # By host, the stamp of the center that was sent last.
         self._given: dict[int, tuple[Conversation, int]] = {}
 
-    @property
-    def stamped(self) -> int:
-        """The count of the latest overwrite on this host that has a stamp."""
-        return self._stamped
-
     def step(self, conversations: Mapping[int, Conversation], known: set[int]) -> None:
         """Advance the overwrite without blocking; ``known`` are the hosts with couriers."""
         written = self._overwrites.written

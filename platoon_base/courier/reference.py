@@ -37,10 +37,6 @@ class Reference:
         self._known: set[Conversation] = set()  # Links of hosts that have ``values``.
         self._stamp = 0
 
-    def forget(self) -> None:
-        """Send whole copies to all hosts the next time."""
-        self._known = set()
-
     def follow(self, copy: Sequence[Array], links: Set[Conversation], stamp: int) -> memoryview | None:
         """Move to a copy of the center; return the difference for links that have ``values``."""
         if stamp != self._stamp or not all(map(is_finite, self.values)) or not all(map(is_finite, copy)):

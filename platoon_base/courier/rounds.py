@@ -82,11 +82,6 @@ class HostsRound:
         if self._combine is None or self._host not in self._combine.hosts:
             self._carriage.has_not_counted(self._gather.number)
 
-    def settle(self) -> None:
-        """Restore the state before the latest round if it was decided without this host."""
-        if self._combine is not None and self._host not in self._combine.hosts:
-            self._carriage.has_not_counted(self._combine.number)
-
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
         """Advance the round without blocking; then send the center to hosts without it."""
         self._fetch(conversations)

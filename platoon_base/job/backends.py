@@ -92,10 +92,13 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
     from platoon_base.centers.host import HostCenters
 
     if gossips(rule):
+        if files.world.several:
+            raise ConfigurationError(
+                f"got {rule!r} in a job on several hosts: workers gossip on one host only; use LocalSGD or EASGD"
+            )
         from platoon_base.centers.gossip import GossipCenters
 
-        here = len(files.world.ranks_here) if files.world.several else workers
-        return GossipCenters(files.center, here, liveness.gone, files.world)
+        return GossipCenters(files.center, workers, liveness.gone)
     if files.center_memory == "device":
         why = parameters.off_device()
         if not why:

@@ -17,7 +17,6 @@ from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
-from platoon_base.checkpoints.residuals import usable_key
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.options import ControllerOptions
@@ -220,24 +219,10 @@ def _saving(
     stack.callback(checkpointer.close)
     coordinator.saves_center()
     seconds_before = 0.0 if about is None else about.seconds
-    if about is not None:
-        _warn_of_lost_residuals(about, ONE_HOST if options.hosts is None else options.hosts.world)
     turns = None
     if options.deterministic and options.center == "host":
         turns = TurnLock(lambda: segment.try_lock(TURN_LOCK), lambda: segment.unlock(TURN_LOCK))
     return JobSaving(checkpointer, job_state, coordinator, options.hosts, seconds_before, turns)
-
-
-def _warn_of_lost_residuals(about: About, world: World) -> None:
-    """Warn if the hosts of a resumed job cannot use the residuals of its compressed rounds."""
-    _, problem = usable_key(about.residuals, world)
-    if about.residuals is not None and problem:
-        log.warning(
-            "the residuals of the checkpoint, what --hosts-compression %s had left out of the hosts' contributions to "
-            "rounds, are not used: %s. That part of the training is lost, and each host starts from zero",
-            about.residuals.compression,
-            problem,
-        )
 
 
 class Job:

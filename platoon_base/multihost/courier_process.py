@@ -1,4 +1,4 @@
-"""One courier process: its launcher exchanges lines with it, and tracks the residuals it saves."""
+"""One courier process: its launcher exchanges lines with it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import contextlib
 import logging
 import os
 import subprocess
-import time
 
 import msgspec
 
-from platoon_base.checkpoints.writer import STALL_TIMEOUT_S
 from platoon_base.courier import messages as between
 
 __all__ = ["CourierProcess"]
@@ -27,7 +25,6 @@ class CourierProcess:
     def __init__(self, process: subprocess.Popen[bytes], host: int) -> None:
         self._process, self._host = process, host
         self._rest = b""
-        self._keeping: dict[str, float] = {}  # Keys of residuals that it saves, and the deadlines.
         if process.stdout is not None:
             os.set_blocking(process.stdout.fileno(), False)
 
@@ -46,18 +43,8 @@ class CourierProcess:
                 self._process.stdin.write(between.encode(order))
                 self._process.stdin.flush()
 
-    def keep(self, order: between.Keep) -> None:
-        self._keeping[order.key] = time.monotonic() + STALL_TIMEOUT_S
-        self.send(order)
-
-    def is_saving(self, now: float) -> bool:
-        """Return whether it saves a residual; warn of those past their deadline."""
-        for key in [key for key, until in self._keeping.items() if now > until]:
-            self._take_kept(between.Kept(key, f"it is not written within {STALL_TIMEOUT_S:g} s. Check that disk"))
-        return bool(self._keeping)
-
     def read(self) -> list[between.News] | None:
-        """Return its messages, except those about residuals, which are logged; None at its end."""
+        """Return its messages; None at its end."""
         if self._process.stdout is None:
             return None
         try:
@@ -70,42 +57,16 @@ class CourierProcess:
         found: list[between.News] = []
         for line in lines:
             try:
-                news = between.decode_news(line)
+                found.append(between.decode_news(line))
             except msgspec.MsgspecError as exc:
                 log.warning("the courier says %r: %s", line[:100], exc)
-                continue
-            if isinstance(news, between.Kept):
-                self._take_kept(news)
-            elif isinstance(news, between.NotRestored):
-                log.warning(
-                    "host %d starts with a residual of zero, and what --hosts-compression had left out of its "
-                    "contributions before the checkpoint is lost: %s",
-                    self._host,
-                    news.problem,
-                )
-            else:
-                found.append(news)
         return found
-
-    def _take_kept(self, kept: between.Kept) -> None:
-        self._keeping.pop(kept.key, None)
-        if kept.problem:
-            log.warning(
-                "the residual of host %d is missing in a checkpoint, and a job that goes on from that one starts "
-                "without it: %s",
-                self._host,
-                kept.problem,
-            )
-
-    def release(self) -> None:
-        """Let it end by itself after saving."""
-        with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
 
     def close(self) -> None:
         """End it; kill it if it does not end soon."""
-        self.release()
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
         try:
             self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -114,9 +75,5 @@ class CourierProcess:
                 self._process.wait(_EXIT_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 log.warning("the courier of host %d does not end, though it was killed. Check its disks", self._host)
-        if self._keeping:
-            self.read()  # It may have written messages before its end.
-        for key in list(self._keeping):
-            self._take_kept(between.Kept(key, "the courier has ended before it was written"))
         if self._process.stdout is not None:
             self._process.stdout.close()

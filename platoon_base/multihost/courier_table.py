@@ -5,14 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 
-from platoon_base.checkpoints.files import about_of
-from platoon_base.checkpoints.residuals import Moment, usable_key
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Roster
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Keep, LeftOut, Listening, News
+from platoon_base.courier.messages import (
+    Combine,
+    Filled,
+    Gather,
+    Gathered,
+    LeftOut,
+    Listening,
+    Lost,
+    Made,
+    News,
+    Peers,
+)
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.links.handshake import WARNING_S
@@ -64,10 +72,6 @@ class CourierTable:
         self._workers: dict[int, int] = {}  # Live workers by host, as sent to the couriers.
         self._changes = -1  # Version of the roster when they were counted.
         self._source = 0
-        self._resumed: tuple[str, str] | None = None
-        if files.checkpoint:
-            key, _ = usable_key(about_of(files.checkpoint).residuals, world)
-            self._resumed = (str(Path(files.checkpoint).parent), key) if key else None
 
     @property
     def fds(self) -> list[int]:
@@ -126,16 +130,12 @@ class CourierTable:
         layout = made.shared.layout
         specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in layout.specs]
         rule, every_s = courier_settings(os.environ)
-        resumed, self._resumed = self._resumed, None  # A host that returns later starts from zero.
-        self._here.start(specs, layout.moments, rule, every_s, resumed)
+        self._here.start(specs, layout.moments, rule, every_s)
         for member in self._members.values():
             if not member.lost and not member.has_courier:
                 member.has_courier = self._changed = True
-                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s, resumed))
-        if made.host:
-            self._send(self._members[made.host], between.CenterMade())
-        else:
-            self._here.made()
+                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s))
+        self._order([made.host], Made())
 
     def center_source(self, source: CenterSource) -> None:
         """Start the centers of all hosts from the values of a host other than host 0."""
@@ -157,21 +157,14 @@ class CourierTable:
             if left_out:
                 why = f"round {order.number}: not all hosts have what its workers contributed, or its center is behind"
                 self._roster.story.add("courier", left_out, "", "left out", why)
-        for host in self._round.hosts:
+        self._order(self._round.hosts, order)
+
+    def _order(self, hosts: Iterable[int], order: Peers | Made | Lost | Gather | Combine) -> None:
+        for host in hosts:
             if host in self._members:
                 self._send(self._members[host], order)
             else:
-                self._here.round(order)
-
-    def keep_residuals(self, moment: Moment, folder: Path) -> None:
-        order = Keep(str(folder.absolute()), *moment)
-        self._here.keep(order)
-        for member in self._members.values():
-            self._send(member, order)
-
-    @property
-    def saving(self) -> bool:
-        return self._here.saving
+                self._here.handle_order(order)
 
     def center_dropped(self) -> None:
         """End the exchanges between centers: the workers have released their parameters."""
@@ -185,9 +178,7 @@ class CourierTable:
     def mark_lost(self, host: int) -> None:
         self._at.pop(host, None)
         self._apart = {hosts: each for hosts, each in self._apart.items() if host not in hosts}
-        self._here.lost(host)
-        for other in self._members.values():
-            self._send(other, between.HostLost(host))
+        self._order(range(self._world.hosts), Lost(host))
         self._order_round(self._round.mark_lost(host))
 
     def flush(self) -> None:
@@ -200,9 +191,7 @@ class CourierTable:
         if not self._changed:
             return
         self._changed = False
-        self._here.peers(self._at, self._workers, self._source)
-        for member in self._members.values():
-            self._send(member, between.Couriers(self._at, self._workers, self._source))
+        self._order(range(self._world.hosts), Peers(dict(self._at), dict(self._workers), self._source))
 
     def end(self) -> None:
         self._here.close()

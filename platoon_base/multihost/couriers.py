@@ -54,7 +54,6 @@ class CourierKeeper:
         self._lost: dict[int, between.Lost] = {}
         self._round: list[between.Gather | between.Combine] = []  # Orders about the latest round.
         self._process: CourierProcess | None = None
-        self._leaving: list[CourierProcess] = []  # Couriers that still save a residual.
         self._start_at = 0.0
         self._memory = -1  # Memory for the state that a restarted courier needs.
 
@@ -64,16 +63,15 @@ class CourierKeeper:
         moments: int,
         rule: str,
         every_s: float,
-        resumed: tuple[str, str] | None = None,
     ) -> None:
-        """Start the courier unless it runs; ``resumed``: folder and key of saved residuals."""
+        """Start the courier unless it runs."""
         if self._begin is None:
             path, prefix = self._files.center_place
             world = self._files.world
             if codec_of(world.compression) is not None:
                 self._memory = os.memfd_create("platoon-residuals")
             place = (path, prefix)
-            self._begin = between.Begin(world, place, specs, moments, rule, every_s, False, self._memory, resumed)
+            self._begin = between.Begin(world, place, specs, moments, rule, every_s, False, self._memory)
             self._launch()
 
     def _launch(self) -> None:
@@ -106,42 +104,20 @@ class CourierKeeper:
             if order is not None:
                 self._send(order)
 
-    def made(self) -> None:
-        self._made = True
-        self._send(between.Made())
-
-    def round(self, order: between.Gather | between.Combine) -> None:
-        self._round = [order] if isinstance(order, between.Gather) else [*self._round, order]
+    def handle_order(self, order: between.Order) -> None:
+        """Pass an order to the courier, and to one that is started again."""
+        if isinstance(order, between.Made):
+            self._made = True
+        elif isinstance(order, between.Peers):
+            self._peers = order
+            self._lost = {host: lost for host, lost in self._lost.items() if host not in order.peers}
+        elif isinstance(order, between.Lost):
+            self._lost[order.host] = order
+        elif isinstance(order, between.Gather):
+            self._round = [order]
+        elif isinstance(order, between.Combine):
+            self._round.append(order)
         self._send(order)
-
-    def keep(self, order: between.Keep) -> None:
-        """Let the courier save the residual of a checkpoint; a restarted courier does not."""
-        if self._process is not None:
-            self._process.keep(order)
-        elif self._memory >= 0:
-            log.warning(
-                "the residual of host %d is missing in a checkpoint, since its courier is being started again",
-                self._files.world.host,
-            )
-
-    @property
-    def saving(self) -> bool:
-        now = time.monotonic()
-        return any(each.is_saving(now) for each in self._running)
-
-    @property
-    def _running(self) -> list[CourierProcess]:
-        return [*self._leaving, *([] if self._process is None else [self._process])]
-
-    def peers(self, peers: dict[int, tuple[str, int, str]], workers: dict[int, int], source: int) -> None:
-        """Send addresses, numbers of live workers, and the host with the initial values."""
-        self._peers = between.Peers(dict(peers), dict(workers), source)
-        self._lost = {host: lost for host, lost in self._lost.items() if host not in peers}
-        self._send(self._peers)
-
-    def lost(self, host: int) -> None:
-        self._lost[host] = between.Lost(host)
-        self._send(self._lost[host])
 
     def _send(self, order: between.Order) -> None:
         if self._process is not None:
@@ -149,13 +125,9 @@ class CourierKeeper:
 
     @property
     def fds(self) -> list[int]:
-        return [fd for each in self._running for fd in each.fds]
+        return [] if self._process is None else self._process.fds
 
     def step(self) -> None:
-        for leaving in list(self._leaving):
-            if leaving.read() is None or not leaving.is_saving(time.monotonic()):
-                self._leaving.remove(leaving)
-                leaving.close()
         if self._process is None:
             if self._begin is not None and time.monotonic() >= self._start_at:
                 self._launch()
@@ -164,8 +136,6 @@ class CourierKeeper:
         if found is None:
             self._has_ended(self._process)
             return
-        # This warns of residuals that are not written in time.
-        self._process.is_saving(time.monotonic())
         for news in found:
             if isinstance(news, between.Filled) and self._begin is not None:
                 self._begin = msgspec.structs.replace(self._begin, filled=True)
@@ -178,13 +148,10 @@ class CourierKeeper:
         log.warning("the courier of this host ended (status %s), and is started again", process.status)
 
     def dropped(self) -> None:
-        """End the courier, after a residual that it saves: the workers have released the center."""
+        """End the courier: the workers have released the center."""
         self._begin, self._made, self._peers, self._round = None, False, None, []
         process, self._process = self._process, None
-        if process is not None and process.is_saving(time.monotonic()):
-            process.release()
-            self._leaving.append(process)
-        elif process is not None:
+        if process is not None:
             process.close()
         memory, self._memory = self._memory, -1
         if memory >= 0:
@@ -192,6 +159,3 @@ class CourierKeeper:
 
     def close(self) -> None:
         self.dropped()
-        leaving, self._leaving = self._leaving, []
-        for process in leaving:
-            process.close()

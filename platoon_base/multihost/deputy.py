@@ -16,7 +16,7 @@ from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Keep, LeftOut, Listening, News
+from platoon_base.courier.messages import Combine, Gather, Lost, Made, Peers
 from platoon_base.errors import PlatoonError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
@@ -74,7 +74,7 @@ class Deputy:
         self._mirror = Mirror(job_state, files.job_state)
         self._sender = Sender(job_state, holds_lock)
         self._last_checkpoint = LastCheckpoint(files, job_state)
-        self._courier = CourierKeeper(files, self._handle_courier_news)
+        self._courier = CourierKeeper(files, self._send)
         self._own = list(files.world.ranks_here)
         self._next_poll_at = 0.0
         self._silent = False
@@ -106,8 +106,6 @@ class Deputy:
             self._serve_once(signals)
         if self._lost_at is not None:
             self._last_checkpoint.write()
-        while self._courier.saving and self._signals < 2:
-            self._serve_once(signals)
         return self._over
 
     def _serve_once(self, signals: StopSignals) -> None:
@@ -175,31 +173,15 @@ class Deputy:
         elif isinstance(message, between.AdoptWorker):
             self._adopt(message)
         elif isinstance(message, between.StartCourier):
-            self._courier.start(message.specs, message.moments, message.rule, message.every_s, message.resumed)
-        elif isinstance(message, between.Couriers):
-            self._courier.peers(message.at, message.workers, message.source)
-        elif isinstance(message, between.CenterMade):
-            self._courier.made()
+            self._courier.start(message.specs, message.moments, message.rule, message.every_s)
         elif isinstance(message, between.CenterDropped):
             self._courier.dropped()
-        elif isinstance(message, between.HostLost):
-            self._courier.lost(message.host)
-        elif isinstance(message, (Gather, Combine)):
-            self._courier.round(message)
-        elif isinstance(message, Keep):
-            self._courier.keep(message)
+        elif isinstance(message, (Peers, Made, Lost, Gather, Combine)):
+            self._courier.handle_order(message)
         elif isinstance(message, between.JobOver):
             self._end(message)
         elif isinstance(message, between.Refused):
             self._end(between.JobOver(_STATUS_OF_LOST, message.why))
-
-    def _handle_courier_news(self, news: News) -> None:
-        if isinstance(news, Listening):
-            self._send(between.CourierListens((news.address, news.port, news.token)))
-        elif isinstance(news, Filled):
-            self._send(between.CenterFilled())
-        elif isinstance(news, (Gathered, LeftOut)):
-            self._send(news)
 
     def _put_state(self, state: between.JobState) -> None:
         """Write the state from host 0 into shared memory, the rows of other hosts first."""

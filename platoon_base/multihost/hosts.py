@@ -154,7 +154,7 @@ class HostTable:
     def _refuse_unknown_host(self, session: bytes, message: between.Up) -> None:
         if isinstance(message, between.Arrive):
             there = self._members.get(message.host)
-            if there is not None and not there.lost and self._is_absent(there):
+            if there is not None and not there.lost and self._link.peers[there.session].absent:
                 self._mark_lost(there, "was silent, and its launcher was started again")
                 # Handled after the controller has recorded the loss.
                 self._kept.append((session, between.encode(message)))
@@ -225,10 +225,6 @@ class HostTable:
         if self._job is None:
             raise ConfigurationError("there is no job at present: call begin() first")
         return self._job
-
-    def _is_absent(self, member: Member) -> bool:
-        peer = self._link.peers[member.session]
-        return peer.gone or peer.silent_s(awake()) > HEARTBEAT_TIMEOUT_S
 
     def _check_member(self, member: Member, now: float) -> None:
         peer = self._link.peers[member.session]

@@ -75,11 +75,7 @@ class HostsJob:
             log_file = Path(message.log_file) if message.log_file else None
             how = (message.status, log_file, message.why, message.failure, message.log_begin, message.at)
             self._children.remote_ended(Exit(message.rank, *how))
-        elif isinstance(message, between.CourierListens):
-            self.couriers.handle_news(member.host, Listening(*message.at))
-        elif isinstance(message, between.CenterFilled):
-            self.couriers.handle_news(member.host, Filled())
-        elif isinstance(message, (Gathered, LeftOut)):
+        elif isinstance(message, (Listening, Filled, Gathered, LeftOut)):
             self.couriers.handle_news(member.host, message)
         return []
 

@@ -47,9 +47,7 @@ class LastCheckpoint:
             log.warning("no checkpoint of this host's center is written: it has none. Resume from %s", latest.folder)
             return
         positions = {rank: self._job_state.position(rank) for rank in latest.about.positions}
-        # The residual is known to be lost.
-        residuals = latest.about.residuals if self._center.has_hosts_rounds else None
-        about = msgspec.structs.replace(latest.about, positions=positions, residuals=residuals)
+        about = msgspec.structs.replace(latest.about, positions=positions)
         folder = Path(latest.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import Optional, Union
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.courier.messages import Combine, Gather, Gathered, Keep, LeftOut
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, Lost, Made, Peers
 from platoon_base.errors import ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.worker_process.failure import Failure
@@ -19,14 +19,9 @@ __all__ = [
     "Arrive",
     "Begun",
     "CenterDropped",
-    "CenterFilled",
-    "CenterMade",
-    "CourierListens",
-    "Couriers",
     "Down",
     "Failed",
     "Forwarded",
-    "HostLost",
     "JobOver",
     "JobState",
     "Refused",
@@ -47,7 +42,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 # The annotations below are read at run time, on Python 3.9 too, so they use Optional and Union.
 
@@ -124,16 +119,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     why: str
 
 
-class CourierListens(msgspec.Struct, frozen=True, tag="courier-listens"):
-    """The courier of a host listens at an address, a port and a token in hexadecimal digits."""
-
-    at: tuple[str, int, str]
-
-
-class CenterFilled(msgspec.Struct, frozen=True, tag="center-filled"):
-    """The center of a host holds the initial values of all hosts."""
-
-
 # Messages of host 0.
 
 
@@ -197,27 +182,10 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
     moments: int
     rule: str
     every_s: float
-    resumed: Optional[tuple[str, str]] = None
-
-
-class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
-    """By host: addresses of couriers and numbers of live workers; ``source`` has initial values."""
-
-    at: dict[int, tuple[str, int, str]]
-    workers: dict[int, int]
-    source: int = 0
-
-
-class CenterMade(msgspec.Struct, frozen=True, tag="center-made"):
-    """A worker of the host has made its center."""
 
 
 class CenterDropped(msgspec.Struct, frozen=True, tag="center-dropped"):
     """All workers have released the center."""
-
-
-class HostLost(msgspec.Struct, frozen=True, tag="host-lost"):
-    host: int
 
 
 class SignalWorker(msgspec.Struct, frozen=True, tag="signal-worker"):
@@ -248,7 +216,7 @@ class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
     again: bool = False
 
 
-Up = Union[Arrive, Begun, Requests, WorkerEnded, Signalled, Failed, CourierListens, CenterFilled, Gathered, LeftOut]
+Up = Union[Arrive, Begun, Requests, WorkerEnded, Signalled, Failed, Listening, Filled, Gathered, LeftOut]
 Down = Union[
     Welcome,
     Refused,
@@ -256,13 +224,12 @@ Down = Union[
     JobState,
     SavedState,
     StartCourier,
-    Couriers,
-    CenterMade,
+    Peers,
+    Made,
     CenterDropped,
-    HostLost,
+    Lost,
     Gather,
     Combine,
-    Keep,
     SignalWorker,
     StartAgain,
     AdoptWorker,

@@ -201,7 +201,7 @@ class _HostRendezvous:
             return
         who = f"host {arrived.host} ({arrived.name})"
         there = self.members.get(arrived.host)
-        if there is not None and self._is_absent(there):
+        if there is not None and self._link.peers[there.session].absent:
             log.warning("host %d (%s) is silent: a launcher that came later takes its place", there.host, there.name)
             self._link.forget(there.session)
             there = None
@@ -241,10 +241,6 @@ class _HostRendezvous:
         if workers > MAX_WORKERS:
             return f"brings the job to {workers} workers: it has at most {MAX_WORKERS}"
         return ""
-
-    def _is_absent(self, member: Member) -> bool:
-        peer = self._link.peers[member.session]
-        return peer.gone or peer.silent_s(awake()) > HEARTBEAT_TIMEOUT_S
 
     def _mark_silent_hosts(self, now: float) -> None:
         """Count unreachable launchers as missing: another launcher may take their place."""

@@ -27,7 +27,7 @@ from platoon_base.rules.easgd import EAMSGD, EASGD
 from platoon_base.rules.forms import Form
 from platoon_base.rules.gosgd import GoSGD
 from platoon_base.rules.local_sgd import LocalSGD
-from platoon_base.rules.outer import OuterRule, fragments_of, overlap_of, round_every, waits
+from platoon_base.rules.outer import OuterRule, overlap_of, waits
 from platoon_base.rules.slow_mo import SlowMo
 
 __all__ = [
@@ -49,12 +49,10 @@ __all__ = [
     "at_period",
     "default_period",
     "default_rule",
-    "fragments_of",
     "gossips",
     "overlap_of",
     "parse_rule",
     "require_rule",
-    "round_every",
     "rule_names",
     "settings_of",
     "shares_moments",

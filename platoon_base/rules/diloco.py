@@ -7,14 +7,7 @@ from typing import ClassVar
 
 from platoon_base.rules.center import CenterState
 from platoon_base.rules.forms import Form
-from platoon_base.rules.outer import (
-    OuterRule,
-    momentum_args,
-    require_fragments,
-    require_momentum,
-    require_outer_lr,
-    require_overlap,
-)
+from platoon_base.rules.outer import OuterRule, momentum_args, require_momentum, require_outer_lr, require_overlap
 
 __all__ = ["DiLoCo"]
 
@@ -46,9 +39,6 @@ class DiLoCo(OuterRule):
     overlap : float in [0, 1)
         The part of the period in which workers train while a round is exchanged. Their progress
         meanwhile is added to the new center. Uses memory for two more copies of the parameters.
-    fragments : int, at least 1
-        Number of parts of the parameters; each round exchanges one, in turn. A round follows each
-        ``1 / fragments`` of the period, and ``overlap`` is at most that part.
 
     Raises
     ------
@@ -58,14 +48,13 @@ class DiLoCo(OuterRule):
     References
     ----------
     Douillard et al.: DiLoCo: Distributed low-communication training of language models, 2023,
-    arXiv 2311.08105, algorithm 1. Overlap and fragments: Douillard et al.: Streaming DiLoCo, 2025,
+    arXiv 2311.08105, algorithm 1. Overlap: Douillard et al.: Streaming DiLoCo, 2025,
     arXiv 2501.18512; keeping all progress: LOSCAR-SGD, arXiv 2605.20866.
     """
 
     outer_lr: float = 0.7
     momentum: float = 0.8
     overlap: float = 0.0
-    fragments: int = 1
 
     center_state: ClassVar[tuple[CenterState | str, ...]] = (CenterState("m"),)
     step_kernel: ClassVar[str | None] = "outer_nesterov"
@@ -81,12 +70,10 @@ class DiLoCo(OuterRule):
     def __post_init__(self) -> None:
         require_outer_lr(self.outer_lr)
         require_momentum(self.momentum)
-        require_fragments(self.fragments)
-        require_overlap(self.overlap, self.fragments)
+        require_overlap(self.overlap)
 
     def __repr__(self) -> str:
         more = f", overlap={self.overlap}" if self.overlap else ""
-        more += f", fragments={self.fragments}" if self.fragments > 1 else ""
         return f"DiLoCo(outer_lr={self.outer_lr!r}, momentum={self.momentum!r}{more})"
 
     def step_args(self, part: float) -> tuple[float, ...]:

@@ -43,12 +43,7 @@ class GoSGD(Rule):
 
     Parameters on devices are copied through host memory.
 
-    In a job on several hosts, a worker draws among the workers of all hosts. A separate process,
-    the courier, sends messages to other hosts while the worker trains. Each link carries one
-    message at a time: meanwhile, workers that draw that host keep their weight and send nothing.
-    The consensus of all hosts is that of the latest `Worker.average_hosts`, which adapters call
-    before an evaluation; after more training, a worker reads the consensus of its own host. The
-    weights of a lost host are lost, and a host that returns has its initial weight again.
+    In a job on several hosts it is refused: use `LocalSGD` or `EASGD`.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from typing import ClassVar
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import require_flag
 from platoon_base.rules.forms import Form
-from platoon_base.rules.outer import OuterRule, require_fragments, require_overlap
+from platoon_base.rules.outer import OuterRule, require_overlap
 
 __all__ = ["LocalSGD"]
 
@@ -32,8 +32,6 @@ class LocalSGD(OuterRule):
         is DES-LOC with one period for all.
     overlap : float in [0, 1)
         As for `DiLoCo`. Not with ``moments``: second moments could become negative.
-    fragments : int, at least 1
-        As for `DiLoCo`. Not with ``moments``.
 
     Raises
     ------
@@ -51,15 +49,13 @@ class LocalSGD(OuterRule):
 
     moments: bool = False
     overlap: float = 0.0
-    fragments: int = 1
 
     step_kernel: ClassVar[str | None] = "outer_mean"
     form: ClassVar[Form | None] = Form("c := c + d")
 
     def __post_init__(self) -> None:
         require_flag("moments", self.moments)
-        require_fragments(self.fragments, self.moments)
-        require_overlap(self.overlap, self.fragments)
+        require_overlap(self.overlap)
         if self.moments and self.overlap:
             raise ConfigurationError(
                 f"got LocalSGD(moments=True, overlap={self.overlap}): what a worker learns during a round is added to "
@@ -67,9 +63,5 @@ class LocalSGD(OuterRule):
             )
 
     def __repr__(self) -> str:
-        values = (
-            ("moments", self.moments),
-            ("overlap", self.overlap),
-            ("fragments", self.fragments - 1 and self.fragments),
-        )
+        values = (("moments", self.moments), ("overlap", self.overlap))
         return f"LocalSGD({', '.join(f'{name}={value}' for name, value in values if value)})"

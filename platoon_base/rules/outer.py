@@ -19,14 +19,11 @@ from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
     "OuterRule",
-    "fragments_of",
     "momentum_args",
     "overlap_of",
-    "require_fragments",
     "require_momentum",
     "require_outer_lr",
     "require_overlap",
-    "round_every",
     "step_form_of",
     "waits",
 ]
@@ -39,12 +36,10 @@ class OuterRule(Rule):
     # period they set ``x_i := c + (x_i - s_i)``, where s_i is their contribution. This is the
     # overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512), except that all
     # progress is kept, as in LOSCAR-SGD (arXiv 2605.20866). `Advanced.complete_round`, or the next
-    # synchronization, completes a round. With ``fragments``, each round exchanges one contiguous
-    # part of the parameters, in turn. ``every`` is the period in mini-batches, equal on all
+    # synchronization, completes a round. ``every`` is the period in mini-batches, equal on all
     # workers; 0 while it is unknown.
     waits: ClassVar[bool] = True
     overlap = 0.0
-    fragments = 1
     every = 0
     step_kernel: ClassVar[str | None] = None
 
@@ -75,24 +70,8 @@ def waits(rule: Any) -> bool:
 
 
 def overlap_of(rule: Any) -> float:
-    """Return the part of the time between rounds in which workers train during an exchange."""
-    return float(member(rule, "overlap", OuterRule)) * fragments_of(rule)
-
-
-def fragments_of(rule: Any) -> int:
-    """Return the number of parts in which this rule exchanges the parameters, one in each round."""
-    return int(member(rule, "fragments", OuterRule))
-
-
-def round_every(rule: Any, period: int) -> int:
-    """Return the number of batches between rounds; each parameter has one round in a period."""
-    fragments = fragments_of(rule)
-    if period < fragments:
-        raise ConfigurationError(
-            f"got {rule!r} and a period of {period} batch{'' if period == 1 else 'es'}: a round follows each "
-            f"1/{fragments} of it; synchronize every {fragments} batches or more, or have fewer fragments"
-        )
-    return period // fragments
+    """Return the part of the period in which workers train during an exchange."""
+    return float(member(rule, "overlap", OuterRule))
 
 
 def step_form_of(rule: Any) -> Form | None:
@@ -116,31 +95,11 @@ def require_outer_lr(outer_lr: Any) -> None:
         )
 
 
-def require_overlap(overlap: Any, fragments: int = 1) -> None:
+def require_overlap(overlap: Any) -> None:
     if isinstance(overlap, bool) or not (isinstance(overlap, (int, float, np.number)) and 0 <= overlap < 1):
         raise ConfigurationError(
             f"got overlap={overlap!r}: it is the part of the period in which a round may be exchanged, from 0, for "
             "rounds that are waited for, to less than 1; try 0.25, or 0.5 on a slower link"
-        )
-    if overlap * fragments > 1 + 1e-9:
-        digits = 10 ** (3 + len(str(fragments)))
-        raise ConfigurationError(
-            f"got overlap={overlap} and fragments={fragments}: a round follows each 1/{fragments} of the period, "
-            f"and the one before is completed by then; give at most {digits // fragments / digits}"
-        )
-
-
-def require_fragments(fragments: Any, moments: bool = False) -> None:
-    whole = isinstance(fragments, (int, np.integer)) and not isinstance(fragments, bool)
-    if not whole or fragments < 1:
-        raise ConfigurationError(
-            f"got fragments={fragments!r}: it is the number of parts in which the parameters are exchanged in turn, 1 "
-            "for all at once; try 4"
-        )
-    if moments and fragments > 1:
-        raise ConfigurationError(
-            f"got moments=True and fragments={fragments}: the moments of a parameter would be averaged in another "
-            "round than the parameter; leave one of them out"
         )
 
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["legible", "to_bytes"]
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean", "legible", "to_bytes"]
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Return a question with the names that are most like a word; empty if none is."""
+    import difflib
+
+    near = difflib.get_close_matches(word, list(names), n=2)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def legible(text: str) -> str:

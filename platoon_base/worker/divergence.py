@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.rules.center import settings_of
-from platoon_base.rules.outer import fragments_of, waits
+from platoon_base.rules.outer import waits
 
 __all__ = ["DivergenceWatch", "LossWatch"]
 
@@ -79,8 +79,7 @@ class DivergenceWatch:
 
     def after_sync(self, arrays: Sequence[Any], rule: Any) -> None:
         """Record the values after the synchronization; warn if they indicate divergence."""
-        # With fragments a round moves only a part of the parameters: momentum is not judged.
-        rounds = not self._carried and waits(rule) and fragments_of(rule) == 1
+        rounds = not self._carried and waits(rule)
         if self._every_s or (not rounds and self._grew):
             return
         began, self._after = self._after, self._sample(arrays)

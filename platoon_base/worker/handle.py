@@ -134,8 +134,8 @@ class Worker:
             For outer-step rules: the number of batches since the last synchronization, divided by
             the period; below 1 for instance at the end of an epoch. Momentum is scaled by it.
         whole : bool
-            For outer-step rules: exchange all fragments and complete the round in this call, as
-            before an evaluation.
+            For outer-step rules with ``overlap``: complete the round in this call, as before an
+            evaluation.
 
         Raises
         ------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,11 +11,10 @@ import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement, RoundCenter
 from platoon_base.centers.round_totals import HostsRounds
-from platoon_base.centers.stripes import copy_all, cut, wait_until
+from platoon_base.centers.stripes import copy_all, wait_until
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
-from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.turns import NoTurns, Turns
 from platoon_base.system.awake import awake
@@ -32,9 +30,6 @@ _MIN_S = 3.0
 _COMPARE_AGAIN_S = 1.0
 # Usually a host that made the latest round sends its center; after this time it is fetched.
 _FETCH_AFTER_S = 3.0
-
-
-log = logging.getLogger(__name__)
 
 
 class _Sent(NamedTuple):
@@ -53,8 +48,7 @@ class WorkerRounds:
     a round, contributes nothing; it continues from the new center like the others.
 
     `make` begins a round that overlaps; the next one, or `complete`, completes it. Meanwhile the
-    worker trains on and keeps its progress since the contribution s: ``x := c + (x - s)``. With
-    fragments each round exchanges one of them and leaves the other parameters unchanged.
+    worker trains on and keeps its progress since the contribution s: ``x := c + (x - s)``.
     """
 
     def __init__(
@@ -66,34 +60,21 @@ class WorkerRounds:
         progress: ProgressRow,
     ) -> None:
         self._client, self._center, self._rule_for, self._turns = client, center, rule_for, turns
-        self._progress, self._fragments = progress, len(center.fragments)
-        # The positions of this worker at the latest round of each fragment.
-        self._positions = [progress.position] * self._fragments
-        self._behind: set[int] = set()  # Fragments trained since their latest round.
-        self._warned = False
+        self._progress = progress
         self._sent: _Sent | None = None
         # For rounds that overlap: the contributed values, and the new center.
-        self._values, self._new = _Memory(), _Memory()
+        self._values: list[Array] = []
+        self._new: list[Array] = []
 
     @property
     def under_way(self) -> bool:
         return self._sent is not None
 
-    def make(
-        self, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool, whole: bool = False
-    ) -> NonFiniteElement | None:
+    def make(self, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool) -> NonFiniteElement | None:
         """Complete the round under way, make the next; return the first element that was refused.
 
-        With ``overlaps`` it returns once all workers have contributed. ``whole`` makes one round of
-        each fragment, without overlap, so that it matches rounds of workers at other positions.
-        ``timeout_s`` bounds each round. ``arrays`` change in place.
+        With ``overlaps`` it returns once all workers have contributed. ``arrays`` change in place.
         """
-        refusals = []
-        for turn in range(self._fragments if whole else 1):
-            refusals.append(self._make(arrays, 0.0 if turn else part, timeout_s, overlaps and not whole))
-        return next((refused for refused in refusals if refused is not None), None)
-
-    def _make(self, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool) -> NonFiniteElement | None:
         deadline = awake() + timeout_s
         refused = self.complete(arrays, timeout_s)
         began = time.perf_counter()
@@ -102,12 +83,7 @@ class WorkerRounds:
             kept_out = self._center.contribute(arrays, part, left_s)
         met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - awake(), 0.0)), msg.RoundReached)
         # All workers pass the same number of workers, whichever of them makes the step on a stripe.
-        taken = self._center.fragments.index_of(met.number)
-        self._positions[taken] = self._progress.position
-        self._behind.update(range(self._fragments) if part else ())
-        self._behind.discard(taken)
-        # The center has all of this worker's steps up to the earliest.
-        count = functools.partial(self._count, position=min(self._positions, key=_all_steps))
+        count = functools.partial(self._count, position=self._progress.position)
         sent = _Sent(met.number, self._rule_for(len(met.ranks)), count)
         left_s = max(deadline - awake(), min(_MIN_S, timeout_s))
         if overlaps and kept_out is None:
@@ -121,67 +97,35 @@ class WorkerRounds:
     def _count(self, number: int, began: float, position: tuple[int, int, int]) -> None:
         self._progress.count_sync(began, True, number, position)
 
-    def forget(self, rank: int) -> None:
-        """Prepare to replace all parameters by the center; warn once if progress is lost."""
-        if self._behind and not self._warned:
-            self._warned = True
-            log.warning(
-                "rank %d: the center replaces parameters whose fragments have learned since their latest rounds, which "
-                "is lost: call sync_params(whole=True) before, on every worker",
-                rank,
-            )
-        self.note_equal()
-
-    def note_equal(self) -> None:
-        """Record that the center and this worker's parameters are equal, in all fragments."""
-        self._behind.clear()
-        self._positions = [self._progress.position] * self._fragments
-
     def go_on_from(self, arrays: Sequence[Array]) -> None:
         """Count progress during the round under way from these values."""
         if self._sent is None:
             return
-        fragment = self._center.fragments.of_round(self._sent.number)
-        copy_all(self._values.of(fragment.layout), cut(arrays, fragment.pieces))
+        if not self._values:
+            self._values, self._new = ([np.empty(x.shape, x.dtype) for x in arrays] for _ in range(2))
+        copy_all(self._values, arrays)
 
     def complete(self, arrays: Sequence[Array], timeout_s: float) -> NonFiniteElement | None:
         """Set ``arrays`` to the new center plus their progress; if it raises, call it again."""
         sent = self._sent
         if sent is None:
             return None
-        fragment = self._center.fragments.of_round(sent.number)
-        center, values = self._new.of(fragment.layout), self._values.of(fragment.layout)
 
         def count(number: int, began: float) -> None:
             self._sent = None
-            for array, new, contributed in zip(cut(arrays, fragment.pieces), center, values):
+            for array, new, contributed in zip(arrays, self._new, self._values):
                 _go_on(array, new, contributed)
             sent.on_center(number, began)
 
-        return self._take_over(sent._replace(on_center=count), center, timeout_s, time.perf_counter(), apart=True)
+        return self._take_over(sent._replace(on_center=count), self._new, timeout_s, time.perf_counter())
 
     def _take_over(
-        self, sent: _Sent, arrays: Sequence[Array], timeout_s: float, began: float, apart: bool = False
+        self, sent: _Sent, arrays: Sequence[Array], timeout_s: float, began: float
     ) -> NonFiniteElement | None:
         with self._turns.take("step", timeout_s, self._center.finish):
-            stepped = self._center.take_over(sent.rule, arrays, sent.number, timeout_s, apart)
+            stepped = self._center.take_over(sent.rule, arrays, sent.number, timeout_s)
             sent.on_center(sent.number, began)
         return stepped
-
-
-def _all_steps(position: tuple[int, int, int]) -> int:
-    return position[2]
-
-
-class _Memory:
-    def __init__(self) -> None:
-        self._buffer: Array = np.empty(0, np.uint8)
-
-    def of(self, layout: Layout) -> list[Array]:
-        """Return flat arrays for a fragment; they are valid until a call for another fragment."""
-        if self._buffer.nbytes < layout.nbytes:
-            self._buffer = np.empty(layout.nbytes, np.uint8)
-        return [array.reshape(-1) for array in layout.views(self._buffer)]
 
 
 def _go_on(array: Array, new: Array, sent: Array) -> None:

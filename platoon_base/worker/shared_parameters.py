@@ -35,7 +35,7 @@ from platoon_base.rules.center import (
     settings_of,
     shares_moments,
 )
-from platoon_base.rules.outer import fragments_of, overlap_of, step_form_of, waits
+from platoon_base.rules.outer import overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
 from platoon_base.system.awake import awake
 from platoon_base.system.warn import warn_once
@@ -87,7 +87,7 @@ class SharedParameters:
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
         # At least 30 mini-batches by the rule's period, since gradients may be accumulated.
-        patience = max(3, -(-30 * fragments_of(rule) // member(rule, "period")))
+        patience = max(3, -(-30 // member(rule, "period")))
         self._unchanged_watch = UnchangedWatch(names, self._rank, patience, parameters.frozen)
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
@@ -152,10 +152,7 @@ class SharedParameters:
                 of_rounds: Any = self.center
                 self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns, self._progress)
             if create:
-                if waits(rule):
-                    of_rounds.fill(self._borrow_as_shared(), states, role.round)
-                else:
-                    self.center.fill(self._borrow_as_shared(), states)
+                self.center.fill(self._borrow_as_shared(), states)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
                 self._unlink = centers.unlink
                 # A role in the reply: the center has been filled from another host's meanwhile.
@@ -231,15 +228,13 @@ class SharedParameters:
             if judged:
                 self._watch.before_sync(taken[self._watched], rule)
             if rounds is not None and not alone:
-                refused = rounds.make(taken, part, timeout_s, overlaps, whole)
+                refused = rounds.make(taken, part, timeout_s, overlaps and not whole)
             else:
                 if rounds is not None:  # The other workers have left meanwhile.
                     rounds.complete(taken, timeout_s)
                 with self._turns.take("sync", timeout_s, self.finish):
                     refused = center.sync(rule, taken, synchronous or alone, timeout_s)
                     self._progress.count_sync(began, center.whole, made=getattr(center, "has_made_all", None))
-                if rounds is not None and center.whole:
-                    rounds.note_equal()
             if judged:
                 self._watch.after_sync(taken[self._watched], rule)
             if refused is not None:
@@ -337,8 +332,6 @@ class SharedParameters:
             self.sync(True, 1.0, timeout_s)
         elif self.center is not None:
             self.complete_round(timeout_s)
-            if self.rounds is not None:
-                self.rounds.forget(self._rank)
             self._take_over(self.center, timeout_s, averaged=True)
             self._progress.count_copy()
 
@@ -354,8 +347,6 @@ class SharedParameters:
             ):
                 self.center.write(self._borrow_as_shared(), True, left_s)
                 self._progress.mark_all_synced()
-                if self.rounds is not None:
-                    self.rounds.note_equal()
             self._progress.count_copy()
         else:
             self._progress.mark_all_synced()

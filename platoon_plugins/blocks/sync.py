@@ -11,7 +11,7 @@ from blocks.extensions import SimpleExtension
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule, default_period, default_rule, require_rule, round_every
+from platoon_base.rules import Rule, default_period, require_rule
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_on_nonfinite
 from platoon_plugins.blocks.extensions import (
     LEADER_ONLY,
@@ -111,12 +111,9 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         if rule is None:
             refuse_on_nonfinite(on_nonfinite)
         kwargs = _with_triggers(rule, kwargs)
-        period = kwargs.get("every_n_batches")
-        if period is not None:
-            kwargs["every_n_batches"] = round_every(default_rule(period) if rule == "auto" else rule, int(period))
         super().__init__(**kwargs)
-        every = kwargs.get("every_n_batches")
-        self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker, period, every)
+        period = kwargs.get("every_n_batches")
+        self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker, period)
         self._cost = Cost()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -45,10 +45,8 @@ class Settings(NamedTuple):
     on_nonfinite: str = "raise"
     timeout_s: float = DEFAULT_TIMEOUT_S
     worker: Worker | None = None
-    # Batches in which all parameters are synchronized; None if other triggers decide.
+    # Batches from one synchronization to the next; None if other triggers decide.
     period: int | None = None
-    # Batches from one synchronization to the next: fewer than `period` if the rule has fragments.
-    every: int | None = None
 
 
 class Training:
@@ -86,7 +84,7 @@ class Training:
         self._warned = False
         # The value at the latest `meet`, since the leader may change at any time.
         self._led = worker.is_leader
-        self._longest = settings.every or 0
+        self._longest = settings.period or 0
 
     @property
     def ranks(self) -> list[int]:
@@ -193,7 +191,7 @@ class Training:
         status = self._main_loop.status
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
         if self.worker.advanced.round_under_way:
-            batches, period = status["iterations_done"] - self._synchronized_at, self.settings.every or self._longest
+            batches, period = status["iterations_done"] - self._synchronized_at, self.settings.period or self._longest
             if part_is_over(overlap_of(self._rule), batches, period):
                 self.worker.advanced.complete_round(timeout_s=self.timeout_s)
         if not self.lockstep and self.worker.should_stop:

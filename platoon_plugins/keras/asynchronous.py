@@ -13,7 +13,7 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import PlatoonError
 from platoon_base.fingerprint import checksum
-from platoon_base.rules import Rule, fragments_of, overlap_of, round_every, shares_moments, waits
+from platoon_base.rules import Rule, overlap_of, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch
 from platoon_plugins.keras.backends.base import Backend, Variable
@@ -32,7 +32,7 @@ class Asynchronous(Mode):
     def __init__(self, worker: Worker, backend: Backend, rule: Rule, every_n_batches: int, policy: str) -> None:
         self.rule = rule
         self._worker, self._backend, self._policy = worker, backend, policy
-        self._every_n_batches, self._period = every_n_batches, EveryN(round_every(rule, every_n_batches))
+        self._every_n_batches, self._period = every_n_batches, EveryN(every_n_batches)
         self._losses = LossWatch(worker.global_rank)
         self._epochs_over = 0
         self._participants: list[int] = []
@@ -68,9 +68,7 @@ class Asynchronous(Mode):
         due = sum(self._period.due() for _ in range(count))
         overlap = overlap_of(self.rule)
         if due:
-            # One execution may have several batches.
-            for _ in range(min(due, fragments_of(self.rule))):
-                self._sync(1.0)
+            self._sync(1.0)
         elif overlap and self._worker.advanced.round_under_way and self._period.is_past(overlap):
             self._backend.attach(self._model, only_weights=True)
             self._worker.advanced.complete_round()

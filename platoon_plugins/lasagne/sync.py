@@ -8,16 +8,7 @@ from typing import Any
 
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import (
-    at_period,
-    default_period,
-    default_rule,
-    overlap_of,
-    require_rule,
-    round_every,
-    shares_moments,
-    waits,
-)
+from platoon_base.rules import at_period, default_period, default_rule, overlap_of, require_rule, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import Sync, Synchronizer, decay_as_one_process, decay_defaults, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
@@ -101,7 +92,7 @@ def sync_updates(
         )
     rule = _resolved(rule, wanted, params, worker, on_nonfinite)
     wanted = default_period(rule) if every_n_batches is None else wanted
-    period = EveryN(round_every(rule, wanted))
+    period = EveryN(wanted)
     training = Training.of(worker) if rule is None else _begin(worker)
     used = shared_variables(updates.values())
     warn_of_unscaled_schedule(updates, params, worker)
@@ -119,7 +110,7 @@ def sync_updates(
     wrapped = OrderedDict(updates)
     wrapped.update(decay_as_one_process([(v, updates[v]) for v in statistics if v in updates], worker.global_size))
     if rule is not None and worker.advanced.shares:
-        training.period, training.every_n_batches, training.waits = period, wanted, waits(rule)
+        training.period, training.waits = period, waits(rule)
         sync = Sync(Synchronizer(worker, period, timeout_s, overlap_of(rule)))
         wrapped.update(zip(shared, sync(*(updates[variable] for variable in shared), return_list=True)))
         training.intend(worker, "sync_updates")

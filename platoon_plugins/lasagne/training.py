@@ -33,8 +33,6 @@ class Training:
         # shares: `sync_updates` shares parameters. waits: synchronizations wait for all workers.
         self.shares = self.waits = False
         self.period: EveryN | None = None
-        # Batches in which all parameters are synchronized: with fragments more than `period`.
-        self.every_n_batches = 0
         # Parameters whose gradients `all_reduce_grads` averages.
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
         self.intents: list[Any] = []
@@ -110,7 +108,7 @@ class Training:
                 "workers synchronize at evaluations only; make it smaller, or evaluate less often",
                 worker.global_rank,
                 period.count,
-                self.every_n_batches,
+                period.n,
             )
         if never or self.waits:
             worker.sync_params(part=period.part, whole=True, timeout_s=timeout_s)

@@ -1,7 +1,4 @@
-"""GoSGD in Keras, Lasagne and Blocks: the consensus is validated and left in all models, and keeps what all have.
-
-The same scripts run on one host and on two, which are folders of this machine.
-"""
+"""GoSGD in Keras, Lasagne and Blocks: the consensus is validated and left in all models, and keeps what all have."""
 
 import pytest
 from needing import needs, needs_theano

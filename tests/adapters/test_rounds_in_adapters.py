@@ -46,7 +46,7 @@ def test_keras_shortens_steps_when_the_loss_has_risen(run_keras):
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize("rule", ["", "fragments"])
+@pytest.mark.parametrize("rule", ["", "overlap"])
 def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras, rule):
     """5 and 7 batches at a period of 3, and short rounds at the ends of epochs; all begin each epoch at the center."""
     outcome = run_keras(
@@ -59,13 +59,9 @@ def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras, rule
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize(
-    ("rule", "at_once"),
-    [("LocalSGD(overlap=0.25, fragments=4)", 1), ("LocalSGD(fragments=4)", 4)],
-)
-def test_keras_exchanges_one_fragment_after_each_part_of_the_period(run_keras, rule, at_once):
+def test_keras_completes_a_round_after_its_part_of_the_period(run_keras):
     """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
-    run_keras(script_path("rounds_in_adapters_keras_fragments"), args=[rule, str(at_once)]).require_success()
+    run_keras(script_path("rounds_in_adapters_keras_overlap")).require_success()
 
 
 @pytest.mark.keras
@@ -162,10 +158,9 @@ def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the
 
 
 @needs_theano
-def test_lasagne_exchanges_one_fragment_after_each_part_of_the_period(run_lasagne):
+def test_lasagne_completes_a_round_after_its_part_of_the_period(run_lasagne):
     """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
-    script = script_path("rounds_in_adapters_lasagne_fragments")
-    run_lasagne(script, args=["LocalSGD(overlap=0.25, fragments=4)"]).require_success()
+    run_lasagne(script_path("rounds_in_adapters_lasagne_overlap")).require_success()
 
 
 @needs_blocks
@@ -186,10 +181,9 @@ def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks)
 
 
 @needs_blocks
-def test_blocks_exchanges_one_fragment_after_each_part_of_the_period(run_blocks):
+def test_blocks_completes_a_round_after_its_part_of_the_period(run_blocks):
     """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
-    script = script_path("rounds_in_adapters_blocks_fragments")
-    run_blocks(script, args=["LocalSGD(overlap=0.25, fragments=4)"]).require_success()
+    run_blocks(script_path("rounds_in_adapters_blocks_overlap")).require_success()
 
 
 @needs_blocks

@@ -14,7 +14,6 @@ import time
 import numpy as np
 import pytest
 
-from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.hosts_means import weighted_mean
 from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.compression.codecs import Blocks
@@ -560,7 +559,7 @@ def test_a_broken_record_ends_the_link_and_nothing_else(tag, payload):
         here = server.accept()[0]
     with here, there:
         conversation = Conversation(Stream(here, None, None), layout, Packing(layout, Blocks(8)))
-        conversation.totals_buffer = RoundTotals(Fragments(layout, [()]))
+        conversation.totals_buffer = RoundTotals(layout, [()])
         there.sendall(struct.pack("<IIQ", len(payload), tag, 0) + payload)
         with pytest.raises(BrokenStreamError, match="got"):
             talk(conversation)

@@ -46,8 +46,8 @@ def train(group):
 
 
 def exchange(group):
-    before = [host.courier.exchanges for host in group.hosts]
-    group.until(lambda: all(host.courier.exchanges > count + 2 for host, count in zip(group.hosts, before)))
+    before = [host.exchanges for host in group.hosts]
+    group.until(lambda: all(host.exchanges > count + 2 for host, count in zip(group.hosts, before)))
 
 
 def values_of(host):

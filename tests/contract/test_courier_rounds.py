@@ -1,6 +1,6 @@
 """Rounds of workers on several hosts, by real couriers and centers: who is behind, idle, lost or cut off meanwhile.
 
-Workers that wait for each other make exact, compressed and fragmented rounds; those that do not, find their mean.
+Workers that wait for each other make exact and compressed rounds; those that do not, find their mean.
 The hosts are turns of one loop; jobs with real launchers are in jobs/test_rounds_of_hosts.py.
 """
 
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from rounds_in_turns import RULE, Group, model, require_alike, require_same_center, state_of
 
-from platoon_base.centers.stripes import cut
 from platoon_base.compression.codecs import Blocks
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import courier
@@ -27,15 +26,12 @@ from platoon_base.rules import EASGD, CenterMomentum, DiLoCo
 pytestmark = pytest.mark.base
 
 PLAIN = DiLoCo(1.0, 0.0)  # the center moves by the mean of what the workers have added
-IN_FRAGMENTS = DiLoCo(0.5, 0.5, fragments=3)
 MEAN = EASGD(0.5)  # its workers wait for no one, but for the mean
 # The rule and the codec of each kind of rounds.
 KINDS = {
     "exact": (RULE, "none"),
     "int4": (RULE, "int4"),
     "topk": (RULE, "topk(0.1)"),
-    "fragments": (IN_FRAGMENTS, "none"),
-    "fragments int4": (IN_FRAGMENTS, "int4"),
     "mean": (MEAN, "none"),
 }
 CODECS = ["float16", "bfloat16", "int8", "int4", "int2", "topk(0.01)"]
@@ -54,10 +50,6 @@ def group_of(kind, hosts):
     with Group([1.0] * hosts, rule, compression=codec) as group:
         group.get_ready()
         yield group
-
-
-def fragments_of(kind):
-    return getattr(KINDS[kind][0], "fragments", 1)
 
 
 def train(group, hosts, number):
@@ -219,10 +211,9 @@ KILLS = [
 
 @pytest.mark.parametrize(("kind", "hosts", "killed", "steps"), KILLS)
 def test_a_courier_that_is_killed_at_any_step_changes_no_bit(kind, hosts, killed, steps):
-    last = fragments_of(kind) + 1  # the first round after which there are residuals for all that it packs
     with group_of(kind, hosts) as group:
-        for number in range(1, last + 2):
-            make(group, number, lambda at=number: group.kill(killed, steps) if at == last else None)
+        for number in (1, 2, 3):
+            make(group, number, lambda at=number: group.kill(killed, steps) if at == 2 else None)
             assert bits(group) == expected(kind, hosts)[number - 1]
 
 
@@ -270,11 +261,10 @@ def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent, kind
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mean"])
 def test_an_overwritten_center_gets_nothing_of_earlier_training(kind):
-    fragments = fragments_of(kind)
     with group_of(kind, 2) as group:
         number = 0
         for value in (5.0, 7.0):
-            for _ in range(fragments + 1):
+            for _ in range(2):
                 number += 1
                 make(group, number)
             writing = threading.Thread(target=group.hosts[1].center.write, args=(model(value), True, 20))
@@ -283,39 +273,34 @@ def test_an_overwritten_center_gets_nothing_of_earlier_training(kind):
             require_same_center(*group.hosts)
             for host in group.hosts:
                 host.center.read(host.params, True, 10, begin=True)
-            for _ in range(fragments):
-                number += 1
-                for host in group.hosts:
-                    host.contribute(0.0)
-                group.begin(number, [0, 1])
-                group.end(number)
+            number += 1
+            for host in group.hosts:
+                host.contribute(0.0)
+            group.begin(number, [0, 1])
+            group.end(number)
             require_same_center(*group.hosts)
             assert all((array == value).all() for array in group.hosts[0].center.values)
 
 
-@pytest.mark.parametrize(("kind", "killed"), [("int4", False), ("int4", True), ("fragments int4", False)])
-def test_progress_that_does_not_count_leaves_the_residual_as_it_was(kind, killed):
-    fragments = fragments_of(kind)
-    with group_of(kind, 2) as group:
-        for number in range(1, fragments + 1):
-            make(group, number)
+@pytest.mark.parametrize("killed", [False, True])
+def test_progress_that_does_not_count_leaves_the_residual_as_it_was(killed):
+    with group_of("int4", 2) as group:
+        make(group, 1)
         second = Residuals(group.hosts[1].layout, group.hosts[1].memory)
         before = [array.tobytes() for array in second.latest]
         assert any(array.any() for array in second.latest)
-        for number in range(fragments + 1, 2 * fragments + 1):
-            make(group, number, hosts=[0])  # while nobody works on the second host, whose center falls behind
-        number = 2 * fragments + 1
+        make(group, 2, hosts=[0])  # while nobody works on the second host, whose center falls behind
 
         def kill():
             if killed:
-                until_gathered(group, number, 1)
+                until_gathered(group, 3, 1)
                 group.kill(1, 0)
 
-        make(group, number, kill)
+        make(group, 3, kill)
         require_same_center(*group.hosts)
         assert [array.tobytes() for array in second.latest] == before
-        for more in range(1, 5):
-            make(group, number + more)
+        for number in range(4, 8):
+            make(group, number)
             require_same_center(*group.hosts)
 
 
@@ -421,8 +406,8 @@ def test_workers_that_do_not_wait_find_their_exact_mean_on_all_hosts_and_exchang
             require_same_center(*group.hosts)
             for found, *each in zip(group.hosts[0].center.values, *starts):
                 np.testing.assert_allclose(found, np.average(each, axis=0, weights=workers), atol=1e-6)
-        before, state = [host.courier.exchanges for host in group.hosts], state_of(group.hosts[0])
-        group.until(lambda: all(host.courier.exchanges > count + 3 for host, count in zip(group.hosts, before)))
+        before, state = [host.exchanges for host in group.hosts], state_of(group.hosts[0])
+        group.until(lambda: all(host.exchanges > count + 3 for host, count in zip(group.hosts, before)))
         assert codec != "none" or all(state_of(host) == state for host in group.hosts)
 
 
@@ -545,23 +530,8 @@ def test_nan_is_not_hidden_and_does_not_stay():
         assert all(np.isfinite(array).all() for array in residuals.latest)
 
 
-def test_a_round_leaves_the_other_fragments_alone():
-    with group_of("fragments int4", 2) as group:
-        host = group.hosts[0]
-        before = [array.copy() for array in host.center.values]
-        for number in range(1, 7):
-            make(group, number)
-            taken = [np.zeros(array.shape, bool) for array in before]
-            for mask in cut(taken, host.center.fragments.of_round(number).pieces):
-                mask[...] = True
-            changed = [a != b for a, b in zip(host.center.values, before)]
-            assert not any((c & ~t).any() for c, t in zip(changed, taken))
-            assert sum(c.sum() for c in changed) > 0.9 * sum(t.sum() for t in taken)
-            before = [array.copy() for array in host.center.values]
-
-
 @pytest.mark.parametrize(("codec", "least"), [("none", 1.0), ("int8", 3.8)])
-def test_a_round_sends_its_fragment_alone_and_compressed(codec, least, monkeypatch):
+def test_a_round_sends_each_contribution_once_and_compressed(codec, least, monkeypatch):
     posted, post = [], Conversation.post
 
     def counting(conversation, kind, data):
@@ -570,24 +540,17 @@ def test_a_round_sends_its_fragment_alone_and_compressed(codec, least, monkeypat
 
     monkeypatch.setattr(Conversation, "post", counting)
 
-    def sent(fragments):
-        posted.clear()
-        with Group([1.0, 1.0], DiLoCo(0.5, 0.5, fragments=fragments), compression=codec) as group:
-            group.get_ready()
-            for number in range(1, 4):
-                make(group, number)
-        return [size for kind, size in posted if kind == TOTALS]
-
-    nbytes = sum(array.nbytes for array in model(0))
-    whole, thirds = sent(1), sent(3)
-    assert len(whole) == len(thirds) == 6
-    assert max(whole) < 1.01 * nbytes / least
-    assert max(thirds) < 0.36 * min(whole)
-    assert sum(thirds) == pytest.approx(sum(whole) / 3, rel=0.01)
+    with Group([1.0, 1.0], DiLoCo(0.5, 0.5), compression=codec) as group:
+        group.get_ready()
+        for number in range(1, 4):
+            make(group, number)
+    sent = [size for kind, size in posted if kind == TOTALS]
+    assert len(sent) == 6
+    assert max(sent) < 1.01 * sum(array.nbytes for array in model(0)) / least
 
 
-def test_the_step_of_a_round_that_overlaps_is_made_on_each_host_by_those_of_the_next_one():
-    with group_of("fragments", 2) as group:
+def test_the_step_of_a_round_that_overlaps_is_made_on_each_host_by_those_that_complete_it():
+    with group_of("exact", 2) as group:
         train(group, [0, 1], 1)
         group.begin(1, [0, 1])
         centers = [host.center for host in group.hosts]
@@ -595,33 +558,5 @@ def test_the_step_of_a_round_that_overlaps_is_made_on_each_host_by_those_of_the_
             center.note_met(1, 10)
         group.until(lambda: group.report() or all(center.across_hosts.are_gathered(1) for center in centers))
         group.until(lambda: all(center.across_hosts.are_gathered(1) for center in centers))
-        group.begin(2, [0, 1])
-        group.end(2)
-        require_same_center(*group.hosts)
-        found = state_of(group.hosts[0])
-    with group_of("fragments", 2) as group:
-        make(group, 1)
-        assert state_of(group.hosts[0]) == found
-
-
-def test_what_was_contributed_to_a_fragments_round_that_was_given_up_counts_at_the_next_turn():
-    with group_of("fragments", 2) as group:
-        train(group, [0, 1], 1)
-        for host in group.hosts:
-            host.center.note_met(1, 10)
-        for number in (2, 3):
-            make(group, number)
-        before = [array.copy() for array in group.hosts[0].center.values]
-        make(group, 4)
-        require_same_center(*group.hosts)
-        assert any((a != b).any() for a, b in zip(group.hosts[0].center.values, before))
-
-
-def test_who_fetches_the_center_keeps_the_contributions_to_other_fragments():
-    with group_of("fragments", 2) as group:
-        make(group, 1)
-        make(group, 2)
-        values, states = group.hosts[0].center.snapshot()
-        assert group.hosts[1].center.replace(values, states, 2)
-        make(group, 3)
-        assert bits(group) == expected("fragments", 2)[2]
+        group.end(1)
+        assert bits(group) == expected("exact", 2)[0]

@@ -23,6 +23,18 @@ def model(value):
     return [np.full((300, 50), value, "float32"), np.full(7, -value, "float64"), np.full(5, value, "float16")]
 
 
+def counting(host, center):
+    """Count in ``host.exchanges`` how often the courier moves its center."""
+    move = center.move
+
+    def counted(*arguments, **options):
+        host.exchanges += 1
+        return move(*arguments, **options)
+
+    center.move = counted
+    return center
+
+
 class Host:
     """One host: its center, a worker of it, and its courier."""
 
@@ -35,14 +47,14 @@ class Host:
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
         self.hosts_rule, self.every_s = hosts_rule, every_s
-        self.filled = bool(filled)
+        self.filled, self.exchanges = bool(filled), 0
         self.start()
 
     def start(self):
         self.news = []
         self.courier = Courier(
-            self.world, lambda: self.centers.watch(self.layout, COURIER), self.layout, self.hosts_rule, self.every_s,
-            self.filled, self.news.append,
+            self.world, lambda: counting(self, self.centers.watch(self.layout, COURIER)), self.layout,
+            self.hosts_rule, self.every_s, self.filled, self.news.append,
         )  # fmt: skip
 
     def restart(self):
@@ -54,10 +66,6 @@ class Host:
 
     def values(self):
         return [np.array(value) for value in self.center.values]
-
-    @property
-    def exchanges(self):
-        return self.courier.exchanges
 
     def close(self):
         self.courier.close()

@@ -9,10 +9,9 @@ RULE, SHAPES = GoSGD(probability=0.5, seed=5), [(3, 4), (5,)]
 
 
 class Simulation:
-    """The algorithm of the paper, with joins and ends; ``hosts`` are those of the ranks."""
+    """The algorithm of the paper, with joins and ends."""
 
-    def __init__(self, workers, start=None, hosts=None):
-        self.hosts = hosts or [0] * workers
+    def __init__(self, workers, start=None):
         self.x, self.w, self.mail, self.random = {}, {}, {}, {}
         for rank in range(workers):
             self.x[rank] = [np.ones(shape) for shape in SHAPES] if start is None else [a.copy() for a in start]
@@ -21,9 +20,6 @@ class Simulation:
     def begin(self, rank, weight):
         self.w[rank], self.mail[rank] = weight, []
         self.random[rank] = np.random.default_rng((RULE.seed, rank))
-
-    def host(self, rank):
-        return self.hosts[rank] if rank < len(self.hosts) else 0
 
     def join(self, rank):
         """Take half of the weight of the heaviest, what has come for that one included."""
@@ -59,7 +55,7 @@ class Simulation:
             self.w[rank] = total
         self.x[rank], self.mail[rank] = x, []
         if self.random[rank].random() < RULE.probability:
-            others = sorted(set(self.w) - {rank}, key=lambda other: (self.host(other) != self.host(rank), other))
+            others = sorted(set(self.w) - {rank})
             to = others[int(self.random[rank].integers(len(others)))]
             self.w[rank] /= 2
             self.mail[to].append((x, self.w[rank]))

@@ -5,6 +5,7 @@ import time
 import uuid
 
 import numpy as np
+from couriers_in_turns import counting
 
 from platoon_base.centers.host import COURIER, STRIPE_BYTES, HostCenters
 from platoon_base.compression.packing import Residuals
@@ -35,7 +36,7 @@ class Host:
         self.centers = HostCenters(name, workers=2, several_hosts=True)
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
-        self.filled = False
+        self.filled, self.exchanges = False, 0
         self.orders = []
         self.memory = bytearray(Residuals.size_bytes(self.layout))  # that of the launcher
         self.start()
@@ -43,8 +44,8 @@ class Host:
     def start(self):
         self.news = []
         self.courier = Courier(
-            self.world, lambda: self.centers.watch(self.layout, COURIER), self.layout, AverageHosts(), 0.0,
-            self.filled, self.news.append, self.memory,
+            self.world, lambda: counting(self, self.centers.watch(self.layout, COURIER)), self.layout,
+            AverageHosts(), 0.0, self.filled, self.news.append, self.memory,
         )  # fmt: skip
 
     def handle_order(self, order):

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from platoon_base.centers.device_directory import DeviceDirectory
-from platoon_base.centers.gossip import GossipCenters
 from platoon_base.centers.host import HostCenters
 from platoon_base.job import JOB
 from platoon_base.job.files import JobFiles, leftovers, remove, running, segment_prefix
@@ -34,7 +33,6 @@ __all__ = [
     "position",
     "progress",
     "rest",
-    "slots_of",
     "takes_part",
     "until",
     "waits_in",
@@ -145,16 +143,6 @@ def controller_lives():
 def center_of(params, rule):
     """Open the job's center on the host, as a worker that never synchronizes with it."""
     center = HostCenters(_files().center).attach(Parameters(params).layout, rule, MAX_WORKERS)
-    try:
-        yield center
-    finally:
-        center.close()
-
-
-@contextlib.contextmanager
-def slots_of(params):
-    """Open the slots of this host's workers that gossip, as the controller does."""
-    center = GossipCenters(_files().center).watch(Parameters(params).layout)
     try:
         yield center
     finally:

@@ -32,7 +32,7 @@ OF_ONE_WORKER = ("PLATOON_JOB", "PLATOON_RANK", "PLATOON_ERROR_FILE", "PYTEST_CU
 # What the first calls of a worker import, which the package itself puts off.
 OF_THE_BASE = ("numpy.random", "platoon_base.job.joining", "platoon_base.job.backends", "platoon_base.worker.handle")
 OF_THE_BASE += ("platoon_base.rules", "platoon_base.centers.across_hosts", "platoon_base.centers.host_rounds")
-OF_THE_BASE += ("platoon_base.channels.zmq", "platoon_base.checkpoints.residuals", "platoon_base.collectives.groups")
+OF_THE_BASE += ("platoon_base.channels.zmq", "platoon_base.collectives.groups")
 OF_THE_BASE += ("platoon_base.collectives.host_exchange", "platoon_base.data", "platoon_base.worker_process.child")
 
 _zygotes = {}

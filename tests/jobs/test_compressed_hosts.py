@@ -6,7 +6,7 @@ import sys
 import pytest
 from scripts_here import script_path
 
-from tests.helpers.launching_hosts import clean_environment
+from tests.helpers.launching_hosts import Hosts, clean_environment
 
 pytestmark = pytest.mark.base
 
@@ -32,6 +32,19 @@ def test_a_courier_that_is_killed_changes_no_bit_and_a_file_of_the_run_names_the
     assert "the courier of this host ended" in hosts.output(1)
     assert hosts.said(0, 0) == hosts.said(1, 1)
     assert 0.01 < hosts.said(0, 0)[-1][0] < 0.6
+
+
+def test_a_resumed_job_begins_without_residuals_and_with_equal_centers(hosts):
+    options = ["--hosts-compression", "int4", "--resume", "kept", "--checkpoint-every", "100"]
+    again = Hosts(hosts.folder, hosts.environment)
+    try:
+        for each in (hosts, again):
+            assert each.run(ROUNDS, *options, workers=(1, 1), args=["LocalSGD()"])[-2:] == [0, 0], each.output(0)
+            assert each.said(0, 0) == each.said(1, 1)
+        assert "resumed from" in again.output(0)
+        assert [path.suffix for path in (hosts.folder / "kept").glob("residual*")] == []
+    finally:
+        again.close()
 
 
 def test_what_is_not_compressed_is_said_once(hosts):

@@ -69,3 +69,13 @@ def test_a_resumed_job_goes_on_from_the_consensus(platoon, tmp_path):
 
 def test_there_is_no_center_to_change_and_copying_reaches_all(run_job):
     run_job(script_path("gossip_refused")).require_success()
+
+
+def test_one_training_follows_the_other(run_job):
+    run_job(script_path("gossip_two_trainings"), 3).require_success()
+
+
+def test_a_job_on_two_hosts_is_refused_by_all_workers(hosts):
+    assert hosts.run(script_path("gossip_two_trainings"), workers=(1, 2)) == [1, 1], hosts.output(0)
+    for rank, host in ((0, 0), (1, 1), (2, 1)):
+        assert "workers gossip on one host only; use LocalSGD or EASGD" in hosts.log(rank, host)

@@ -1,4 +1,4 @@
-"""Rules by which workers wait for each other, bit by bit against NumPy, also in rounds that overlap and in fragments.
+"""Rules by which workers wait for each other, bit by bit against NumPy, also in rounds that overlap.
 
 Real launchers; the hosts are folders.
 """
@@ -24,7 +24,7 @@ ARRAYS = 4
 
 
 class ByHand:
-    """One array of all workers, which may be a fragment; and its center, which hosts with residuals have alike."""
+    """One array of all workers, and its center, which hosts with residuals have alike."""
 
     def __init__(self, rule, start, hosts, codec):
         self.rule, self.hosts, self.codec = rule, hosts, codec
@@ -33,9 +33,8 @@ class ByHand:
         self.own = [start.copy() for host in hosts for _ in host]
         self.residuals = [np.zeros_like(start) for _ in hosts]
         self.sent = None
-        self.part = 0.0
 
-    def contribute(self):
+    def contribute(self, part):
         """Take part in a round."""
         totals = []
         for host, residual in zip(self.hosts, self.residuals):
@@ -49,8 +48,7 @@ class ByHand:
         total = totals[0]
         for other in totals[1:]:
             total += other
-        self.sent = total / np.float32(len(self.own)), [own.copy() for own in self.own], self.part / self.rule.fragments
-        self.part = 0.0
+        self.sent = total / np.float32(len(self.own)), [own.copy() for own in self.own], part
 
     def complete(self):
         if self.sent is None:
@@ -69,7 +67,6 @@ def by_hand(rule, workers, codec=None):
     rule = rule.resolved(sum(workers))
     arrays = [ByHand(rule, np.full(100_000, k, "f4"), hosts, codec) for k in range(ARRAYS)]
     said = [[] for _ in range(sum(workers))]
-    number = 0
 
     def tell(what):
         for rank, lines in enumerate(said):
@@ -82,16 +79,11 @@ def by_hand(rule, workers, codec=None):
                 own[0] += np.float32((rank + 1) * step / 7 + k)
                 own[1:] += np.float32((rank - 0.3) * step * k)
         whole = step in (6, 11)
-        for turn in range(rule.fragments if whole else 1):
-            for array in arrays:
-                array.part += 0.0 if turn else 0.5 if step in (3, 6) else 1.0
+        for array in arrays:
+            array.complete()
+            array.contribute(0.5 if step in (3, 6) else 1.0)
+            if whole or not rule.overlap:
                 array.complete()
-            of_round = arrays[number % ARRAYS :][:1] if rule.fragments == ARRAYS else arrays
-            number += 1
-            for array in of_round:
-                array.contribute()
-                if whole or not rule.overlap:
-                    array.complete()
         tell(step)
         if step == 8:
             for array in arrays:
@@ -104,11 +96,10 @@ def by_hand(rule, workers, codec=None):
     return said
 
 
-RULES = [LocalSGD(), SlowMo(), DiLoCo(overlap=0.5), LocalSGD(fragments=4), DiLoCo(fragments=4)]
-RULES += [DiLoCo(0.5, 0.6, overlap=0.25, fragments=4)]
+RULES = [LocalSGD(), SlowMo(), DiLoCo(overlap=0.5), LocalSGD(overlap=0.25)]
 PLACES = [((2,), "none"), ((2, 1), "none"), ((1, 2), "int4"), ((1, 1), "topk(0.5)")]
 # Each rule and each place at least once.
-AT_LEAST = [(0, 1), (1, 2), (2, 0), (3, 3), (5, 1), (5, 2)]
+AT_LEAST = [(0, 1), (1, 2), (2, 0), (2, 2), (3, 1), (3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +131,7 @@ def test_what_a_round_of_one_host_has_learned_is_not_lost_by_one_of_another(host
     assert hosts.said(0, 0)[-1] == hosts.said(1, 1)[-1] == [[104.0] * 4]
 
 
-@pytest.mark.parametrize("rule", ["LocalSGD()", "LocalSGD(overlap=0.25, fragments=4)"])
+@pytest.mark.parametrize("rule", ["LocalSGD()", "LocalSGD(overlap=0.25)"])
 def test_hosts_that_had_no_part_in_the_last_rounds_have_their_center_before_an_evaluation(hosts, rule):
     script = script_path("rounds_of_hosts_last_rounds_of_one_host")
     assert hosts.run(script, workers=(1, 1), args=[rule]) == [0, 0], hosts.output(0)
@@ -254,60 +245,3 @@ def test_who_takes_the_center_over_again_goes_on_from_there(run_job):
 def test_a_worker_that_cannot_complete_its_round_leaves_all_the_same(run_job):
     outcome = run_job(script_path("rounds_of_hosts_overlap_unreadable")).require_success()
     assert all("so the center lacks it: the context is gone" in log for log in outcome.logs)
-
-
-@pytest.mark.parametrize("rule", ["LocalSGD(fragments=4)", "LocalSGD(overlap=0.25, fragments=4)"])
-def test_a_position_is_that_of_what_all_fragments_have(run_job, rule):
-    run_job(script_path("rounds_of_hosts_fragments_position"), args=[rule]).require_success()
-
-
-@pytest.mark.parametrize(
-    ("rule", "codec"), [("LocalSGD(fragments=4)", "int4"), ("LocalSGD(overlap=0.25, fragments=4)", "none")]
-)
-def test_a_worker_that_comes_again_while_a_round_is_under_way_goes_on_with_the_others(hosts, rule, codec):
-    options = ["--max-restarts", "1", "--hosts-compression", codec]
-    script = script_path("rounds_of_hosts_fragments_again_after_a_kill")
-    assert hosts.run(script, *options, workers=(2, 1), args=[rule]) == [0, 0], hosts.output(0)
-    found = [hosts.said(rank, host)[-1] for rank, host in ((0, 0), (1, 0), (2, 1))]
-    # A round that one host makes alone reaches the other one behind it; in the last ones there are residuals alone.
-    for one in found:
-        assert one == (found[0] if codec == "none" else pytest.approx(found[0], rel=1e-5))
-    assert all(8 < value < 13 for value in found[0][:4])
-    assert found[0][4]
-
-
-def test_a_center_begins_with_the_fragment_of_the_next_round(hosts):
-    assert hosts.run(script_path("rounds_of_hosts_fragments_again"), workers=(1, 1)) == [0, 0], hosts.output(0)
-
-
-def test_rounds_of_all_fragments_go_together_with_those_in_the_middle_of_an_epoch(hosts):
-    """Rounds 5 to 8 are those of the end on rank 0; its rounds 9 and 10 rank 1 makes alone."""
-    assert hosts.run(script_path("rounds_of_hosts_fragments_uneven"), workers=(1, 1)) == [0, 0], hosts.output(0)
-    assert hosts.said(0, 0) == hosts.said(1, 1) == [[5.5, 5.0, 5.0, 5.0]]
-
-
-def test_what_is_not_finite_stays_out_of_its_fragment(run_job):
-    found = run_job(script_path("rounds_of_hosts_fragments_nonfinite")).require_success().reported
-    assert found["x 0"] == found["x 1"]
-    assert found["least 0"] > 5
-
-
-def test_a_job_may_go_on_with_another_number_of_fragments(platoon):
-    script = script_path("rounds_of_hosts_fragments_saved")
-    for rule, start in (("LocalSGD(fragments=4)", 0), ("LocalSGD(fragments=2)", 6), ("LocalSGD()", 12)):
-        done = platoon("launch", "-n", 2, "--checkpoint-every", 60, "--resume", "kept", script, rule, start)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [("rounds_of_hosts_fragments_left", [1, 1]), ("rounds_of_hosts_fragments_position_overwritten", [0, 1])],
-)
-def test_who_drops_what_was_learned_is_told_so(run_job, script, expected):
-    outcome = run_job(script_path(script)).require_success()
-    told = [log.count("call sync_params(whole=True) before") for log in outcome.logs]
-    assert told == expected, outcome.logs
-
-
-def test_each_round_of_a_whole_one_may_take_the_timeout(run_job):
-    run_job(script_path("rounds_of_hosts_fragments_waits")).require_success()

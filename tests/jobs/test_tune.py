@@ -80,9 +80,11 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
         .replace("default_period()", "8")
     )
     methods = ("--method", "EASGD(alpha=0.25) every 4", "--method", "EASGD(alpha=0.25) every 30", "--method", "EASGD")
+    methods += ("--method", "ASGD")
     done = run(platoon, "--seeds", 1, *methods, script)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the script names its rule, EASGD(alpha=0.25), which wins: leave it out" in done.stdout
+    assert "ASGD() every 10" not in done.stdout  # which would train by EASGD too
     assert "the script names its period, which wins: leave it out" in done.stdout
 
 
@@ -101,11 +103,7 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
         ("raise RuntimeError('the reason')", [], "RuntimeError: the reason"),
         (DESCENT, ["--method", "SGD"], "there is no rule SGD; choose one of"),
         (DESCENT, ["-n", 1], "got one worker"),
-        (
-            DESCENT,
-            ["--plot", "tune.pdf"],
-            "got --plot tune.pdf: pictures are drawn as SVG or PNG; name a file that ends",
-        ),
+        (DESCENT, ["--plot", "tune.png"], "got --plot tune.png: the picture is SVG; name a file"),
         (DESCENT, ["--all", "--method", "EASGD"], "got --all and --method"),
     ],
 )
@@ -175,4 +173,4 @@ EXAMPLES_OF = [
 def test_an_example_is_tuned(platoon, tmp_path, script, words, watched):
     found = compare(platoon, tmp_path, script, *words)
     assert found["watched"] == watched
-    assert [point[0] for point in found["runs"][0]["curves"][:2]] == [34, 68]
+    assert [point[0] for point in found["runs"][0]["points"][:2]] == [34, 68]

@@ -2,6 +2,10 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+from xml.etree import ElementTree
 
 import pytest
 from scripts_here import script_path
@@ -25,22 +29,63 @@ def last_step(tmp_path, number):
     return int(re.search(r"ended after (\d+)", log.read_text())[1])
 
 
-def test_the_worst_is_ended_at_a_third_and_the_others_come_to_the_end(platoon, tmp_path):
-    """Of three methods two go on after 20 steps."""
+def test_a_method_worse_than_the_median_is_ended_and_the_others_come_to_the_end(platoon, tmp_path):
+    """The third one is compared with two, after 30 % of the steps, and gets no other seed."""
     scales = ("CenterMomentum=4", "EASGD=3", "ASGD=9")
-    out, found = run(platoon, tmp_path, "--seeds", 1, RATES, *scales)
+    page = ("--report", "tune.html", "--seeds", 2)
+    out, found = run(platoon, tmp_path, *page, RATES, *scales)
     assert [each["method"] for each in found["methods"]] == NAMES
-    assert found["rungs"] == [{"at": pytest.approx(20), "keep": 2}, {"at": pytest.approx(40), "keep": 2}]
-    *others, asgd = found["methods"]
-    assert [each["dropped"] for each in others] == [None] * 3
-    assert [each["values"] for each in others] == [[pytest.approx(scale / 60)] for scale in (5, 4, 3)]
-    dropped = asgd["dropped"]
-    assert (dropped["steps"], dropped["value"]) == (pytest.approx(20), pytest.approx(9 / 20))
-    assert dropped["better"] == {NAMES[1]: pytest.approx(4 / 20), NAMES[2]: pytest.approx(3 / 20)}
+    assert [each["dropped"] for each in found["methods"]] == [False, False, False, True]
+    *others, asgd = [each["values"] for each in found["methods"]]
+    assert others == [[pytest.approx(scale / 60)] * 2 for scale in (5, 4, 3)]
+    # 18 steps lie between the reports after 15 and 20.
+    assert asgd == [pytest.approx(9 / 15 + 3 / 5 * (9 / 20 - 9 / 15))]
     assert last_step(tmp_path, 4) <= 25  # at 25 it waits for the end
-    assert re.search(r"^ASGD\(\) every 10 +0.45 +20 +[0-9.]+ +dropped +-$", out, re.MULTILINE)
-    assert "ASGD() every 10 was dropped after 20 steps" in out
+    assert re.search(r"^ASGD\(\) every 10 +0.51 +18 +[0-9.]+ +dropped +-$", out, re.MULTILINE)
     assert "Take: EASGD() every 10" in out
+    text, svg = (tmp_path / "tune.html").read_text(), (tmp_path / "tune.svg").read_text()
+    assert "Take: EASGD() every 10" in text
+    for picture in (svg, text[text.index("<svg") : text.index("</svg>") + 6]):
+        root = ElementTree.fromstring(picture)
+        assert len(named(root, "median")) == 8  # in two panels
+        assert len(named(root, "dropped")) == 2
+        assert {*NAMES[:3], f"{NAMES[3]} (dropped)"} <= {each.text for each in root.iter() if each.text}
+
+
+def named(root, name):
+    return [each for each in root.iter() if each.get("id") == name]
+
+
+def test_an_interrupted_study_compares_the_runs_that_have_ended(tmp_path):
+    words = ("tune", "-n", "2", "--steps", "60", *METHODS, str(RATES), "CenterMomentum=4")
+    command = [sys.executable, "-m", "platoon_base", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("[2/12] "):
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 130, lines
+    out = "".join(lines)
+    assert "[3/12]" not in out
+    assert f"Take: {NAMES[1]}" in out
+    assert NAMES[2] not in out
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "complaint"),
+    [
+        ("optuna", [], "platoon tune needs Optuna, which is not installed here: pip install 'platoon-plugins[tune]'"),
+        ("matplotlib", ["--plot", "tune.svg"], "not installed here: pip install 'platoon-plugins[report]'"),
+    ],
+)
+def test_a_missing_library_is_named_before_the_first_run(platoon, tmp_path, module, words, complaint):
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text(f"import sys; sys.modules[{module!r}] = None\n")
+    done = platoon("tune", "-n", 2, *words, RATES, environment={"PYTHONPATH": str(tmp_path / "hidden")})
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert not (tmp_path / "platoon_logs").exists()
 
 
 def test_three_methods_are_tried_by_default(platoon, tmp_path):

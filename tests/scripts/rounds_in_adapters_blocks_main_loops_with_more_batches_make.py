@@ -9,7 +9,7 @@ monitoring = DistributedMonitoring(
 )
 extensions = [
     monitoring,
-    ParameterSync(DiLoCo(overlap=0.3, fragments=3), every_n_batches=3),
+    ParameterSync(DiLoCo(overlap=0.3), every_n_batches=3),
     FinishAfter(after_n_epochs=4),
 ]
 main_loop = loop(cost, stream(40 + 24 * rank), extensions, Scale(0.1))

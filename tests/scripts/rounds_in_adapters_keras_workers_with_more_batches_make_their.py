@@ -4,7 +4,7 @@ from keras_preamble import Watch, data, dense, distribute, everyones, flat, kera
 
 from platoon_plugins.keras import DiLoCo
 
-RULES = {"": DiLoCo(), "fragments": DiLoCo(overlap=0.3, fragments=3)}
+RULES = {"": DiLoCo(), "overlap": DiLoCo(overlap=0.3)}
 
 x, y = data((40, 56)[rank], seed=rank)
 begins = []

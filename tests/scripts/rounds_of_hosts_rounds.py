@@ -1,4 +1,4 @@
-"""Rounds of four arrays, each of which is a fragment if there are four; says what they hold after each one."""
+"""Rounds of four arrays; says what they hold after each one."""
 
 import sys
 import zlib

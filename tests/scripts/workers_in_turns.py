@@ -8,7 +8,7 @@ TURNS are in JSON: [[number, rank], ...]. After the first ones
 * overwritten: rank 1 overwrites the center
 * alone: in a job of one that is resumed, the worker moves the center, and another one joins
 
-on hosts: after each turn all hosts meet, so that all messages have arrived; any other plan is the name of a job.
+Any other plan is the name of a job.
 """
 
 import json
@@ -118,15 +118,6 @@ with worker:
     if (folder / "first1.npz").exists() and plan == "again":
         make_turns_and_leave(TURNS[1])
     worker.barrier("all here")
-    if plan == "on hosts":
-        for turn, who in TURNS[0]:
-            take_turns([(turn, who)])
-            worker.average_hosts()
-            with worker.center_params():
-                note(turn, "c", x)
-            worker.barrier(f"read after turn {turn}")
-        save()
-        raise SystemExit
     if plan in ("first", "second"):
         assert (worker.resume_at.steps == 0) == (plan == "first"), worker.resume_at
     take_turns(TURNS[0])

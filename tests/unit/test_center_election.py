@@ -125,7 +125,7 @@ def test_all_workers_share_as_many_moments(moments):
 @pairwise(
     "arguments,ready,late",
     [
-        (LocalSGD(fragments=4), LocalSGD(), "fragments=1", "fragments=4"),
+        (LocalSGD(overlap=0.5), LocalSGD(), "overlap=0", "overlap=0.5"),
         (DiLoCo(outer_lr=0.7), DiLoCo(outer_lr=0.1), "outer_lr=0.1", "outer_lr=0.7"),
         (DiLoCo(momentum=0.5, overlap=0.25), DiLoCo(), "momentum=0.8, overlap=0", "momentum=0.5, overlap=0.25"),
         (SlowMo(outer_lr=1), SlowMo(outer_lr=0.5), "outer_lr=0.5", "outer_lr=1"),

@@ -101,7 +101,7 @@ def test_who_waits_for_the_initial_values_of_the_first_host_is_said_once(table, 
     monkeypatch.setattr(courier_table, "WARNING_S", -1.0)
     shared = Shared(Layout((ParameterSpec("w", (2,), "float32"),)), "ASGD", "")
     monkeypatch.setattr(CourierKeeper, "start", lambda *args: None)
-    monkeypatch.setattr(CourierKeeper, "made", lambda *args: None)
+    monkeypatch.setattr(CourierKeeper, "handle_order", lambda *args: None)
     for host in (first, 1):
         table.table.center_made(CenterMade(host, shared))
         table.table.step()

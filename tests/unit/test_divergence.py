@@ -75,20 +75,6 @@ def rounds_of(rule, rounds=60, rate=0.3, noise=1.0):
         watch.after_sync([c], rule)
 
 
-def test_momentum_is_not_judged_in_fragments(told):
-    """A round moves a quarter of the parameters by a whole period, and the worker all of them by a quarter of one."""
-    rule, watch = DiLoCo(fragments=4), DivergenceWatch(rank=0)
-    x, c, m = np.zeros((4, 1000)), np.zeros((4, 1000)), np.zeros((4, 1000))
-    for number in range(200):
-        x += 1.0
-        watch.before_sync([x], rule)
-        turn = number % 4
-        rule.step(x[turn] - c[turn], c[turn], (m[turn],), 1.0)
-        x[turn] = c[turn]
-        watch.after_sync([x], rule)
-    assert not told()
-
-
 # Growth.
 
 

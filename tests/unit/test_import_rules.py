@@ -229,7 +229,7 @@ def foreign_frameworks(path):
 def chosen_back_ends(path):
     """List the back ends that a file imports, but for the file that chooses them for all jobs."""
     of_ours = {
-        "courier/process.py": {"platoon_base.centers.host", "platoon_base.centers.gossip"},  # a process of its own
+        "courier/process.py": {"platoon_base.centers.host"},  # a process of its own
         "collectives/hosts.py": {"platoon_base.collectives.host"},  # which is the one of a host, and more
         "job/backends.py": BACK_ENDS,
     }
@@ -257,7 +257,7 @@ def memory_of_python_objects(path):
 
 USE_SEGMENTS = {f"job/{name}.py" for name in ("attaching", "hosting", "backends", "files")}
 USE_SEGMENTS |= {f"cli/{name}.py" for name in ("doctor", "environment_report")}
-USE_SEGMENTS |= {f"centers/gossip{name}.py" for name in ("", "_hosts", "_memory", "_slots")}
+USE_SEGMENTS |= {f"centers/gossip{name}.py" for name in ("", "_memory", "_slots")}
 USE_SEGMENTS |= {f"centers/{name}.py" for name in ("host", "host_memory", "stripe_locks", "device", "device_directory")}
 USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py"}
 USE_SEGMENTS |= {"data/shared_data_memory.py", "data/shared_arrays.py"}

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from platoon_base.cli.run_charts import Series, chart, timeline
+from platoon_base.cli.charts import INK, Series, chart, timeline
 from platoon_base.cli.run_page import About, page
 from platoon_base.cli.run_recorder import Lane, Point, RunRecorder, Shares, Value
 from platoon_base.cli.run_report import RunReport, reporting
@@ -22,14 +22,13 @@ def tree(text):
     return ElementTree.fromstring(f"<all>{text}</all>")
 
 
-def figure(title, series):
-    return tree(chart(title, series).figure())
+def named(root, name):
+    """Return the tags of the parts of a group."""
+    return [part.tag.rpartition("}")[2] for group in root.iter() if group.get("id") == name for part in group.iter()]
 
 
-def pixels(root):
-    return [
-        [tuple(map(float, pair.split(","))) for pair in line.get("points").split()] for line in root.iter("polyline")
-    ]
+def texts(root):
+    return [each.text for each in root.iter() if each.tag.endswith("text")]
 
 
 def entry(at, rank, before, after, why=""):
@@ -51,13 +50,21 @@ def entry(at, rank, before, after, why=""):
         [(3600.0 * i, 1e-12 * i) for i in range(5000)],
     ],
 )
-def test_any_values_are_drawn_within_the_panel(points):
-    if not any(abs(value) <= 1e300 for _, value in points):
-        assert chart("values", [Series("<a & b>", points)]) is None
+def test_any_values_are_drawn(points):
+    if not any(abs(value) <= 1e100 for _, value in points):
+        assert chart([Series("<a & b>", points)]) is None
         return
-    root = figure("values", [Series("<a & b>", points)])
-    assert all(52 <= x <= 410 and 10 <= y <= 190 for line in pixels(root) for x, y in line)
-    assert "<a & b>" in [each.text for each in root.iter("title")]
+    root = ElementTree.fromstring(chart([Series("<a & b>$_", points), Series("_", points)]))
+    assert {"<a & b>$_", "_"} <= set(texts(root))
+    assert len(ElementTree.tostring(root)) < 50_000
+
+
+@pytest.mark.parametrize(("last", "unit"), [(60.0, "seconds"), (1200.0, "minutes"), (9000.0, "hours")])
+def test_the_first_losses_do_not_flatten_the_curve_and_the_time_has_a_unit(last, unit):
+    points = [(last * i / 99, 1e9 if i < 2 else 1.0 + i % 2) for i in range(100)]
+    shown = texts(ElementTree.fromstring(chart([Series("loss", points)])))
+    assert unit in shown
+    assert "1e9" not in shown
 
 
 def test_lives_begin_and_end_where_the_story_says():
@@ -70,14 +77,15 @@ def test_lives_begin_and_end_where_the_story_says():
         Entry(107.0, "host", [1], "", "lost"),
         entry(109.0, 0, "training", "left"),
     ]
-    root = tree(timeline(story, [2.5], 100.0, 10.0, [0, 1]))
-    scale = (410 - 52) / 10
-    lives = sorted(tuple(float(rect.get(name)) for name in ("y", "x", "width")) for rect in root.iter("rect"))
-    expected = [(32, 52 + scale, 8 * scale), (50, 52 + scale, 3 * scale), (50, 52 + 6 * scale, 4 * scale)]
-    assert sum(lives, ()) == pytest.approx(sum(expected, ()), abs=0.1)
-    kinds = [mark.get("class") for mark in root.iter("path") if mark.find("title") is not None]
-    assert sorted(kinds) == ["bad", "bad", "good", "good", "good", "good", "note"]
-    assert "rank 1: training -> lost (signal 9), 4.0 s" in [each.text for each in root.iter("title")]
+    root = ElementTree.fromstring(timeline(story, [2.5], 100.0, 10.0, [0, 1]))
+    counts = {kind: named(root, f"marks-{kind}").count("use") for kind in ("good", "note", "bad")}
+    assert counts == {"good": 4, "note": 1, "bad": 2}
+    (lives,) = (group for group in root.iter() if group.get("id") == "lives")
+    lines = [re.findall(r"[ML] ([\d.]+) ([\d.]+)", path.get("d")) for path in lives.iter() if path.get("d")]
+    found = sorted((float(y), float(x), float(end) - float(x)) for (x, y), (end, _) in lines)
+    ((_, start, longest), (_, first, lost), (_, again, rest)) = found
+    second = longest / 8  # of worker 0, which is shown above worker 1
+    assert [start - first, lost, again - first, rest] == pytest.approx([0, 3 * second, 5 * second, 4 * second], abs=0.1)
 
 
 def test_a_page_of_many_workers_and_odd_names_is_read_as_it_was_meant():
@@ -88,6 +96,7 @@ def test_a_page_of_many_workers_and_odd_names_is_read_as_it_was_meant():
         lane.steps, lane.shares = 50, Shares(1.0 + rank, 0.5, 2.0, 0.0, 0.25)
         lane.points = [Point(60.0 * i, 0, i, math.nan if i % 2 else 1 / (1 + i), Shares()) for i in range(50)]
     recorder.values = {"val_</script>": [Value(1.0, 1.0, 2.0)], "loss": [Value(1.0, 1.0, math.nan)]}
+    pytest.importorskip("matplotlib", reason="needs matplotlib: `make setup` installs it")
     text = page(recorder, About("train.py --name '<b>' & more", "logs/<x>", None, []))
     body = STYLE.sub("", text).replace("<!DOCTYPE html>", "").replace('<meta charset="utf-8">', "")
     root = tree(re.sub(r"<meta[^>]*>", "", body))
@@ -98,7 +107,10 @@ def test_a_page_of_many_workers_and_odd_names_is_read_as_it_was_meant():
     widths = [float(re.search(r"width: ([\d.]+)%", piece.get("style"))[1]) for piece in bars[0]]
     assert widths == pytest.approx([100 / 3.75, 50 / 3.75, 200 / 3.75, 0.0, 25 / 3.75], abs=0.001)
     assert "val_</script>" in [each.text for each in root.iter("figcaption")]
-    assert len(text) < 400_000
+    assert len(text) < 500_000
+    charts = "".join(re.findall("<svg.*?</svg>", text, re.DOTALL))
+    assert "currentColor" in charts
+    assert INK not in charts
 
 
 class BrokenReport(RunReport):

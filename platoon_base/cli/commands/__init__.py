@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import click
 
 from platoon_base import __version__
-from platoon_base.cli.help_page import did_you_mean, write_examples
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.limits import limit_text
 from platoon_base.system.output import lenient_output, lost_output, output_error, watch_output
 from platoon_base.system.signals import default_sigchld
+from platoon_base.system.text import did_you_mean
 
 __all__ = ["SUBCOMMANDS", "main", "spread_devices"]
 
@@ -40,19 +40,8 @@ SUBCOMMANDS = {
 }
 
 
-_EXAMPLES = (
-    ("platoon launch -n 2 train.py", "run a script as two workers that train one model"),
-    ("platoon doctor", "what is installed and works, and how to get the rest"),
-    ("platoon tune -n 2 train.py", "find out which method to train a script with"),
-)
-
-
 class _Overview(click.Group):
     """A group that imports only the given subcommand."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, _EXAMPLES)
-        super().format_options(ctx, formatter)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -76,7 +65,14 @@ class _Overview(click.Group):
 @click.group(cls=_Overview, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="platoon")
 def commands() -> None:
-    """Data parallelism for Keras, Lasagne, Blocks and other loops: run one script as N cooperating workers."""
+    """Data parallelism for Keras, Lasagne, Blocks and other loops: run one script as N workers.
+
+    \b
+    Examples:
+      platoon launch -n 2 train.py    train one model with two workers
+      platoon doctor                  list what is installed and how to get the rest
+      platoon tune -n 2 train.py      compare methods on this script
+    """  # noqa: D301
 
 
 for _name, _line in SUBCOMMANDS.items():

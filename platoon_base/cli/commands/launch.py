@@ -18,7 +18,6 @@ from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.deterministic import deterministic_job, deterministic_options
 from platoon_base.cli.display import summary
 from platoon_base.cli.engine_options import engine_options
-from platoon_base.cli.help_page import GroupedCommand
 from platoon_base.cli.host_options import HostOptions, host_options
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
@@ -26,7 +25,7 @@ from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.run_file import config_option, of_script, of_workers, training_line
-from platoon_base.cli.run_report import RunReport, report_options, reporting
+from platoon_base.cli.run_report import RunReport, chart_notes, report_option, reporting
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.cli.trace_file import trace_option, tracing
@@ -55,43 +54,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     return seconds
 
 
-_EXAMPLES = (
-    (
-        "platoon launch train.py --epochs 10",
-        "a worker for each GPU, or core, at most 4; --epochs is the script's",
-    ),
-    ("platoon launch -n 2 train.py", "two workers, on the first two GPUs or on the CPU"),
-    (
-        "platoon launch --checkpoint-every 60 --resume saved train.py",
-        "saves each minute, and goes on from what an earlier run has saved",
-    ),
-)
-_GROUPS = {
-    "The run": ("config", "module"),
-    "Workers and devices": ("workers", "devices", "center", "seed"),
-    "Output": (
-        "tee",
-        "log_dir",
-        "summary_file",
-        "report_file",
-        "report_png",
-        "trace_file",
-        "tensorboard",
-        "metrics_port",
-    ),
-    "Failures, checkpoints and the end": (
-        *("max_restarts", "checkpoint_every", "resume", "allow_failures", "fail_fast", "grace"),
-    ),
-    "The same bits each time": ("deterministic",),
-    "Data": ("data_server",),
-    "Several hosts": (
-        *("host_names", "nnodes", "node_rank", "rdzv_endpoint", "rdzv_timeout", "host_timeout"),
-        *("no_encryption", "hosts_compression", "on"),
-    ),
-}
-
-
-@click.command("launch", cls=GroupedCommand, examples=_EXAMPLES, groups=_GROUPS, context_settings=SCRIPT)
+@click.command("launch", context_settings=SCRIPT)
 @click.option(
     "-n",
     "--workers",
@@ -184,7 +147,7 @@ _GROUPS = {
 @host_options
 @deterministic_options
 @tensorboard_option
-@report_options
+@report_option
 @trace_option
 @metrics_option
 @data_server_option
@@ -219,6 +182,12 @@ def command(
 ) -> None:
     """Run SCRIPT with ARGS as N workers of one job; - is a script on standard input, and -- ends the options.
 
+    \b
+    Examples:
+      platoon launch train.py --epochs 10
+      platoon launch -n 2 train.py
+      platoon launch --checkpoint-every 60 --resume saved train.py
+
     A job on several hosts is launched on each of them, with the same command (srun, mpirun, or by hand with --nnodes);
     -n and -D say what to start on this host. Host 0 has the table, the summary and the checkpoints.
 
@@ -231,7 +200,7 @@ def command(
     The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
     again is its last. Output or a summary that cannot be written changes nothing of it. Ctrl-C ends all workers: at
     once those that do not handle it, others after --grace seconds.
-    """
+    """  # noqa: D301
     if fail_fast and allow_failures:
         raise click.UsageError("got --fail-fast and --allow-failures: either a failure ends the job, or it does not")
     lenient_output()
@@ -270,7 +239,7 @@ def command(
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
         served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
-        lines += [f"Prometheus reads {served.url}"] if served.url else []
+        lines += chart_notes(report_file) + ([f"Prometheus reads {served.url}"] if served.url else [])
         # The logs come last, because this moves earlier ones.
         stack.enter_context(_open_logs(folder, options.saving))
         for line in lines:

@@ -5,81 +5,85 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from platoon_base.cli import report
-from platoon_base.cli.commands.arguments import SCRIPT, hint_of_misplaced, program_and_args, result_file
+from platoon_base.cli.charts import INSTALL, NO_CHARTS, has_charts
+from platoon_base.cli.commands.arguments import (
+    SCRIPT,
+    hint_of_misplaced,
+    program_and_args,
+    result_file,
+)
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
-from platoon_base.cli.help_page import GroupedCommand
-from platoon_base.cli.json_file import no_job_fails_by, write_bytes, write_json, write_text
+from platoon_base.cli.json_file import no_job_fails_by, write_json, write_text
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
 from platoon_base.cli.log_folder import new_log_folder
-from platoon_base.cli.png import as_png, require_png
-from platoon_base.cli.study import Method, built_in, few, read_method
-from platoon_base.cli.tune import Tuning, tune
-from platoon_base.cli.tune_page import tune_page
-from platoon_base.cli.tune_picture import picture
-from platoon_base.cli.tune_report import print_study, results, status_of
+from platoon_base.cli.tune import Tuning, require_optuna, tune
+from platoon_base.cli.tune_methods import Method, built_in, read_method
+from platoon_base.cli.tune_report import lines, page, picture, results
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.output import lenient_output
 
 __all__ = ["command"]
 
-
-_EXAMPLES = (
-    ("platoon tune -n 4 train.py", "three methods on four workers, three runs of a minute each"),
-    ("platoon tune -n 4 --seeds 1 --steps 500 train.py --rate 0.1", "one run of each, 500 mini-batches long"),
-    ('platoon tune -n 2 --method "EASGD(alpha=0.2) every 4" train.py', "a method of your own beside plain training"),
-)
-_GROUPS = {
-    "Workers and devices": ("workers", "devices", "center", "module"),
-    "Methods": ("texts", "every", "also", "no_halving", "seeds"),
-    "Runs": ("steps", "minutes", "limit", "watch"),
-    "Output": ("summary_file", "picture_file"),
-}
+_FEW = 4  # methods without --all, plain training included
+_F = Callable[..., Any]
+_COUNT, _POSITIVE = click.IntRange(min=1), click.FloatRange(min=0, min_open=True)
 
 
-def _picture_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and path.suffix.lower() not in (".svg", ".png"):
-        raise ConfigurationError(
-            f"got --plot {path}: pictures are drawn as SVG or PNG; name a file that ends in .svg or .png"
-        )
-    if path is not None and path.suffix.lower() == ".png":
-        require_png(f"--plot {path}")
-    return result_file(context, parameter, path)
+def _svg_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a picture that could not be drawn at the end."""
+    if path is not None and path.suffix.lower() != ".svg":
+        raise ConfigurationError(f"got --plot {path}: the picture is SVG; name a file ending in .svg")
+    if path is not None and not has_charts():
+        missing = "matplotlib, which draws it, is not installed here"
+        raise ConfigurationError(f"got --plot {path}, but {missing}: {INSTALL}")
+    return result_file(context, option, path)
 
 
-@click.command("tune", cls=GroupedCommand, examples=_EXAMPLES, groups=_GROUPS, context_settings=SCRIPT)
+def _file(option: str, name: str, callback: Any, text: str) -> Callable[[_F], _F]:
+    """Return an option that names a file."""
+    return click.option(option, name, type=click.Path(path_type=Path), callback=callback, help=text)
+
+
+@click.command("tune", context_settings=SCRIPT)
 @click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, as of launch.")
 @click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="As of launch.  [auto]")
 @click.option("--center", type=click.Choice(CENTERS), default="auto", show_default=True, help="As of launch.")
-@click.option("--steps", type=click.IntRange(min=1), metavar="K", help="Compare after K mini-batches of each worker.")
+@click.option("--steps", type=_COUNT, metavar="K", help="Compare after K mini-batches per worker.")
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     metavar="M",
-    help="Compare after M minutes of training; with --steps a run ends at whichever comes first.  [1 without --steps]",
+    help="Compare after M minutes of training, or at --steps if earlier.  [1 without --steps]",
 )
 @click.option(
-    "--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each method; medians count."
+    "--seeds",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Runs of each method; medians count.",
 )
 @click.option(
     "--watch",
     metavar="NAME[:max]",
-    help="The reported value to compare; :max if higher is better.  [a validation loss, if there is one]",
+    help="The reported value to compare; :max if higher is better.  [a validation loss if any]",
 )
 @click.option(
     "--method",
     "texts",
     multiple=True,
     metavar="METHOD",
-    help='A method to try instead of the built-in ones: a rule, a period or both, such as "EASGD(alpha=0.2) every 4".',
+    help='A method to try, not the built-in ones: a rule, a period or both: "EASGD() every 4".',
 )
-@click.option("--all", "every", is_flag=True, help="Try all built-in methods, nine, in place of three.")
-@click.option("--no-halving", is_flag=True, help="Run all methods to the end; drop none that is worse on the way.")
+@click.option("--all", "every", is_flag=True, help="Try all nine built-in methods, not three.")
+@click.option("--no-halving", is_flag=True, help="Run all methods to the end; stop none.")
 @click.option(
     "--also",
     multiple=True,
@@ -88,71 +92,52 @@ def _picture_file(context: click.Context, parameter: click.Parameter, path: Path
 )
 @click.option(
     "--limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=600,
     show_default=True,
     metavar="S",
     help="End a run after S seconds in all, its start included.",
 )
-@click.option(
-    "--summary",
-    "summary_file",
-    type=click.Path(path_type=Path),
-    callback=result_file,
-    help="Write all results as JSON to this file.",
-)
-@click.option(
-    "--plot",
-    "picture_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.svg|png",
-    callback=_picture_file,
-    help="Draw the value of each method against seconds and steps.",
-)
-@click.option(
-    "--report",
-    "report_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.html",
-    callback=result_file,
-    help="Write a page with the advice, the picture and the table of all methods.",
-)
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, as of launch.")
+@_file("--summary", "summary_file", result_file, "Write all results as JSON.")
+@_file("--plot", "picture_file", _svg_file, "Draw the values of each method as SVG.")
+@_file("--report", "report_file", result_file, "Write table, advice and picture as an HTML page.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a dotted module name.")
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
     workers: int | None,
     devices: tuple[str, ...],
-    center: str,
-    steps: int | None,
-    minutes: float | None,
-    seeds: int,
-    watch: str | None,
     texts: tuple[str, ...],
     every: bool,
-    no_halving: bool,
     also: tuple[str, ...],
-    limit: float,
     summary_file: Path | None,
     picture_file: Path | None,
     report_file: Path | None,
     module: bool,
     script: str,
     args: tuple[str, ...],
+    **settings: Any,
 ) -> None:
-    """Run SCRIPT with ARGS by several methods, each for a short time, and tell which one to take.
+    """Run SCRIPT with ARGS by several methods, each for a short time, and report the best one.
 
-    First the script runs on one worker, as it is without this package. Then N workers train it by the default rule and
-    by others. They take the rule and the period where the script names none. So leave rule and every_n_batches out, or
-    the script's win. Values are compared that the script reports: a fit of Keras reports its logs,
-    DistributedMonitoring of Blocks its records, and StopOnPatience of Lasagne its values; other loops call
-    connect().report({"val_loss": loss}).
+    \b
+    Examples:
+      platoon tune -n 4 train.py
+      platoon tune -n 4 --seeds 1 --steps 500 train.py --rate 0.1
+      platoon tune -n 2 --method "EASGD(alpha=0.2) every 4" train.py
 
-    On the way the worse methods are dropped: after a third of the budget half of them go on, after two thirds a
-    quarter, at least two. Plain training and the defaults always come to the end. --no-halving drops none.
+    First the script runs on one worker, as it is without this package. Then N workers train it by
+    the default rule and by others. They use the rule and the period where the script names none,
+    so leave rule and every_n_batches out. The values to compare are those that the script reports:
+    fit of Keras, DistributedMonitoring of Blocks and StopOnPatience of Lasagne report by
+    themselves; other loops call connect().report({"val_loss": loss}).
 
-    The script runs many times in this folder, and writes its files each time. It must begin anew each time.
-    """
+    Optuna stops methods that are worse than the median of the finished runs. Plain training and
+    the defaults always run to the end; --no-halving stops none.
+
+    The script runs many times in this folder, and writes its files each time. It must start over
+    each time.
+    """  # noqa: D301
     lenient_output()
     console = report.open_console()
     report.log_to(console)
@@ -166,49 +151,39 @@ def command(
     count = len(chosen.devices)
     if count < 2:
         raise ConfigurationError("got one worker: methods differ with two or more; pass -n 2, or name two devices")
+    center, seeds = settings["center"], settings["seeds"]
     choose_center(center, chosen.devices)
     if every and texts:
-        raise ConfigurationError(
-            "got --all and --method, which replaces the built-in methods that --all would try: leave one of them out"
-        )
-    plain, default, *others = built_in(count) if every else few(count)
+        raise ConfigurationError("got --all and --method, which replaces the built-in methods: name one")
+    require_optuna()
+    plain, default, *others = built_in(count)[: None if every else _FEW]
     named = [read_method(text, count) for text in texts] if texts else [default, *others]
     named += [Method(count, words=tuple(shlex.split(words))) for words in also]
     folder = new_log_folder(f"{program.title}-tune")
     methods = list(dict.fromkeys([plain, *named]))
-    runs = f"{len(methods)} methods" if seeds == 1 else f"{len(methods)} methods, {seeds} runs of each"
+    runs = f"{len(methods)} methods" + (f", {seeds} runs of each" if seeds > 1 else "")
     report.print_line(console, f"{report.opening(chosen, center, folder)}, {runs}")
+    if report_file is not None and not has_charts():
+        report.print_line(console, NO_CHARTS)
     with StopSignals() as signals:
-        tuning = Tuning(
-            program,
-            args,
-            chosen.devices,
-            center,
-            methods=methods,
-            default=default,
-            seeds=seeds,
-            steps=steps,
-            seconds=60 * minutes if minutes else None if steps else 60.0,
-            run_s=limit,
-            watch=watch,
-            folder=folder,
-            halving=not no_halving,
-            load=os.getloadavg()[0],
-        )
+        load = os.getloadavg()[0]
+        about = (program, args, chosen.devices, methods, default, folder, load)
+        tuning = Tuning(*about, **settings)
         study = tune(tuning, console, signals)
-        print_study(console, tuning, study)
+        report.print_line(console, "")
+        for line in lines(tuning, study):
+            style = {"WARNING": "bold red", "Take": "bold"}.get(line.partition(":")[0], "")
+            report.print_line(console, line, style=style)
         if summary_file is not None:
             write_json(summary_file, results(tuning, study))
         if picture_file is not None and study.watched is not None:
             with no_job_fails_by("the picture"):
-                drawn = picture(program.title, study.trials, study.watched, study.rungs, tuning.by)
-                data = as_png(drawn) if picture_file.suffix.lower() == ".png" else drawn.encode()
-                if write_bytes(picture_file, data, "the picture"):
+                if write_text(picture_file, picture(study, study.watched), "the picture"):
                     report.print_line(console, f"The picture is {picture_file}.")
         if report_file is not None:
             with no_job_fails_by("the report"):
-                if write_text(report_file, tune_page(tuning, study), "the report"):
+                if write_text(report_file, page(tuning, study), "the report"):
                     report.print_line(console, f"The report is {report_file}.")
         report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
-    sys.exit(status_of(study))
+    sys.exit(130 if study.interrupted else int(any(run.failed for run in study.runs)))

@@ -1,27 +1,14 @@
-"""The comparison that `platoon tune` makes, by hand: values at the budget, when plain is reached, the choice."""
+"""The comparison of `platoon tune`, by hand: values at the budget, when plain is reached, the choice."""
 
-import io
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
-from platoon_base.cli.study import (
-    Method,
-    Point,
-    Trial,
-    Watched,
-    built_in,
-    choose,
-    common_end,
-    guess,
-    outcomes,
-    read_method,
-    value_at,
-)
-from platoon_base.cli.tune import Tuning
-from platoon_base.cli.tune_report import print_advice
+from platoon_base.cli.tune import Run, Study, Tuning, rule_of_script
+from platoon_base.cli.tune_methods import Method, Point, Watched, built_in, guess, read_method, value_at
+from platoon_base.cli.tune_report import choose, lines, outcomes, picture
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import parse_rule
 from platoon_base.worker_process.program import Program
@@ -37,13 +24,15 @@ def curve(*values, every=10):
     return [Point(every * i, every * i / 2, value) for i, value in enumerate(values, 1)]
 
 
-def trials(watched=LOSS, **curves):
+def runs_of(**curves):
     methods = {"plain": PLAIN, "default": DEFAULT, "other": OTHER}
     return [
-        Trial(methods[name], seed, {watched.name: curve(*values)})
-        for name, runs in curves.items()
-        for seed, values in enumerate(runs)
+        Run(methods[name], seed, curve(*values)) for name, runs in curves.items() for seed, values in enumerate(runs)
     ]
+
+
+def found_in(runs, watched=LOSS, end=30, by="steps"):
+    return outcomes(Study(runs, watched, end, False), watched, by)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +50,8 @@ def test_the_value_at_the_budget_is_interpolated(at, by, expected):
 
 
 def test_outcomes_are_medians_over_the_seeds():
-    found = outcomes(
-        trials(plain=[(5, 4, 3), (5, 4, 2), (5, 4, 1)], default=[(4, 2, 1), (4, 1, 0), (8, 8, 8)]), LOSS, 30, "steps"
-    )
-    plain, default = found
+    plain = [(5, 4, 3), (5, 4, 2), (5, 4, 1)]
+    plain, default = found_in(runs_of(plain=plain, default=[(4, 2, 1), (4, 1, 0), (8, 8, 8)]))
     assert (plain.values, plain.value, plain.steps, plain.seconds) == ([3, 2, 1], 2, 30, 15)
     assert (default.values, default.value) == ([1, 0, 8], 1)
     # Plain is at 2 in the end: first reached after 20 steps, after 10 + 10 * 2/3, and never.
@@ -72,37 +59,22 @@ def test_outcomes_are_medians_over_the_seeds():
     assert plain.reached == 30
 
 
-@pytest.mark.parametrize(
-    ("longer", "shorter", "budget", "expected"),
-    [
-        ([5, 4, 3, 2], [5, 4, 3], 40, 30),
-        ([5, 4, 3, 2], [5, 4, 3], 25, 25),
-        ([5, 4, 3, 2], [5, 4, 3, 2], 100, 40),
-    ],
-)
-def test_runs_are_compared_where_all_of_them_have_reported(longer, shorter, budget, expected):
-    """What a run learned after the last report of another one does not count."""
-    runs = trials(plain=[longer], default=[shorter])
-    assert common_end(runs, LOSS, budget, "steps") == expected
-    failed = [runs[0], runs[1]._replace(failed="it died")]
-    assert common_end(failed, LOSS, budget, "steps") == min(budget, 40)
-
-
 def test_higher_may_be_better_and_the_axis_may_be_seconds():
-    (plain, default) = outcomes(
-        trials(ACCURACY, plain=[(0.1, 0.5, 0.7)], default=[(0.6, 0.8, 0.9)]), ACCURACY, 15, "seconds"
-    )
+    runs = runs_of(plain=[(0.1, 0.5, 0.7)], default=[(0.6, 0.8, 0.9)])
+    plain, default = found_in(runs, ACCURACY, 15, "seconds")
     assert plain.value == 0.7
     assert default.reached == pytest.approx(7.5)  # half way between 5 and 10 seconds
 
 
 def test_a_run_that_diverged_is_the_worst_and_one_that_failed_is_told():
-    runs = trials(plain=[(2, 2, 2)], default=[(1, math.nan, math.nan)])
-    runs.append(Trial(OTHER, 0, {}, failed="exit status 1"))
-    plain, default, other = outcomes(runs, LOSS, 30, "steps")
+    runs = runs_of(plain=[(2, 2, 2)], default=[(1, math.nan, math.nan)])
+    runs.append(Run(OTHER, 0, [], failed="exit status 1"))
+    plain, default, other = found_in(runs)
     assert default.values == [math.inf]
     assert (other.values, other.failed) == ([], ["exit status 1"])
     assert choose([plain, default, other], DEFAULT, LOSS)[0] == plain
+    worst = found_in(runs_of(plain=[(2, 2, 2)], default=[(3, math.nan, math.nan)]), ACCURACY)[1]
+    assert worst.values == [-math.inf]
 
 
 @pytest.mark.parametrize(
@@ -111,19 +83,34 @@ def test_a_run_that_diverged_is_the_worst_and_one_that_failed_is_told():
         ([3, 4], [1, 2], OTHER, "it was the best"),
         ([3, 4], [1, 3.5], DEFAULT, "by less than the seeds differ"),
         ([1, 2], [3, 4], DEFAULT, "it was the best"),
-        ([8, 9], [8, 8], PLAIN, "did not pay"),
+        ([8, 9], [8, 8], PLAIN, "did not help"),
         ([3], [1], OTHER, "try more --seeds"),
     ],
 )
 def test_the_defaults_stay_unless_another_method_is_clearly_better(default, other, taken, word):
-    runs = trials(plain=[(7,)] * len(default), default=[(v,) for v in default], other=[(v,) for v in other])
-    best, reason = choose(outcomes(runs, LOSS, 10, "steps"), DEFAULT, LOSS)
+    runs = runs_of(plain=[(7,)] * len(default), default=[(v,) for v in default], other=[(v,) for v in other])
+    best, reason = choose(found_in(runs, end=10), DEFAULT, LOSS)
     assert best.method == taken
     assert word in reason
-    mirrored = [
-        trial._replace(curves={"acc": [p._replace(value=-p.value) for p in trial.curves["loss"]]}) for trial in runs
-    ]
-    assert choose(outcomes(mirrored, ACCURACY, 10, "steps"), DEFAULT, ACCURACY)[0].method == taken
+    mirrored = [run._replace(points=[p._replace(value=-p.value) for p in run.points]) for run in runs]
+    assert choose(found_in(mirrored, ACCURACY, 10), DEFAULT, ACCURACY)[0].method == taken
+
+
+def test_a_method_that_was_dropped_is_not_chosen():
+    runs = runs_of(plain=[(7, 7)], default=[(6, 6)], other=[(5, 5)])
+    runs[-1] = runs[-1]._replace(dropped=Point(10, 5, 5))
+    found = found_in(runs, end=20)
+    assert (found[-1].steps, found[-1].dropped) == (10, True)
+    assert choose(found, DEFAULT, LOSS)[0].method == DEFAULT
+
+
+def test_a_rule_that_all_methods_use_is_that_of_the_script():
+    asgd = Method(2, "ASGD()", 10)
+    used = [Run(DEFAULT, 0, [], rule="EASGD(alpha=0.3)"), Run(asgd, 0, [], rule="EASGD(alpha=0.3)")]
+    assert rule_of_script(used) == "EASGD(alpha=0.3)"
+    assert rule_of_script(used[:1]) == ""
+    assert rule_of_script([used[0], used[1]._replace(rule="ASGD()")]) == ""
+    assert rule_of_script([used[0], used[0]._replace(method=DEFAULT._replace(period=4))]) == ""
 
 
 @pytest.mark.parametrize(
@@ -169,22 +156,38 @@ def test_the_built_in_methods_differ_and_name_rules(workers):
     assert len({(parse_rule(each.rule).resolved(workers), each.period) for each in others}) == len(others)
 
 
-def advice(found, load):
-    file = io.StringIO()
-    methods = [each.method for each in found]
-    tuning = Tuning(
-        Program("train.py"), [], ["cpu", "cpu"], "host", methods, DEFAULT, 1, 30, None, 9.0, None, Path(), False, load
-    )
-    print_advice(Console(file=file, width=10_000), found, LOSS, tuning, [])
-    return [line for line in file.getvalue().splitlines() if line.startswith("WARNING")]
+def printed(runs, load=0.0):
+    """Return what the command prints about runs of 30 steps."""
+    settings = ("auto", 1, 30, None, 9.0, None, False)
+    tuning = Tuning(Program("train.py"), [], ["cpu"] * 2, [], DEFAULT, Path(), load, *settings)
+    return list(lines(tuning, Study(runs, LOSS, 30, False)))
+
+
+def warnings(runs, load=0.0):
+    return [line for line in printed(runs, load) if line.startswith("WARNING")]
 
 
 def test_factors_above_the_number_of_workers_are_doubted():
-    slow, fast = curve(4, 3, 2), curve(2, 1, 1)
-    found = outcomes([Trial(PLAIN, 0, {"loss": slow}), Trial(DEFAULT, 0, {"loss": fast})], LOSS, 30, "steps")
-    (warned,) = advice(found, load=0.0)
+    (warned,) = warnings(runs_of(plain=[(4, 3, 2)], default=[(2, 1, 1)]))
     assert "CenterMomentum() every 10 was 3.00 times sooner with 2 workers." in warned
-    as_fast = outcomes([Trial(PLAIN, 0, {"loss": slow}), Trial(DEFAULT, 0, {"loss": slow})], LOSS, 30, "steps")
-    assert advice(as_fast, load=0.0) == []
-    (warned,) = advice(as_fast, load=1000.0)
+    as_fast = runs_of(plain=[(4, 3, 2)], default=[(4, 3, 2)])
+    assert warnings(as_fast) == []
+    (warned,) = warnings(as_fast, load=1000.0)
     assert "the load was 1000.0" in warned
+
+
+def test_a_method_that_is_not_the_default_is_written_as_code():
+    text = "\n".join(printed(runs_of(plain=[(4, 3, 3)], default=[(4, 3, 3)], other=[(4, 3, 2)])))
+    assert "rule=EASGD(), every_n_batches=4" in text
+    assert 'PLATOON_RULE="EASGD()" PLATOON_EVERY_N_BATCHES=4 platoon launch -n 2 train.py' in text
+
+
+@pytest.mark.parametrize("values", [(math.nan, 1e30, math.inf), (1.0,), (-math.inf,) * 3])
+def test_any_values_and_names_are_drawn(values):
+    pytest.importorskip("matplotlib", reason="needs matplotlib: `make setup` installs it")
+    odd = Method(2, words=("--a=<&>$x$ \x01\udcff 損失",))
+    runs = [*runs_of(plain=[(3, 2, 1), (3, 2)]), Run(odd, 0, curve(*values)), Run(OTHER, 0, [], failed="it died")]
+    root = ElementTree.fromstring(picture(Study(runs, LOSS, 30, False), Watched("_<&>$", False)))
+    texts = {each.text for each in root.iter() if each.tag.endswith("text")}
+    assert {"_<&>$, lower is better", r"the script with --a=<&>$x$ \x01\udcff 損失"} <= texts
+    assert OTHER.name not in texts
