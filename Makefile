@@ -76,7 +76,7 @@ lint: setup
 	@$(NOX) -s lint
 
 bench: setup
-	@for script in $$(ls benchmarks/*.py | grep -v -e harness -e namespaces -e learning_ -e device -e memory -e torch -e zoo); do \
+	@for script in $$(ls benchmarks/*.py | grep -v -e harness -e namespaces -e learning_ -e device -e memory -e strangers -e torch -e zoo); do \
 	    echo "== $$script"; $(VENV)/python "$$script" || exit 1; \
 	done
 	@$(VENV)/python benchmarks/lstm.py --original --units 32 --vocabulary 1000 --repeats 250
@@ -91,6 +91,7 @@ bench-keras: setup
 	    KERAS_BACKEND=$$backend .nox/keras3/bin/python benchmarks/keras_fit.py --measure $$what || exit 1; \
 	done; KERAS_BACKEND=tensorflow .nox/tf/bin/python benchmarks/keras_fit.py --measure $$what || exit 1; done
 	@.nox/keras3/bin/python benchmarks/torch_ddp.py
+	@for backend in torch jax; do KERAS_BACKEND=$$backend .nox/keras3/bin/python benchmarks/strangers.py || exit 1; done
 
 bench-gpu: setup
 	@$(TEST_ENV) $(VENV)/python benchmarks/zoo.py --framework lasagne $(ARGS)

@@ -37,9 +37,8 @@ def shard(
     tuples and dicts of arrays are sharded array by array.
 
     A ``fit`` that shuffles, with the callbacks of `distribute`, divides the rows of these arrays
-    again in each epoch, by one permutation of all rows. It needs the memory of one more shard and
-    keeps the original arrays in memory. The returned arrays do not change. Each worker keeps its
-    rows
+    again in each epoch, by one permutation of all rows. It reads each batch from the original
+    arrays, and keeps these in memory. The returned arrays do not change. Each worker keeps its rows
 
     - in validation and with ``fit(shuffle=False)``, which keeps their order too;
     - if ``fit`` gets other arrays, such as ``x / 255``: preprocess arrays before `shard`;
@@ -106,6 +105,27 @@ def shard(
         parts = tuple(_shard_set(part, worker) for part in data)
         require_same_data(data, worker)
         return parts if len(parts) > 1 else parts[0]
+    train, valid = shard_arrays(data, worker, uneven, validation_split, reshuffle)
+    if validation_split:
+        return train, valid
+    return train if len(train) > 1 else train[0]
+
+
+# Arrays.
+
+
+def shard_arrays(
+    data: tuple[Any, ...],
+    worker: Worker,
+    uneven: str = "keep",
+    validation_split: float = 0.0,
+    reshuffle: bool = True,
+    checked: bool = True,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return this worker's rows for training and for validation.
+
+    With ``checked`` a `fit` finds out whether the script has changed the arrays, by a checksum.
+    """
     rows = _common_rows(data)
     at = math.floor(rows * (1 - validation_split)) if validation_split else rows
     if at < worker.global_size:
@@ -113,20 +133,18 @@ def shard(
             f"got {at} rows for {worker.global_size} workers: some would have none; use fewer workers"
         )
     require_same_data(data, worker)
-    train = tuple(map_arrays(part, lambda array: _rows(array, 0, at, uneven, worker, reshuffle)) for part in data)
-    if validation_split:
-        if rows - at < worker.global_size:
-            raise ConfigurationError(
-                f"got validation_split={validation_split!r} of {rows} rows, {rows - at} for {worker.global_size} "
-                "workers: some would have none; take more, or use fewer workers"
-            )
-        return train, tuple(
-            map_arrays(part, lambda array: _rows(array, at, rows, "keep", worker, False)) for part in data
+    if validation_split and rows - at < worker.global_size:
+        raise ConfigurationError(
+            f"got validation_split={validation_split!r} of {rows} rows, {rows - at} for {worker.global_size} "
+            "workers: some would have none; take more, or use fewer workers"
         )
-    return train if len(train) > 1 else train[0]
 
+    def part(start: int, stop: int, uneven: str, reshuffle: bool) -> tuple[Any, ...]:
+        cut = Cut(start, stop, worker.global_rank, worker.global_size, uneven)
+        return tuple(map_arrays(each, lambda array: _rows(array, cut, reshuffle, checked)) for each in data)
 
-# Arrays.
+    train = part(0, at, uneven, reshuffle)
+    return train, part(at, rows, "keep", False) if validation_split else ()
 
 
 def _common_rows(data: tuple[Any, ...]) -> int:
@@ -157,15 +175,14 @@ def _count(array: Any) -> int:
     return int(array.shape[0]) if hasattr(array, "shape") else len(array)
 
 
-def _rows(array: Any, start: int, stop: int, uneven: str, worker: Worker, reshuffle: bool) -> Any:
-    rank, size = worker.global_rank, worker.global_size
-    if size == 1 and (start, stop) == (0, _count(array)):
+def _rows(array: Any, cut: Cut, reshuffle: bool, checked: bool) -> Any:
+    if cut.size == 1 and (cut.start, cut.stop) == (0, _count(array)):
         return array
     array = _with_rows(array)
-    mine = _first_rows(array, Cut(start, stop, rank, size, uneven))
+    mine = _first_rows(array, cut)
     keep_returned(mine)
-    if reshuffle and size > 1:
-        keep_part(mine, array, Cut(start, stop, rank, size, uneven))
+    if reshuffle and cut.size > 1:
+        keep_part(mine, array, cut, checked)
     return mine
 
 

@@ -15,7 +15,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.data import is_dataset, is_sequence, is_sharded, shard
+from platoon_plugins.keras.data import is_dataset, is_sequence, is_sharded, shard, shard_arrays
 from platoon_plugins.keras.dataset_order import comparable, sources
 from platoon_plugins.keras.parts import is_nested, is_part, leaves, map_arrays
 from platoon_plugins.keras.read_order import REMEDY, ReadOrder, register
@@ -98,10 +98,10 @@ def _divide_arrays(values: dict[str, Any], worker: Worker) -> None:
         return
     split = values.get("validation_split") or 0.0
     if split and values.get("validation_data") is None:
-        own, values["validation_data"] = shard(*data, validation_split=split, worker=worker)
+        own, values["validation_data"] = shard_arrays(data, worker, validation_split=split, checked=False)
         values["validation_split"] = 0.0
     else:
-        own = shard(*data, worker=worker)
+        own, _ = shard_arrays(data, worker, checked=False)
     values.update({name: part for name, part in zip(("x", "y", "sample_weight"), own) if part is not None})
 
 

@@ -6,10 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from platoon_base import Worker
-from platoon_base.sharding import take
 from platoon_plugins.keras.parts import Part, leaves, map_arrays, part_of
 from platoon_plugins.keras.reshuffling import callers, common_cut
 
@@ -86,7 +83,8 @@ def _replace(iterator: Any, data: tuple[Any, ...], index: int, count: int) -> No
 
     def rows_of(array: Any) -> Any:
         part: Part = part_of(array)  # type: ignore[assignment]
-        return take(part.whole, np.arange(part.cut.start + index, part.cut.stop, count))
+        rows = slice(part.cut.start + index, part.cut.stop, count)  # A slice makes a view.
+        return part.whole.iloc[rows] if hasattr(part.whole, "iloc") else part.whole[rows]
 
     adapter = iterator.data_adapter
     x, y, sample_weight = map_arrays(data, rows_of)

@@ -44,21 +44,21 @@ class Cut(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The origin of one worker's array, with the checksum of the array when it was made."""
+    """The origin of one worker's array, with its checksum if the script may change the array."""
 
     whole: Any
     cut: Cut
-    checksum: int
+    checksum: int | None
 
     def is_unchanged(self, array: Any) -> bool:
-        return _checksum(array) == self.checksum
+        return self.checksum is None or _checksum(array) == self.checksum
 
 
 # Origins by the id of the array; the weak reference removes the entry.
 _parts: dict[int, tuple[weakref.ref[Any], Part]] = {}
 
 
-def keep_part(array: Any, whole: Any, cut: Cut) -> None:
+def keep_part(array: Any, whole: Any, cut: Cut, checked: bool = True) -> None:
     """Record the origin of an array, unless its data are in a file, on a GPU or of objects."""
     if not (_is_in_memory(array) and _is_in_memory(whole)):
         return
@@ -67,7 +67,7 @@ def keep_part(array: Any, whole: Any, cut: Cut) -> None:
         reference = weakref.ref(array, lambda _: _parts.pop(key, None))
     except TypeError:  # This class has no weak references.
         return
-    _parts[key] = reference, Part(whole, cut, _checksum(array))
+    _parts[key] = reference, Part(whole, cut, _checksum(array) if checked else None)
 
 
 # All arrays of `shard`, including those whose rows are not divided again.

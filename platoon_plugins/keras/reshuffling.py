@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from platoon_base import Worker
-from platoon_base.sharding import shard_seed, take
+from platoon_base.sharding import shard_seed
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.parts import Cut, Part, leaves, map_arrays, part_at, part_of
+from platoon_plugins.keras.row_batches import RowBatches, Rows, RowsOfArray
 
 __all__ = ["Reshuffling", "callers", "common_cut"]
 
@@ -54,14 +55,7 @@ class Reshuffling:
         """Replace the rows of ``fit`` by those of this epoch, before it reads the first batch."""
         if self._inputs is None or self._cut is None:
             return
-        rows, taken = self._cut.rows(self._seed, epoch), {}
-
-        def rows_of(part: Part) -> Any:
-            if id(part.whole) not in taken:
-                taken[id(part.whole)] = take(part.whole, rows)
-            return taken[id(part.whole)]
-
-        self._inputs.replace(rows_of)
+        self._inputs.replace(self._cut.rows(self._seed, epoch))
 
     def end(self) -> None:
         self._inputs = None
@@ -110,23 +104,24 @@ class _Keras3Inputs:
     def __init__(self, values: dict[str, Any]) -> None:
         self._iterator = values["epoch_iterator"]
         self._data = tuple(values.get(name) for name in ("x", "y", "sample_weight"))
-        self._options = {"class_weight": values.get("class_weight"), "shuffle": True}
+        self._class_weight = values.get("class_weight")
+        self._batches: RowBatches | None = None
 
     def parts(self) -> list[tuple[Any, Part | None]]:
         return [(array, part_of(array)) for array in leaves(self._data)]
 
-    def replace(self, rows_of: Callable[[Part], Any]) -> None:
+    def replace(self, rows: Rows) -> None:
         iterator, adapter = self._iterator, self._iterator.data_adapter
-        kind, batch_size = type(adapter), adapter.batch_size
-        # This frees the rows of the last epoch.
-        iterator.data_adapter = iterator._current_iterator = adapter = None
-        x, y, sample_weight = map_arrays(self._data, lambda array: rows_of(part_of(array)))
-        adapter = kind(x, y, sample_weight=sample_weight, batch_size=batch_size, **self._options)
+        if self._batches is None:
+            whole = map_arrays(self._data, lambda array: part_of(array).whole)  # type: ignore[union-attr]
+            self._batches = RowBatches(type(adapter), whole, adapter.batch_size, self._class_weight)
+        self._batches.take(rows)
+        iterator.data_adapter, iterator._current_iterator = self._batches, None
         if hasattr(iterator, "_distributed_dataset"):
+            iterator._distributed_dataset = None  # This frees the tensors that Keras has made.
             iterator._distributed_dataset = iterator._distribute_strategy.experimental_distribute_dataset(
-                adapter.get_tf_dataset()
+                self._batches.get_tf_dataset()
             )
-        iterator.data_adapter = adapter
 
 
 class _Keras2Inputs:
@@ -143,13 +138,12 @@ class _Keras2Inputs:
     def parts(self) -> list[tuple[Any, Part | None]]:
         return [(self._list[i], None) if found is None else found for i, found in self._found.items()]
 
-    def replace(self, rows_of: Callable[[Part], Any]) -> None:
+    def replace(self, rows: Rows) -> None:
         for i, (_, part) in [(i, found) for i, found in self._found.items() if found is not None]:
-            shape = self._list[i].shape
-            # This frees the rows of the last epoch.
-            self._list[i] = None
-            self._list[i] = rows_of(part).reshape(shape)
+            self._list[i] = RowsOfArray(part.whole, rows, self._list[i].shape)
 
 
 def _is_all_ones(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.kind == "f" and bool((array == 1).all())
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not (array[:1] == 1).all():
+        return False
+    return bool(array.min() == 1 == array.max())  # A comparison would need memory for its result.

@@ -2,8 +2,8 @@
 
 from itertools import chain
 
-import keras_here  # noqa: F401 - skips the file where there is no Keras
 import pytest
+from keras_here import keras  # skips the file where there is no Keras
 from scripts_here import script_path
 
 from platoon_base.sharding import epoch_indices, shard_seed
@@ -57,6 +57,13 @@ def test_only_unchanged_arrays_of_shard_are_dealt_out_anew(run_keras):
 def test_whatever_goes_with_the_rows_moves_with_them(run_keras):
     """Weights of samples and of classes, vectors, arrays cast by Keras, and rows that do not divide evenly."""
     run_keras(script_path("keras_reshuffling_whatever_goes_with_the_rows_moves_with_them")).require_success()
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="TensorFlow copies all arrays into tensors")
+def test_no_worker_holds_a_copy_of_its_rows(run_keras, tmp_path):
+    """Neither of arrays nor of mapped files, while it trains: 120 MB, of which each of two workers reads a half."""
+    script = script_path("keras_reshuffling_no_worker_holds_a_copy_of_its_rows")
+    run_keras(script, args=[str(tmp_path)]).require_success()
 
 
 def test_steps_in_an_epoch_stay_the_same(run_keras):

@@ -64,6 +64,7 @@ CASES = [
         on="torch",
     ),
     case("keras_fit", "--measure large --megabytes 8 --ways plain EASGD", "keras-large-*.json", 2, on="torch"),
+    case("strangers", "--megabytes 4 --ways keras_arrays", "strangers-torch.json", 1, on="torch"),
     case("torch_ddp", "--quick", "torch_ddp.json", 10, on="torch"),
     case("keras_fit", "--quick", "keras-*.json", 8, on="torch"),
     case("keras_fit", "--measure alone --quick", "keras-alone-*-cpu.json", 4, on="torch"),
