@@ -28,6 +28,6 @@ def look():
 tasks = {cpus: ray.remote(num_gpus=0, num_cpus=cpus)(look).remote() for cpus in (0, 0.5, 2)}
 print(ray.__version__, {cpus: ray.get(task) for cpus, task in tasks.items()})
 END
-seen=$("$folder/venv/bin/python" "$folder/tasks.py" 2>/dev/null)
+seen=$("$folder/venv/bin/python" "$folder/tasks.py" 2>"$folder/log") || { cat "$folder/log"; exit 1; }
 echo "$seen"
 [ "$seen" = "2.60.0 {0: ('0,1', '1'), 0.5: ('0,1', '1'), 2: ('0,1', '2')}" ]
