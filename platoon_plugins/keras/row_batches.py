@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,13 +34,18 @@ class RowBatches:
     """Takes the place of Keras 3's adapter of arrays, whose order and conversions it uses.
 
     Keras's own adapter draws the order of the row numbers, with the random numbers that it would
-    draw for the rows. Another one converts each batch of rows.
+    draw for the rows. Another one, of all rows, converts them.
     """
 
     def __init__(self, kind: Callable[..., Any], data: tuple[Any, ...], batch_size: int, class_weight: Any) -> None:
         self._kind, self._data, self._batch_size = kind, data, batch_size
         self._class_weight = class_weight
         self._tensors: Any = None
+
+    @functools.cached_property
+    def _whole(self) -> Any:
+        x, y, sample_weight = self._data
+        return self._kind(x, y, sample_weight=sample_weight, class_weight=self._class_weight)
 
     def take(self, rows: Rows) -> None:
         """Read these rows from now on."""
@@ -48,7 +54,7 @@ class RowBatches:
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute such as ``num_batches`` of the adapter of the row numbers."""
-        if name == "_order":
+        if name in ("_order", "_whole"):
             raise AttributeError(name)
         return getattr(self._order, name)
 
@@ -64,23 +70,25 @@ class RowBatches:
             yield next(self.batch(rows).get_numpy_iterator())
 
     def get_jax_iterator(self) -> Iterator[Any]:
+        unchanged = all(map(_is_taken_unchanged, keras.tree.flatten(self._whole._inputs)))
         for rows in self._order.get_numpy_iterator():
-            yield next(self.batch(rows).get_jax_iterator())
+            if unchanged:  # An adapter for each batch takes longer than its rows.
+                yield map_arrays(self._whole._inputs, lambda array, rows=rows: array[rows])
+            else:
+                yield next(self.batch(rows).get_jax_iterator())
 
     def get_torch_dataloader(self) -> Any:
         import torch
 
         loader = self._order.get_torch_dataloader()
-        items: Any = _TorchItems(self, self._rows)
+        items: Any = _TorchItems(self._whole.get_torch_dataloader().dataset, self._rows)
         return torch.utils.data.DataLoader(items, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
 
     def get_tf_dataset(self) -> Any:
         import tensorflow as tf
 
         if self._tensors is None:
-            x, y, sample_weight = self._data
-            whole = self._kind(x, y, sample_weight=sample_weight, class_weight=self._class_weight)
-            self._tensors = keras.tree.lists_to_tuples(map_arrays(whole._inputs, _tensor))
+            self._tensors = keras.tree.lists_to_tuples(map_arrays(self._whole._inputs, _tensor))
 
         def batch(rows: Any) -> Any:
             return map_arrays(self._tensors, lambda tensor: _as_keras_floats(tf.gather(tensor, rows)))
@@ -90,15 +98,19 @@ class RowBatches:
 
 
 class _TorchItems:
-    def __init__(self, batches: RowBatches, rows: Rows) -> None:
-        self._batches, self._rows = batches, rows
+    def __init__(self, items: Any, rows: Rows) -> None:
+        self._items, self._rows = items, rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitems__(self, places: list[int]) -> Any:
-        loader = self._batches.batch(self._rows[places]).get_torch_dataloader()
-        return loader.dataset.__getitems__(slice(None))
+        return self._items.__getitems__(self._rows[places])
+
+
+def _is_taken_unchanged(array: Any) -> bool:
+    """Return whether Keras passes the rows of an array to JAX as they are."""
+    return isinstance(array, np.ndarray) and (array.dtype.kind in "iub" or array.dtype == keras.config.floatx())
 
 
 def _tensor(array: Any) -> Any:
