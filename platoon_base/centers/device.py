@@ -304,6 +304,8 @@ class DeviceCenter:
             return None
         parameter, place = split_element_code(word)
         order, shape = self.orders[parameter], self._layout.specs[parameter].shape
+        if order == tuple(range(len(shape))):
+            return NonFiniteElement(parameter, place)
         index = np.unravel_index(place, [shape[axis] for axis in order])
         return NonFiniteElement(parameter, int(np.ravel_multi_index([index[i] for i in np.argsort(order)], shape)))
 

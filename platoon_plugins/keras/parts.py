@@ -111,7 +111,8 @@ def _is_in_memory(array: Any) -> bool:
     if isinstance(array, np.ndarray):
         return not isinstance(array, np.memmap) and not array.dtype.hasobject
     if hasattr(array, "iloc"):
-        return all(getattr(dtype, "kind", "O") in "biuf" for dtype in np.ravel(array.dtypes))
+        plain = all(getattr(dtype, "kind", "O") in "biuf" for dtype in np.ravel(array.dtypes))
+        return plain and not np.asarray(array.iloc[:0]).dtype.hasobject  # Booleans and floats have no common dtype.
     if type(array).__module__.partition(".")[0] == "torch":
         # NumPy has no bfloat16.
         return bool(array.device.type == "cpu") and "bfloat16" not in str(array.dtype)

@@ -38,7 +38,9 @@ class RowBatches:
     """
 
     def __init__(self, kind: Callable[..., Any], data: tuple[Any, ...], batch_size: int, class_weight: Any) -> None:
-        self._kind, self._data, self._batch_size = kind, data, batch_size
+        self._kind, self._batch_size = kind, batch_size
+        # JAX would gather rows on the device, and Keras copies each batch back.
+        self._data = map_arrays(data, lambda array: np.asarray(array) if _is_of_jax(array) else array)
         self._class_weight = class_weight
         self._tensors: Any = None
 
@@ -46,6 +48,10 @@ class RowBatches:
     def _whole(self) -> Any:
         x, y, sample_weight = self._data
         return self._kind(x, y, sample_weight=sample_weight, class_weight=self._class_weight)
+
+    def _are_taken_unchanged(self) -> bool:
+        """Return whether no adapter is needed for each batch, which takes longer than its rows."""
+        return all(map(_is_taken_unchanged, keras.tree.flatten(self._whole._inputs)))
 
     def take(self, rows: Rows) -> None:
         """Read these rows from now on."""
@@ -70,9 +76,9 @@ class RowBatches:
             yield next(self.batch(rows).get_numpy_iterator())
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        unchanged = all(map(_is_taken_unchanged, keras.tree.flatten(self._whole._inputs)))
+        unchanged = self._are_taken_unchanged()
         for rows in self._order.get_numpy_iterator():
-            if unchanged:  # An adapter for each batch takes longer than its rows.
+            if unchanged:
                 yield map_arrays(self._whole._inputs, lambda array, rows=rows: array[rows])
             else:
                 yield next(self.batch(rows).get_jax_iterator())
@@ -81,7 +87,8 @@ class RowBatches:
         import torch
 
         loader = self._order.get_torch_dataloader()
-        items: Any = _TorchItems(self._whole.get_torch_dataloader().dataset, self._rows)
+        whole = self._whole.get_torch_dataloader().dataset if self._are_taken_unchanged() else None
+        items: Any = _TorchItems(self, whole, self._rows)
         return torch.utils.data.DataLoader(items, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
 
     def get_tf_dataset(self) -> Any:
@@ -98,19 +105,28 @@ class RowBatches:
 
 
 class _TorchItems:
-    def __init__(self, items: Any, rows: Rows) -> None:
-        self._items, self._rows = items, rows
+    def __init__(self, batches: RowBatches, whole: Any, rows: Rows) -> None:
+        self._batches, self._whole, self._rows = batches, whole, rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitems__(self, places: list[int]) -> Any:
-        return self._items.__getitems__(self._rows[places])
+        rows = self._rows[places]
+        if self._whole is not None:
+            return self._whole.__getitems__(rows)
+        return self._batches.batch(rows).get_torch_dataloader().dataset.__getitems__(slice(None))
 
 
 def _is_taken_unchanged(array: Any) -> bool:
-    """Return whether Keras passes the rows of an array to JAX as they are."""
+    """Return whether Keras passes the rows of an array as they are; it casts other arrays as a whole."""
+    if keras.backend.backend() == "torch" and type(array).__module__ == "torch":
+        return not array.is_floating_point() or str(array.dtype) == f"torch.{keras.config.floatx()}"
     return isinstance(array, np.ndarray) and (array.dtype.kind in "iub" or array.dtype == keras.config.floatx())
+
+
+def _is_of_jax(array: Any) -> bool:
+    return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 def _tensor(array: Any) -> Any:
@@ -118,6 +134,8 @@ def _tensor(array: Any) -> Any:
     import tensorflow as tf
 
     values = np.asarray(array.detach() if hasattr(array, "detach") else array)
+    if hasattr(array, "iloc") and values.ndim == 1:  # Keras gives a Series an axis.
+        values = values[:, None]
     # TensorFlow would copy other arrays twice.
     if values.dtype.kind not in "iuf" or not values.size:
         return tf.convert_to_tensor(values)

@@ -147,17 +147,18 @@ def test_memory_in_any_order_stays_on_the_device(run_in_any_order, orders, tmp_p
     assert ["copies" in log for log in outcome.logs] == [False, orders[0] != orders[1]]
 
 
-def test_the_element_that_is_not_finite_is_named_by_its_index_in_c_order(run_in_any_order):
+@pytest.mark.parametrize(("shape", "at", "element"), [((4, 5), (1, 2), 7), ((), (), 0)])
+def test_the_element_that_is_not_finite_is_named_by_its_index_in_c_order(run_in_any_order, shape, at, element):
     run_in_any_order(
-        """
-        x = on_device(np.zeros((4, 5)), "float32", "F")
+        f"""
+        x = on_device(np.zeros({shape}), "float32", "F")
         worker.init_shared_params([x], EASGD())
         worker.barrier()
-        values = np.zeros((4, 5), "float32")
-        values[1, 2] = np.nan
+        values = np.zeros({shape}, "float32")
+        values[{at}] = np.nan
         if rank == 0:
             advance([x], [values])
-            with pytest.raises(NonFiniteError, match="element 7 of"):
+            with pytest.raises(NonFiniteError, match="element {element} of"):
                 for _ in range(100):
                     worker.sync_params()
                     x.get_value()

@@ -27,6 +27,7 @@ if not KERAS_2:
         import torch
 
         moves(rows_of_fit(*shard(pandas.DataFrame(x), pandas.DataFrame(y))))
+        shard(pandas.DataFrame({"number": x[:, 0].astype("float64"), "sign": x[:, 0] > 0}), y)
         moves(rows_of_fit(*shard(torch.from_numpy(x), torch.from_numpy(y))))
     if keras.backend.backend() == "tensorflow":
         moves(rows_of_fit(*shard(x, keras.ops.convert_to_tensor(y))))
