@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from platoon_base.devices.checks import some_names
 from platoon_base.fingerprint import checksum
 
 __all__ = ["UnchangedWatch"]
@@ -33,7 +34,7 @@ class UnchangedWatch:
         self._watched -= {i for i, before in self._sums.items() if checksum(arrays[i]) != before}
         self._seen += bool(self._sums)
         if self._watched and self._seen >= self._patience:
-            names = _some([self._names[i] for i in sorted(self._watched)])
+            names = some_names([self._names[i] for i in sorted(self._watched)], _MOST_NAMES)
             self._watched = set()
             log.warning(
                 "rank %d: %s did not change in %d synchronizations, so the center learns nothing from this worker. "
@@ -47,8 +48,3 @@ class UnchangedWatch:
     def after_sync(self, arrays: Sequence[Any]) -> None:
         self._watched = {i for i in self._watched if arrays[i].size}  # Empty arrays cannot change.
         self._sums = {i: checksum(arrays[i]) for i in self._watched}
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
