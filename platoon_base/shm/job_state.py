@@ -10,13 +10,10 @@ import numpy as np
 from platoon_base.errors import ProtocolError
 from platoon_base.sharding import START, Position
 from platoon_base.shm.phases import BINS, PARTS, PHASES, PhaseTimes
+from platoon_base.shm.schema import Part, Schema, Views
 from platoon_base.system.text import to_bytes
-from platoon_base.views import array_on
 
 __all__ = ["CONTROLLER_LOCK", "ROW", "TURN_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress", "position_of"]
-
-MAGIC = b"PLATOON\0"
-VERSION = 14
 
 # Bytes of the segment with a lock; locking does not change the bytes.
 CONTROLLER_LOCK = 0  # Held while the controller lives.
@@ -25,20 +22,6 @@ USER_LOCK = 1  # Worker.lock() and unlock().
 TURN_LOCK = 2
 WORKER_LOCKS = 1024  # + rank: held while that worker takes part.
 
-_HEADER = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "u4"),
-        ("rows", "u4"),
-        ("stop", "u4"),
-        ("several", "u4"),
-        ("num_live", "u4"),
-        ("num_live_everywhere", "u4"),
-        ("leader", "u4"),
-        ("reason", "S256"),
-    ],
-    align=True,
-)
 ROW = np.dtype(
     [
         ("epoch", "i8"),
@@ -80,7 +63,24 @@ ROW = np.dtype(
 )
 # These grow as a worker makes progress.
 _SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")
-_VOTE_BYTES = 8
+
+_STATE = Schema(
+    "the state of a job",
+    b"PLTNSTAT",
+    15,
+    [
+        ("rows", "u4"),
+        ("stop", "u4"),
+        ("several", "u4"),
+        ("num_live", "u4"),
+        ("num_live_everywhere", "u4"),
+        ("leader", "u4"),
+        ("reason", "S256"),
+    ],
+    # The votes are not in the rows: few cache lines hold those of all workers.
+    lambda header, layout: [Part("table", ROW, (int(header["rows"]),)), Part("votes", "i8", (int(header["rows"]),))],
+    ProtocolError,
+)
 
 
 def position_of(row: Any) -> tuple[int, int, int]:
@@ -127,37 +127,23 @@ class JobState:
     """State of a job, in shared memory or, in a single-worker job, in plain memory."""
 
     def __init__(self, buffer: Any, rows: int, create: bool) -> None:
-        self._header: Any = array_on(buffer, (), _HEADER)
-        if create:
-            self._header["magic"], self._header["version"], self._header["rows"] = MAGIC, VERSION, rows
-        # NumPy strips trailing zeros of byte strings.
-        elif (self._header["magic"].item(), self._header["version"].item()) != (MAGIC.rstrip(b"\0"), VERSION):
-            raise ProtocolError("the job's state is of another version of this package; install one version everywhere")
-        self._use_memory(buffer)
+        self._use_memory(buffer, _STATE.write(buffer, rows=rows) if create else _STATE.read(buffer, name="of a job"))
         if create:
             self.table["loss"] = np.nan
 
-    def _use_memory(self, buffer: Any) -> None:
-        self._header = array_on(buffer, (), _HEADER)
-        self.table: Any = array_on(buffer, (int(self._header["rows"]),), ROW, self._first_row())
-        # Contiguous, not in the rows: few cache lines hold the votes of all workers.
-        self.stop_votes: Any = array_on(buffer, self.table.shape, "i8", self._first_row() + self.table.nbytes)
+    def _use_memory(self, buffer: Any, views: Views) -> None:
+        self._bytes = np.frombuffer(buffer, np.uint8)
+        self._header, self.table, self.stop_votes = views.header, views.table, views.votes
         self._stop = self._header["stop"][...]
 
     def detach(self) -> None:
         """Switch to a private copy: the memory can be unmapped while threads read the state."""
-        copy = bytearray(self.size_bytes(len(self.table)))
-        last = JobState(copy, len(self.table), create=True)
-        last._header[...], last.table[...], last.stop_votes[...] = self._header, self.table, self.stop_votes
-        self._use_memory(copy)
+        copy = bytearray(self._bytes)
+        self._use_memory(copy, _STATE.read(copy))
 
     @staticmethod
-    def _first_row() -> int:
-        return -(-_HEADER.itemsize // 64) * 64
-
-    @classmethod
-    def size_bytes(cls, rows: int) -> int:
-        return cls._first_row() + rows * (ROW.itemsize + _VOTE_BYTES)
+    def size_bytes(rows: int) -> int:
+        return _STATE.place(rows=rows).nbytes
 
     @property
     def stopping(self) -> bool:
