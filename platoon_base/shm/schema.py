@@ -139,7 +139,7 @@ class Schema:
                 self._refuse(name, f"its {field} is {header[field]}, of this process {value}")
         parts = self._place(header, layout)
         if header["digest"].tobytes() != parts.digest() or len(buffer) < parts.nbytes:
-            self._refuse(name, "its parts have other sizes")
+            self._refuse(name, "its parts differ in name, dtype or size")
         return parts.views(buffer)
 
     def create(self, name: Name, layout: Layout | None = None, more: int = 0, **values: Any) -> Views:

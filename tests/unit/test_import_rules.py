@@ -259,7 +259,7 @@ USE_SEGMENTS = {f"job/{name}.py" for name in ("attaching", "hosting", "backends"
 USE_SEGMENTS |= {f"cli/{name}.py" for name in ("doctor", "environment_report")}
 USE_SEGMENTS |= {f"centers/gossip{name}.py" for name in ("", "_memory", "_slots")}
 USE_SEGMENTS |= {f"centers/{name}.py" for name in ("host", "host_memory", "stripe_locks", "device", "device_directory")}
-USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py"}
+USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py", "shm/schema.py"}
 USE_SEGMENTS |= {"data/shared_data_memory.py", "data/shared_arrays.py"}
 PLACES = {
     "zmq": {"channels/zmq.py", "channels/keys.py", "channels/host_link.py"},
