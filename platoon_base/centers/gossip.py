@@ -20,28 +20,26 @@ from typing import Any, ClassVar
 import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.gossip_memory import GossipShape, Slot, shares_of
-from platoon_base.centers.gossip_slots import LEAVING, Slots
+from platoon_base.centers.gossip_slots import GOSSIP, LEAVING, Slot, Slots, create_slots, shares_of
 from platoon_base.centers.host_kernels import Plan
-from platoon_base.centers.host_memory import CONTROLLER
-from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
+from platoon_base.centers.stripes import CONTROLLER, PATIENCE_S, Stripe, copy_all, cut
 from platoon_base.dtypes import sum_dtype
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Adopt, gossips
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.gosgd import GoSGD
+from platoon_base.shm.schema import Views
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.awake import awake
 
-__all__ = ["GossipCenter", "GossipCenters"]
+__all__ = ["GOSSIP", "GossipCenter", "GossipCenters"]
 
 Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 
 _ADOPT: Any = Adopt(EASGD())  # c := x
-_STRIPES = 16  # Maximum number of stripes of a slot.
 _PUSH_PATIENCE_S = 0.2  # Maximum wait for a stalled receiver's lock.
 
 
@@ -54,17 +52,17 @@ class GossipCenter:
     def __init__(
         self,
         name: Name,
-        segment: Segment,
-        shape: GossipShape,
+        memory: Views,
+        layout: Layout,
         rank: int,
         rule: GoSGD | None = None,
         gone: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self.slots = Slots(name, segment, shape, rank, gone)
-        self._shape, self._rank = shape, rank
+        self.slots = Slots(name, memory, layout, rank, gone)
+        self._layout, self._rank = layout, rank
         self._pid = os.getpid()
         self._one_thread = threading.Lock()
-        self.under_way = [0] * shape.stripes  # Weight sent but not delivered, by stripe.
+        self.under_way = [0] * self.slots.stripes  # Weight sent but not delivered, by stripe.
         self.whole = True
         # Stripes left out by the last `sync`, with their numbers of visits then.
         self._left_out: dict[int, int] = {}
@@ -183,7 +181,7 @@ class GossipCenter:
     def _mean(self, out: Sequence[Array], timeout_s: float) -> None:
         """Copy the consensus, even of locked stripes."""
         slots = self.slots.counted()
-        totals = [0] * self._shape.stripes
+        totals = [0] * len(self.under_way)
         sums = [array.astype(sum_dtype(array.dtype), copy=False) for array in out]
         for slot in slots:
 
@@ -238,7 +236,7 @@ class GossipCenter:
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         with self._one_thread:  # File locks do not exclude threads of the same process.
-            out = self._shape.layout.empty()
+            out = self._layout.empty()
             self._mean(out, PATIENCE_S)
             return out, []
 
@@ -300,31 +298,17 @@ class GossipCenters:
 
     def create(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Create the segment with a slot for each worker; replace one left by a dead creator."""
-        shape = GossipShape(max(STRIPE_BYTES, -(-layout.nbytes // _STRIPES)), layout)
-        segment = Segment.create(self.name, shape.size_bytes(self._workers))
-        shape.write_header(segment, self._workers)
-        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone))
+        memory = create_slots(self.name, layout, self._workers)
+        return self._joined(GossipCenter(self.name, memory, layout, rank, rule, self._gone))
 
     def attach(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Open the segment and join; raise `LayoutMismatchError` if it does not fit the layout."""
-        segment = Segment.attach(self.name)
-        shape = GossipShape.of(segment, layout)
-        if shape is None:
-            segment.close()
-            raise LayoutMismatchError(
-                f"the parameters in {self.name} are those of another model or of another version of this package; "
-                "run the same script and the same installation on every worker"
-            )
-        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone))
+        memory = GOSSIP.attach(self.name, layout)
+        return self._joined(GossipCenter(self.name, memory, layout, rank, rule, self._gone))
 
-    def watch(self, layout: Layout) -> GossipCenter | None:
-        """Open the segment for the controller; None if it contains a center."""
-        segment = Segment.attach(self.name, populate=False)
-        shape = GossipShape.of(segment, layout)
-        if shape is not None:
-            return GossipCenter(self.name, segment, shape, CONTROLLER)
-        segment.close()
-        return None
+    def watch(self, layout: Layout) -> GossipCenter:
+        """Open the segment for the controller."""
+        return GossipCenter(self.name, GOSSIP.attach(self.name, layout, populate=False), layout, CONTROLLER)
 
     def _joined(self, center: GossipCenter) -> GossipCenter:
         try:

@@ -1,36 +1,39 @@
-"""Center in posix shared memory, cut into stripes with a lock each; see `host_memory`."""
+"""Center in posix shared memory, cut into stripes with a lock each."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.host_memory import (
-    CONTROLLER,
-    COURIER,
-    Shape,
-    free_holders,
-    header_on,
-    holders_on,
-    no_header,
-)
 from platoon_base.centers.host_rounds import Rounds, open_rounds
 from platoon_base.centers.host_shift import Shift, wide
 from platoon_base.centers.hosts_means import HostsMeans
 from platoon_base.centers.overwrites import Overwrites
+from platoon_base.centers.round_kernels import undo_bytes
 from platoon_base.centers.round_totals import HostsRounds
-from platoon_base.centers.stripe_locks import StripeLocks
-from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
+from platoon_base.centers.stripes import (
+    CONTROLLER,
+    COURIER,
+    FREE,
+    HOLDER,
+    PATIENCE_S,
+    STRIPE_BYTES,
+    Stripe,
+    StripeLocks,
+    copy_all,
+    cut,
+)
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
 from platoon_base.rules.outer import OuterRule, waits
+from platoon_base.shm.schema import PAGE, Part, Schema, Views
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.awake import awake
 
@@ -44,6 +47,37 @@ STRIPES_EACH = 4  # Stripes per worker, if there are several.
 _MIN_S = 1.0  # Minimum time for the stripes after a wait for other hosts.
 
 
+def _parts(header: Any, layout: Layout) -> Iterator[Part]:
+    stripes, states = len(layout.stripes(max(int(header["stripe_bytes"]), STRIPE_BYTES))), int(header["states"])
+    yield Part("holders", HOLDER, (stripes,))
+    yield Part("values", layout, (), PAGE)
+    yield Part("states", layout, (states,))
+    if header["rounds"]:
+        yield Part("totals", layout, (2,))
+        yield Part("undo", "u1", (stripes, undo_bytes(layout, states)))
+    elif header["several_hosts"]:
+        yield Part("moves", wide(layout))  # The sum of other hosts' moves, see `host_shift`.
+
+
+CENTER = Schema(
+    "a center",
+    b"PLTNCNTR",
+    14,
+    [
+        ("stripe_bytes", "u8"),
+        ("states", "u4"),
+        ("rounds", "u4"),
+        ("several_hosts", "u4"),
+        ("average", "i4"),  # Index of the state that averages the center, or -1.
+        ("written", "u8"),
+        ("spread", "u8"),
+        ("stamp", "u8"),
+        ("mean", "u8"),
+    ],
+    _parts,
+)
+
+
 class HostCenter:
     """Center on one host; stripes with a stalled holder are left out until they are released."""
 
@@ -51,49 +85,49 @@ class HostCenter:
 
     def __init__(
         self,
-        segment: Segment,
+        memory: Views,
         layout: Layout,
         rule: Rule | None,
-        shape: Shape,
         rank: int,
         gone: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self._segment = segment
+        self._segment, header = memory.segment, memory.header
         self._layout = layout
         self._rank = rank
-        pieces = layout.stripes(shape.stripe_bytes)
-        self._holders = holders_on(segment, len(pieces))
-        self._several_hosts = shape.several_hosts
-        header = header_on(segment)
+        self._holders = memory.holders
+        self._several_hosts = bool(header["several_hosts"])
         self.overwrites = Overwrites(header)
-        first, step = shape.buffers_start(layout), layout.nbytes
-        self.values = center = layout.views(segment.buffer, first)
-        self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(shape.states)]
+        self.values: list[Array] = memory.values
+        self.states: list[list[Array]] = memory.states
         self._local_sources = sources = [] if rule is None else local_sources(rule)
         self._momenta = [] if rule is None else [self.states[i] for i in momenta(rule)]
-        self._average = None if shape.average < 0 else shape.average
+        self._average = None if header["average"] < 0 else int(header["average"])
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in sources]
         splits = rule is None or rule_of_moments(rule) is not rule
         trained = layout.num_trained if splits else len(layout)
         self._stripes = [
-            Stripe(i, p, center, self.states, self._local_states, self._holders[i], trained, layout.num_trained)
-            for i, p in enumerate(pieces)
+            Stripe(i, p, self.values, self.states, self._local_states, self._holders[i], trained, layout.num_trained)
+            for i, p in enumerate(layout.stripes(int(header["stripe_bytes"])))
         ]
-        self._locks = StripeLocks(segment, self._stripes, rank, gone)
-        behind = first + step * (1 + shape.states)
+        self._locks = StripeLocks(self._segment, self._stripes, rank, gone, memory.at["holders"])
         self._rounds: Rounds | None = None
-        if shape.rounds:
-            self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states)
-        remembering = [state for state, source in zip(self._local_states, sources) if source is None]
-        self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
+        self._shift: Shift | None = None
         self.across_hosts: AcrossHosts | None = None
-        if shape.shift:
+        if header["rounds"]:
+            self._rounds = open_rounds(memory.totals, memory.undo, self._stripes, self.states)
+            if self._several_hosts:
+                self.across_hosts = HostsRounds(
+                    layout,
+                    self._stripes,
+                    self._rounds,
+                    self._holders,
+                    lambda work, wait_s: self._visit(work, True, wait_s),
+                )
+        elif self._several_hosts:
+            remembering = [state for state, source in zip(self._local_states, sources) if source is None]
+            self._shift = Shift(layout, memory.moves, remembering)
             self.across_hosts = HostsMeans(
                 layout, header, self.copy_parameters, self.move_to, self._put_all, self._average
-            )
-        elif self._rounds is not None and shape.several_hosts:
-            self.across_hosts = HostsRounds(
-                layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
             )
         self.whole = True
         self._one_thread = threading.Lock()
@@ -393,8 +427,8 @@ class HostCenter:
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
         self._momenta = []
         self.across_hosts = self._shift = None
-        self._holders = free_holders()
-        self.overwrites = Overwrites(no_header())
+        self._holders = np.empty(0, HOLDER)
+        self.overwrites = Overwrites(CENTER.new_header())
         self._locks.close()
 
     def _visit(
@@ -437,32 +471,28 @@ class HostCenters:
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
         average = average_of(rule)
-        kept = -1 if average is None else average
-        shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts, kept)
-        segment = Segment.create(self.name, shape.size_bytes(layout))
-        shape.write_header(segment, layout)
-        return HostCenter(segment, layout, rule, shape, rank, self._gone)
+        memory = CENTER.create(
+            self.name,
+            layout,
+            stripe_bytes=stripe_bytes,
+            several_hosts=self._several_hosts,
+            average=-1 if average is None else average,
+            **_needs(rule),
+        )
+        memory.holders["rank"] = FREE
+        return HostCenter(memory, layout, rule, rank, self._gone)
 
     def unlink(self) -> None:
         Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Open the segment; raise `LayoutMismatchError` if model or version differ."""
-        return self._open(layout, rule, rank)
+        return HostCenter(CENTER.attach(self.name, layout, **_needs(rule)), layout, rule, rank, self._gone)
 
     def watch(self, layout: Layout, by: int = CONTROLLER) -> HostCenter:
         """Open the segment for the controller or the courier, without touching its memory yet."""
-        return self._open(layout, None, by)
+        return HostCenter(CENTER.attach(self.name, layout, populate=False), layout, None, by, self._gone)
 
-    def _open(self, layout: Layout, rule: Rule | None, rank: int) -> HostCenter:
-        segment = Segment.attach(self.name, populate=rank >= 0)
-        shape = Shape.of(segment, layout)
-        if shape is not None and shape.stripe_bytes >= STRIPE_BYTES:
-            found = shape.states, shape.rounds
-            if rule is None or found == (len(rule.center_state), waits(rule)):
-                return HostCenter(segment, layout, rule, shape, rank, self._gone)
-        segment.close()
-        raise LayoutMismatchError(
-            f"the center in {self.name} was made for another model or by another version of this package; "
-            "run the same script and the same installation on every worker"
-        )
+
+def _needs(rule: Rule) -> dict[str, Any]:
+    return {"states": len(rule.center_state), "rounds": waits(rule)}

@@ -17,47 +17,48 @@ import numpy as np
 from platoon_base.centers.host_rounds import Rounds, StripeArrays, use_other
 from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.errors import CollectiveTimeoutError
-from platoon_base.layout import ALIGNMENT, Layout, Piece
+from platoon_base.layout import Layout, Piece
+from platoon_base.shm.schema import Part, Parts
 
 __all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
 
 Array = np.ndarray[Any, Any]
 
 _PATIENCE_S = 1.0  # Maximum wait for a locked stripe.
-_NUMBER, _BASE, _FIRST = 0, 1, 2  # Indices of words: the round, its base, the first count.
+_NUMBER, _BASE = 0, 1
 
 
 class RoundTotals:
     """One host's totals of one round, in a flat buffer that can be sent."""
 
     def __init__(self, layout: Layout, stripes: Sequence[tuple[Piece, ...]]) -> None:
-        self.layout, self._stripes, count = layout, stripes, len(stripes)
-        words = -(-(_FIRST + 2 * count) * 8 // ALIGNMENT) * ALIGNMENT // 8
-        whole = np.zeros(words + layout.nbytes // 8, np.float64)
+        self.layout, self._stripes, each = layout, stripes, (len(stripes),)
+        sums = Part("counts", "f8", each, 8), Part("parts", "f8", each, 8)
+        parts = Parts(Part("about", "f8", (2,)), *sums, Part("arrays", layout))
+        whole = np.zeros(parts.nbytes // 8, np.float64)
         self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
-        self.head = whole[:words]
-        self.counts = self.head[_FIRST:][:count]
-        self.parts = self.head[_FIRST + count :][:count]
-        # Sum of ``x - c`` over the workers.
-        self.arrays = layout.views(self.buffer, self.head.nbytes)
+        views = parts.views(self.buffer)
+        self.head = whole[: parts.at["arrays"] // 8]
+        self._about, self.counts, self.parts = views.about, views.counts, views.parts
+        self.arrays: list[Array] = views.arrays  # Sum of ``x - c`` over the workers.
 
     @property
     def number(self) -> int:
         """Number of the round; 0 before the first."""
-        return int(self.head[_NUMBER])
+        return int(self._about[_NUMBER])
 
     @number.setter
     def number(self, number: int) -> None:
-        self.head[_NUMBER] = number
+        self._about[_NUMBER] = number
 
     @property
     def base(self) -> int:
         """Latest round of the center that the contributions started from."""
-        return int(self.head[_BASE])
+        return int(self._about[_BASE])
 
     @base.setter
     def base(self, base: int) -> None:
-        self.head[_BASE] = base
+        self._about[_BASE] = base
 
     def without_contribution(self) -> Iterator[tuple[Piece, ...]]:
         """Yield the pieces of each stripe without a contribution."""

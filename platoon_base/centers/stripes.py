@@ -1,9 +1,12 @@
-"""Stripes of a center on the host: pieces of the parameters, locked and updated together."""
+"""Stripes of a center on the host: pieces of the parameters, locked and updated together.
+
+Each has a record in shared memory. Its first byte is the stripe's lock, a file lock of the kernel's.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +14,20 @@ import numpy as np
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.layout import Piece
 from platoon_base.rules.center import Rule
+from platoon_base.shm.segments import Segment
 from platoon_base.system.awake import awake
 
 __all__ = [
+    "CONTROLLER",
+    "COURIER",
     "FIRST_PAUSE_S",
+    "FREE",
+    "HOLDER",
     "LONGEST_PAUSE_S",
     "PATIENCE_S",
     "STRIPE_BYTES",
     "Stripe",
+    "StripeLocks",
     "copy_all",
     "cut",
     "wait_until",
@@ -30,6 +39,36 @@ STRIPE_BYTES = 1 << 21  # Minimum size, large relative to the cost of a lock.
 # A stripe is held for milliseconds; a holder for this long is suspended or gets no processor.
 PATIENCE_S = 3.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # Pauses between attempts to lock.
+_GOLDEN = 0.618034
+_POLL_INTERVAL_S = 0.02
+FREE, CONTROLLER, COURIER = -1, -2, -3  # Holders that are not ranks.
+_NAMES = {CONTROLLER: "the controller", COURIER: "the courier"}
+
+# A stripe's record. ``visits``: a stripe that stays locked without a new visit is stuck.
+# The rest is of rounds. ``round``: the latest round whose step was made. ``generation``: number of
+# changes. ``met``: the latest overlapping round to which all have contributed. ``wanted``, of the
+# first stripe: the round whose center a worker waits for although its host had no part in it. For
+# each of the two totals, ``count`` and ``parts``: number of contributions and sum of their parts.
+# ``done``: elements up to which the step is made. ``copied``: elements up to which the current block
+# was saved. ``gathered``: the round whose sum over all hosts it holds, or 0.
+HOLDER = np.dtype(
+    [
+        ("rank", "i4"),
+        ("visits", "u4"),
+        ("shifts", "u4"),
+        ("round", "u4"),
+        ("generation", "u4"),
+        ("in_use", "u4"),
+        ("met", "u4"),
+        ("wanted", "u4"),
+        ("count", "u4", (2,)),
+        ("parts", "f8", (2,)),
+        ("done", "u8", (2,)),
+        ("copied", "u8", (2,)),
+        ("gathered", "u4", (2,)),
+    ],
+    align=True,
+)
 
 
 class Stripe:
@@ -87,3 +126,127 @@ def wait_until(done: Callable[[], bool], timeout_s: float) -> bool:
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
     return True
+
+
+class StripeLocks:
+    """Locks of all stripes, for one worker; the kernel releases them when the holder dies."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        stripes: Sequence[Stripe],
+        rank: int,
+        gone: Callable[[int], bool],
+        first: int,
+    ) -> None:
+        # ``first`` is the byte of the first stripe's record. A second byte of a record is locked if a
+        # dead holder's child still locks the first.
+        self._segment, self._stripes, self._first = segment, list(stripes), first
+        self._rank, self._gone = rank, gone
+        # By stripe locked with the second byte: the dead holder of the first.
+        self._dead_holders: dict[int, int] = {}
+
+    def holder(self, stripe: int) -> int | None:
+        """Return the rank that holds a stripe, or None; a dead rank stays until the next visit."""
+        rank = int(self._stripes[stripe].holder["rank"])
+        return None if rank == FREE else rank
+
+    def visit(
+        self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int]
+    ) -> list[Stripe]:
+        """Do ``work`` once on each stripe, under its lock; return those that stayed locked."""
+        # Ranks start at different stripes and retry locked ones later: N workers use N stripes.
+        # Stripes in ``stuck``, locked at the last visit, are not waited for if no worker has
+        # visited them since.
+        stripes = self._stripes
+        start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)
+        todo = stripes[start:] + stripes[:start]
+        if not locked:
+            for stripe in todo:
+                work(stripe)
+            return []
+        try:
+            return self._visit_locked(work, todo, timeout_s, stuck)
+        except BaseException:  # A Ctrl-C may arrive right after a lock is acquired.
+            self.release_all()
+            raise
+
+    def _visit_locked(
+        self, work: Callable[[Stripe], None], todo: list[Stripe], timeout_s: float, stuck: Mapping[int, int]
+    ) -> list[Stripe]:
+        given_up: list[Stripe] = []
+        pause, began = FIRST_PAUSE_S, awake()
+        while todo:
+            taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
+            worked = len(todo) - len(taken)
+            now = awake()
+            # Not in the first pass: a worker that has just locked a stripe has not counted its
+            # visit yet.
+            known = stuck if now - began > _POLL_INTERVAL_S else {}
+            hopeless = [stripe for stripe in taken if known.get(stripe.index) == int(stripe.holder["visits"])]
+            given_up += hopeless
+            todo = [stripe for stripe in taken if stripe not in hopeless]
+            if worked:
+                pause = FIRST_PAUSE_S
+            elif todo and now - began > timeout_s:
+                return given_up + todo
+            elif todo:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+        return given_up
+
+    def _work_locked(self, work: Callable[[Stripe], None], stripe: Stripe) -> bool:
+        if not self.lock(stripe):
+            return False
+        try:
+            work(stripe)
+        finally:
+            byte, dead = self._byte_of(stripe), self._dead_holders.pop(stripe.index, None)
+            stripe.holder["rank"] = FREE if dead is None else dead
+            self._segment.unlock(byte if dead is None else byte + 1)
+        return True
+
+    def _byte_of(self, stripe: Stripe) -> int:
+        return self._first + HOLDER.itemsize * stripe.index
+
+    def lock(self, stripe: Stripe) -> bool:
+        """Try to lock a stripe, by its second byte if a dead holder's child locks the first."""
+        byte = self._byte_of(stripe)
+        if not self._segment.try_lock(byte):
+            dead = int(stripe.holder["rank"])
+            if dead < 0 or not self._gone(dead) or not self._segment.try_lock(byte + 1):
+                return False
+            self._dead_holders[stripe.index] = dead
+        stripe.holder["visits"] += 1
+        stripe.holder["rank"] = self._rank
+        return True
+
+    def lock_all(self, deadline: float) -> bool:
+        """Lock all stripes before ``deadline``, a time of `awake`; False if some stay locked."""
+        # No deadlock: other workers hold one stripe each and wait for no second one.
+        todo = list(self._stripes)
+
+        def are_locked() -> bool:
+            todo[:] = [stripe for stripe in todo if not self.lock(stripe)]
+            return not todo
+
+        return wait_until(are_locked, deadline - awake())
+
+    def release_all(self) -> None:
+        """Unlock every stripe that this handle may hold."""
+        for stripe in self._stripes:
+            if stripe.holder["rank"] == self._rank:
+                stripe.holder["rank"] = self._dead_holders.pop(stripe.index, FREE)
+        self._segment.unlock(self._first, HOLDER.itemsize * len(self._stripes))
+
+    def close(self) -> None:
+        """Release the memory; no stripe may be locked."""
+        self._stripes = []
+
+    def timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:
+        ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
+        who = ", ".join(_NAMES.get(r, f"rank {r}") for r in ranks) or "another worker"
+        return (
+            f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
+            "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
+        )

@@ -36,9 +36,9 @@ if not os.environ.get(NO_KERNELS):
 
 __all__ = [
     "AGAIN", "ARRIVED", "BOARD", "BROKEN", "BUFFERS", "CHUNK_BYTES", "COMPRESSED", "DIRECT_BYTES", "ENDED",
-    "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT", "LINE", "MISMATCH", "REASON_BYTES", "REDUCERS", "STATE", "Exchange",
-    "FusedExchange", "GroupSegment", "Memory", "NumpyExchange", "describe", "headline", "part_of", "refuse_closed",
-    "toward_zero",
+    "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT", "LINE", "MISMATCH", "OFFSETS", "REASON_BYTES", "REDUCERS", "STATE",
+    "Exchange", "FusedExchange", "GroupSegment", "Memory", "NumpyExchange", "describe", "headline", "part_of",
+    "refuse_closed", "toward_zero",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -95,6 +95,7 @@ _GROUP = Schema(
 )
 
 HAVE_FUSED = _collectives is not None
+OFFSETS: dict[str, int] = getattr(_collectives, "OFFSETS", {})  # As the C extension has them.
 # NumPy has no memory barriers. It stores data before the counter that announces them, and loads in
 # the opposite order, each counter in one access. This suffices on processors that reorder neither
 # stores with stores nor loads with loads, such as x86.

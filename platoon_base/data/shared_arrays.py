@@ -8,12 +8,13 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.joining import files_of
+from platoon_base.shm.schema import Part, Schema
 from platoon_base.shm.segments import Segment
-from platoon_base.views import array_on
 from platoon_base.worker.handle import Worker
 
 __all__ = ["SharedArrays"]
 
+_ARRAY = Schema("a shared array", b"PLTNARRY", 1, [], lambda header, values: [values])
 _REMEDY = "All workers call Worker.shared for the same arrays in the same order"
 
 
@@ -31,22 +32,21 @@ class SharedArrays:
         files = files_of(self._worker)
         if files is None:
             raise ConfigurationError("a single-worker job has no other worker to share an array with: use numpy.zeros")
-        number, dtype = len(self._segments), np.dtype(array.dtype)
+        number, values = len(self._segments), Part("values", np.dtype(array.dtype), tuple(array.shape))
         self._worker.advanced.require_same(
-            f"the array of shared() call {number}", f"{dtype}{list(array.shape)}", _REMEDY
+            f"the array of shared() call {number}", f"{values.dtype}{list(values.shape)}", _REMEDY
         )
         name = files.data(f"shared-array-{number}")
-        size_bytes = max(1, int(np.prod(array.shape, dtype=np.int64)) * dtype.itemsize)
         self._worker.lock()  # Otherwise two workers could create it.
         try:
             try:
-                segment = Segment.attach(name)
+                memory = _ARRAY.attach(name, values)
             except ConfigurationError:
-                segment = Segment.create(name, size_bytes)
+                memory = _ARRAY.create(name, values)
         finally:
             self._worker.unlock()
-        self._segments.append(segment)
-        found: np.ndarray[Any, Any] = array_on(segment.buffer, tuple(array.shape), dtype)
+        self._segments.append(memory.segment)
+        found: np.ndarray[Any, Any] = memory.values
         return found
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The memory of a shared data set: a segment that the first worker fills, or process memory.
 
-A segment begins with a page that describes the rows. It is valid once the page has the word
-"ready", which the worker that creates the segment writes last. That worker holds a lock until then;
-the kernel releases the lock if the worker dies, and the next worker starts over.
+A segment is valid once its header has the word "ready", which the worker that creates it writes last.
+That worker holds a lock until then; the kernel releases the lock if the worker dies, and the next
+worker starts over.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.job.files import JobFiles
+from platoon_base.shm.schema import PAGE, Part, Schema
 from platoon_base.shm.segments import Segment, abandoned, in_use
 from platoon_base.system.awake import awake
 from platoon_base.system.own_files import open_own
@@ -33,10 +34,6 @@ __all__ = ["Form", "JobMemory", "LocalMemory", "Memory"]
 Array = np.ndarray[Any, Any]
 Fill = Callable[[Array], None]
 
-_MAGIC = b"PLTNDATA"
-_VERSION = 1
-_PAGE = 4096
-_HEADER = np.dtype([("magic", "S8"), ("version", "u4"), ("ready", "u4"), ("rows", "i8"), ("text", "u4")])
 _POLL_INTERVAL_S = 0.005
 
 
@@ -65,6 +62,19 @@ class Form(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.rows} rows of {np.dtype(self.dtype)} {self.row_shape}"
+
+
+_FORM_BYTES = 3900
+
+# The rows begin at the second page; their memory grows.
+_DATA = Schema(
+    "a data set",
+    b"PLTNDATA",
+    2,
+    [("ready", "u4"), ("rows", "i8"), ("form", f"S{_FORM_BYTES}")],
+    lambda header, layout: [Part("data", "u1", (0,), PAGE)],
+    ConfigurationError,
+)
 
 
 class Memory(Protocol):
@@ -125,7 +135,7 @@ class _Mapped:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.header: Any = array_on(segment.buffer, (), _HEADER)
+        self.header: Any = _header_of(segment)
         self.rows: Array | None = None
         self._finalizer = weakref.finalize(self, segment.close)
 
@@ -148,8 +158,9 @@ class JobMemory:
                 self._make(*load())
                 self.made_here = True
                 segment = Segment.attach(self._segment_name, writable=False)
-        self.form = _form_in(segment)
         self._mapped: _Mapped | None = _Mapped(segment)
+        rows, row_shape, *rest = json.loads(self._mapped.header["form"].item())
+        self.form = Form(rows, tuple(row_shape), *rest)
 
     def rows(self) -> Array:
         mapped = self._mapped
@@ -157,7 +168,7 @@ class JobMemory:
             raise closed_error()
         count = int(mapped.header["rows"])
         if mapped.rows is None or len(mapped.rows) != count:
-            if _PAGE + self.form.size_bytes(count) > len(mapped.segment.buffer):
+            if PAGE + self.form.size_bytes(count) > len(mapped.segment.buffer):
                 mapped.close()  # Arrays on the shorter mapping keep it.
                 self._mapped = mapped = _Mapped(Segment.attach(self._segment_name, writable=False))
             mapped.rows = _rows_on(mapped.segment, self.form, count)
@@ -166,9 +177,9 @@ class JobMemory:
     def resize(self, rows: int, timeout_s: float) -> None:
         """Change the number of rows; memory never shrinks, since others may have arrays on it."""
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
-            header: Any = array_on(segment.buffer, (), _HEADER)
+            header = _header_of(segment)
             before = int(header["rows"])
-            segment.grow(_PAGE + self.form.size_bytes(rows))
+            segment.grow(PAGE + self.form.size_bytes(rows))
             if rows > before:
                 with Segment.attach(self._segment_name) as longer:
                     _rows_on(longer, self.form, rows)[before:] = np.zeros((), self.form.dtype)
@@ -177,8 +188,7 @@ class JobMemory:
     @contextlib.contextmanager
     def writing(self, timeout_s: float) -> Iterator[Array]:
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
-            header: Any = array_on(segment.buffer, (), _HEADER)
-            yield _rows_on(segment, self.form, int(header["rows"]))
+            yield _rows_on(segment, self.form, int(_header_of(segment)["rows"]))
 
     def remove(self) -> None:
         Segment.unlink(self._segment_name)
@@ -193,26 +203,21 @@ class JobMemory:
         if not in_use(self._segment_name) and not abandoned(self._segment_name):
             return None
         segment = Segment.attach(self._segment_name, writable=False)
-        if len(segment.buffer) >= _PAGE:
-            header: Any = array_on(segment.buffer, (), _HEADER)
-            if header["magic"] == _MAGIC and header["version"] == _VERSION and header["ready"]:
+        with contextlib.suppress(ConfigurationError):
+            if _header_of(segment)["ready"]:
                 return segment
-            del header
         segment.close()
         return None
 
     def _make(self, form: Form, fill: Fill) -> None:
         text = json.dumps(form).encode()
-        if len(text) > _PAGE - _HEADER.itemsize:
+        if len(text) > _FORM_BYTES:
             raise ConfigurationError(f"got rows of {len(form.row_shape)} dimensions: that is too many")
-        with Segment.create(self._segment_name, _PAGE + form.size_bytes(form.rows)) as segment:
+        made = _DATA.create(self._segment_name, more=form.size_bytes(form.rows), rows=form.rows, form=text)
+        with made.segment as segment:
             try:
-                header: Any = array_on(segment.buffer, (), _HEADER)
-                header["magic"], header["version"] = _MAGIC, _VERSION
-                header["rows"], header["text"] = form.rows, len(text)
-                array_on(segment.buffer, (len(text),), np.uint8, _HEADER.itemsize)[:] = np.frombuffer(text, np.uint8)
                 fill(_rows_on(segment, form, form.rows))
-                header["ready"] = 1
+                made.header["ready"] = 1
             except BaseException:
                 Segment.unlink(self._segment_name)
                 raise
@@ -256,15 +261,12 @@ def closed_error() -> ConfigurationError:
     return ConfigurationError("these shared data are closed: nothing can be read after close()")
 
 
-def _form_in(segment: Segment) -> Form:
-    header: Any = array_on(segment.buffer, (), _HEADER)
-    text = array_on(segment.buffer, (int(header["text"]),), np.uint8, _HEADER.itemsize).tobytes()
-    rows, row_shape, dtype, fingerprint = json.loads(text)
-    return Form(rows, tuple(row_shape), dtype, fingerprint)
+def _header_of(segment: Segment) -> Any:
+    return _DATA.read(segment.buffer, name=segment.name).header
 
 
 def _rows_on(segment: Segment, form: Form, rows: int) -> Array:
-    found: Array = array_on(segment.buffer, (rows, *form.row_shape), form.dtype, _PAGE)
+    found: Array = array_on(segment.buffer, (rows, *form.row_shape), form.dtype, PAGE)
     return found
 
 

@@ -27,7 +27,7 @@ _DIGEST_BYTES = 16
 
 
 class Part(NamedTuple):
-    """An array of a dtype, at an aligned offset; with a `Layout`, a list of arrays for each of ``shape``."""
+    """An array at an aligned offset; with a `Layout` or `Parts` as dtype, the views of each of ``shape``."""
 
     name: str
     dtype: Any
@@ -36,17 +36,18 @@ class Part(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        each = self.dtype.nbytes if isinstance(self.dtype, Layout) else np.dtype(self.dtype).itemsize
+        each = self.dtype.nbytes if isinstance(self.dtype, (Layout, Parts)) else np.dtype(self.dtype).itemsize
         return int(each) * math.prod(self.shape)
 
     def view(self, buffer: Any, start: int) -> Any:
-        if not isinstance(self.dtype, Layout):
+        if not isinstance(self.dtype, (Layout, Parts)):
             return array_on(buffer, self.shape, self.dtype, start)
         every = [self.dtype.views(buffer, start + i * self.dtype.nbytes) for i in range(math.prod(self.shape))]
         return every if self.shape else every[0]
 
     def described(self) -> tuple[Any, ...]:
-        dtype = self.dtype.fingerprint if isinstance(self.dtype, Layout) else _fields_of(np.dtype(self.dtype))
+        several = isinstance(self.dtype, (Layout, Parts))
+        dtype = self.dtype.fingerprint if several else _fields_of(np.dtype(self.dtype))
         return self.name, dtype, self.shape, self.align
 
 
@@ -64,29 +65,31 @@ class Views(SimpleNamespace):
 
 
 class Parts:
-    """Places of named parts in a block of memory, which ends with a page."""
+    """Places of named parts in a block of memory."""
 
     def __init__(self, *parts: Part) -> None:
         self._parts, self.at, end = parts, {}, 0
         for part in parts:
             self.at[part.name] = -(-end // part.align) * part.align
             end = self.at[part.name] + part.nbytes
-        self.nbytes = -(-end // PAGE) * PAGE
+        self.nbytes = -(-end // ALIGNMENT) * ALIGNMENT
 
     def views(self, buffer: Any, start: int = 0) -> Views:
         at = {name: start + offset for name, offset in self.at.items()}
         return Views(at=at, **{part.name: part.view(buffer, at[part.name]) for part in self._parts})
 
-    def digest(self) -> bytes:
+    @property
+    def fingerprint(self) -> bytes:
+        """Bytes that differ whenever the name, dtype, shape or place of a part differs."""
         text = repr([part.described() for part in self._parts])
         return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
 
 
 class Schema:
-    """One kind of shared memory: ``parts(header, layout)`` lists what follows the header with these values.
+    """One kind of shared memory: ``parts(header, layout)`` lists what follows a header with these values.
 
-    A part of shape ``(0, ...)`` at the end grows: its memory is not counted. ``what`` and ``error`` are
-    for the error if memory is not of this kind, version and size.
+    ``layout`` is what creator and user both know, such as the model's. A last part of no elements has
+    memory that grows. ``what`` and ``error`` are for memory of another kind, version or size.
     """
 
     def __init__(
@@ -102,11 +105,15 @@ class Schema:
         self.header = np.dtype([*common, *fields], align=True)
         self._what, self._magic, self._version, self._parts, self._error = what, magic, version, parts, error
 
-    def is_in(self, buffer: Any) -> bool:
-        """Return whether memory is of this kind, in any version."""
+    def is_at(self, name: Name) -> bool:
+        """Return whether a segment is of this kind, in any version."""
+        with Segment.attach(name, populate=False) as segment:
+            return self._is_in(segment.buffer)
+
+    def _is_in(self, buffer: Any) -> bool:
         return bytes(buffer[: len(self._magic)]) == self._magic
 
-    def place(self, layout: Layout | None = None, **values: Any) -> Parts:
+    def place(self, layout: Any = None, **values: Any) -> Parts:
         """Return where everything lies for a header with these values."""
         return self._place(self.new_header(**values), layout)
 
@@ -117,19 +124,19 @@ class Schema:
             header[name] = value
         return header
 
-    def write(self, buffer: Any, layout: Layout | None = None, **values: Any) -> Views:
+    def write(self, buffer: Any, layout: Any = None, **values: Any) -> Views:
         """Write a header with these values into memory of zeros, the magic last."""
         header = self.new_header(version=self._version, **values)
         parts = self._place(header, layout)
         views = parts.views(buffer)
-        header["digest"] = np.void(parts.digest())
+        header["digest"] = np.void(parts.fingerprint)
         views.header[...] = header
         views.header["magic"] = self._magic
         return views
 
-    def read(self, buffer: Any, layout: Layout | None = None, name: Name = "", **expected: Any) -> Views:
+    def read(self, buffer: Any, layout: Any = None, name: Name = "", **expected: Any) -> Views:
         """Check the header of existing memory, and fields with an expected value."""
-        if len(buffer) < self.header.itemsize or not self.is_in(buffer):
+        if len(buffer) < self.header.itemsize or not self._is_in(buffer):
             self._refuse(name, "it holds something else")
         header = array_on(buffer, (), self.header).copy()
         if header["version"] != self._version:
@@ -138,23 +145,20 @@ class Schema:
             if header[field] != value:
                 self._refuse(name, f"its {field} is {header[field]}, of this process {value}")
         parts = self._place(header, layout)
-        if header["digest"].tobytes() != parts.digest() or len(buffer) < parts.nbytes:
+        if header["digest"].tobytes() != parts.fingerprint or len(buffer) < parts.nbytes:
             self._refuse(name, "its parts differ in name, dtype or size")
         return parts.views(buffer)
 
-    def create(self, name: Name, layout: Layout | None = None, more: int = 0, **values: Any) -> Views:
+    def create(self, name: Name, layout: Any = None, more: int = 0, **values: Any) -> Views:
         """Create a segment, with ``more`` bytes for a part that grows; replace one left by a dead process."""
         segment = Segment.create(name, self.place(layout, **values).nbytes + more)
         views = self.write(segment.buffer, layout, **values)
         views.segment = segment
         return views
 
-    def attach(self, name: Name, layout: Layout | None = None, populate: bool = True, **expected: Any) -> Views:
+    def attach(self, name: Name, layout: Any = None, populate: bool = True, **expected: Any) -> Views:
         """Open a segment that another process has created; see `read`."""
-        return self.open(Segment.attach(name, populate), layout, name, **expected)
-
-    def open(self, segment: Segment, layout: Layout | None, name: Name, **expected: Any) -> Views:
-        """`read` the memory of a segment, which is closed if it does not fit."""
+        segment = Segment.attach(name, populate)
         try:
             views = self.read(segment.buffer, layout, name, **expected)
         except BaseException:
@@ -163,7 +167,7 @@ class Schema:
         views.segment = segment
         return views
 
-    def _place(self, header: Any, layout: Layout | None) -> Parts:
+    def _place(self, header: Any, layout: Any) -> Parts:
         return Parts(Part("header", self.header), *self._parts(header, layout))
 
     def _refuse(self, name: Name, why: str) -> NoReturn:

@@ -11,7 +11,7 @@ from platoon_base.errors import LayoutMismatchError
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
 from platoon_base.shm.schema import PAGE, Part, Schema
-from platoon_base.shm.segments import Segment
+from platoon_base.shm.segments import Segment, abandoned
 
 pytestmark = pytest.mark.base
 
@@ -76,28 +76,27 @@ def test_a_segment_is_closed_where_it_is_refused():
     name = f"{segment_prefix()}test{os.getpid()}-schema"
     made = schema().create(name, LAYOUT, rows=3)
     made.flags[:] = 7
-    assert schema().attach(name, LAYOUT).flags.tolist() == [7, 7, 7]
-    other = Segment.attach(name)
+    found = schema().attach(name, LAYOUT)
+    assert found.flags.tolist() == [7, 7, 7]
+    found.segment.close()
     with pytest.raises(LayoutMismatchError):
-        schema(version=4).open(other, LAYOUT, name)
-    assert other.closed
+        schema(version=4).attach(name, LAYOUT)
     made.segment.close()
+    assert abandoned(name)
     Segment.unlink(name)
 
 
 @pytest.mark.skipif(not host_exchange.HAVE_FUSED, reason="without the C extension there is nothing to agree with")
 def test_the_c_extension_has_the_same_offsets():
-    from platoon_base import _collectives
-
     fields = {("board", name): offset for name, (_, offset) in host_exchange.BOARD.fields.items()}
     fields |= {("line", name): offset for name, (_, offset) in host_exchange.LINE.fields.items()}
     assert {(of, name): 64 * (of == "board") + offset for (of, name), offset in fields.items()} == {
-        tuple(key.split(".")): at for key, at in _collectives.OFFSETS.items() if key.startswith(("board.", "line."))
+        tuple(key.split(".")): at for key, at in host_exchange.OFFSETS.items() if key.startswith(("board.", "line."))
     }
-    words = {key: at for key, at in _collectives.OFFSETS.items() if key.startswith("state.")}
+    words = {key: at for key, at in host_exchange.OFFSETS.items() if key.startswith("state.")}
     assert words == {f"state.{name}": 8 * index for index, name in enumerate(host_exchange.STATE)}
-    assert _collectives.OFFSETS["line"] == host_exchange.LINE.itemsize
-    assert _collectives.OFFSETS["state"] <= 8 * 40
+    assert host_exchange.OFFSETS["line"] == host_exchange.LINE.itemsize
+    assert host_exchange.OFFSETS["state"] <= 8 * 40
     group = host_exchange.GroupSegment.create(f"{segment_prefix()}test{os.getpid()}-offsets", (0, 1), 4096)
     assert group.memory.at["board"] == 64
     group.close()
