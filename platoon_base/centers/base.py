@@ -27,7 +27,11 @@ class Center(Protocol):
     """Shared copy of the parameters; arguments are C-contiguous arrays in the layout's order."""
 
     on_device: bool  # The arrays are GpuArrays, else ndarrays.
-    whole: bool  # The latest synchronization covered the whole center.
+
+    @property
+    def whole(self) -> bool:
+        """Whether the latest synchronization covered the whole center."""
+        ...
 
     # `sync` raises CollectiveTimeoutError if another worker holds a part for longer than
     # ``timeout_s``. A center on devices returns a skipped element from a later synchronization.

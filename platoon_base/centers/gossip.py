@@ -11,7 +11,6 @@ at its next synchronization.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from platoon_base.centers.gossip_slots import GOSSIP, LEAVING, Slot, Slots, crea
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.centers.stripes import CONTROLLER, PATIENCE_S, Stripe, copy_all, cut
 from platoon_base.dtypes import sum_dtype
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
+from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Adopt, gossips
 from platoon_base.rules.easgd import EASGD
@@ -36,8 +35,6 @@ from platoon_base.system.awake import awake
 __all__ = ["GOSSIP", "GossipCenter", "GossipCenters"]
 
 Array = np.ndarray[Any, Any]
-
-log = logging.getLogger(__name__)
 
 _ADOPT: Any = Adopt(EASGD())  # c := x
 _PUSH_PATIENCE_S = 0.2  # Maximum wait for a stalled receiver's lock.
@@ -64,8 +61,6 @@ class GossipCenter:
         self._one_thread = threading.Lock()
         self.under_way = [0] * self.slots.stripes  # Weight sent but not delivered, by stripe.
         self.whole = True
-        # Stripes left out by the last `sync`, with their numbers of visits then.
-        self._left_out: dict[int, int] = {}
         self._plans: list[Plan] = []  # Plans of the own stripes, without states.
         self._random = None if rule is None else np.random.default_rng((rule.seed, rank))
 
@@ -74,25 +69,15 @@ class GossipCenter:
         # Locks are held even if ``locked`` is False: a weight belongs to its values.
         own = self.slots.require_own()
         target = self._draw(rule) if gossips(rule) else None
-        refusals: list[NonFiniteElement] = []
 
-        def publish(stripe: Stripe) -> None:
-            refused = self._publish(own, rule, stripe, cut(arrays, stripe.pieces), target is not None)
-            if refused is not None:
-                piece = stripe.pieces[refused[0]]
-                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
+        def publish(stripe: Stripe) -> tuple[int, int] | None:
+            return self._publish(own, rule, stripe, cut(arrays, stripe.pieces), target is not None)
 
-        left = own.locks.visit(publish, True, min(timeout_s, PATIENCE_S), self._left_out)
-        if left and timeout_s <= PATIENCE_S:
-            raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
-        self.whole = not left
-        left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
-        if left_out.keys() - self._left_out.keys():
-            log.warning("rank %d leaves out locked stripes: %s", self._rank, own.locks.timeout_text(left, PATIENCE_S))
-        self._left_out = left_out
+        refused = own.locks.synchronize(publish, True, timeout_s)
+        self.whole = not own.locks.left_out
         if target is not None:
             self._deliver(target, arrays)
-        return min(refusals, default=None)
+        return refused
 
     def _publish(
         self, own: Slot, rule: Any, stripe: Stripe, pieces: Sequence[Array], sends: bool
@@ -174,9 +159,7 @@ class GossipCenter:
             copy_all(cut(out, stripe.pieces), stripe.center)
             own.received[stripe.index] = 0
 
-        left = own.locks.visit(take, True, min(timeout_s, PATIENCE_S), {})
-        if left:
-            raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
+        own.locks.synchronize(take, True, min(timeout_s, PATIENCE_S), every=True)
 
     def _mean(self, out: Sequence[Array], timeout_s: float) -> None:
         """Copy the consensus, even of locked stripes."""
@@ -194,8 +177,7 @@ class GossipCenter:
                     elif weight:  # This mean of equal values is exactly that value.
                         target += target.dtype.type(weight / totals[stripe.index]) * (value - target)
 
-            for stripe in slot.locks.visit(add, True, min(timeout_s, PATIENCE_S), {}):
-                add(stripe)
+            slot.locks.visit_every(add, True, min(timeout_s, PATIENCE_S))
         for stripe in slots[0].stripes:
             if not totals[stripe.index]:  # All weight was lost with dead workers.
                 copy_all(cut(sums, stripe.pieces), stripe.center)
@@ -212,9 +194,7 @@ class GossipCenter:
             # All slots are locked together: a message is merged before all overwrites or after all.
             try:
                 for slot in slots:
-                    if not slot.locks.lock_all(deadline):
-                        taken = [stripe for stripe in slot.stripes if stripe.holder["rank"] != self._rank]
-                        raise CollectiveTimeoutError(slot.locks.timeout_text(taken, timeout_s))
+                    slot.locks.require_all(deadline, timeout_s)
                 for slot in slots:
                     for stripe in slot.stripes:
                         self._put_stripe(slot, stripe, values)

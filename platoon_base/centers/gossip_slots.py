@@ -307,8 +307,7 @@ class Slots:
         # Locked stripes contribute values without weight.
         for stripe in donor.locks.visit(split, True, PATIENCE_S, {}):
             copy_all(cut(values, stripe.pieces), stripe.center)
-        for stripe in own.locks.visit(put, True, PATIENCE_S, {}):
-            put(stripe)
+        own.locks.visit_every(put, True, PATIENCE_S)
 
 
 def _weight(slot: Slot) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +28,7 @@ from platoon_base.centers.stripes import (
     copy_all,
     cut,
 )
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
+from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
 from platoon_base.rules.outer import OuterRule, waits
@@ -40,8 +39,6 @@ from platoon_base.system.awake import awake
 __all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
 
 Array = np.ndarray[Any, Any]
-
-log = logging.getLogger(__name__)
 
 STRIPES_EACH = 4  # Stripes per worker, if there are several.
 _MIN_S = 1.0  # Minimum time for the stripes after a wait for other hosts.
@@ -129,36 +126,27 @@ class HostCenter:
             self.across_hosts = HostsMeans(
                 layout, header, self.copy_parameters, self.move_to, self._put_all, self._average
             )
-        self.whole = True
         self._one_thread = threading.Lock()
-        # Stripes left out by the last `sync`, with their numbers of visits then.
-        self._left_out: dict[int, int] = {}
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """Apply the rule once to each stripe, except those locked for longer than `PATIENCE_S`."""
-        refusals: list[NonFiniteElement] = []
         flat, of_moments = [array.reshape(-1) for array in arrays], rule_of_moments(rule)
 
-        def update(stripe: Stripe) -> None:
+        def update(stripe: Stripe) -> tuple[int, int] | None:
             pieces = [flat[p.parameter][p.start : p.stop] for p in stripe.pieces]
             if self._shift is not None:
                 self._shift.follow(stripe, pieces)
             refused = stripe.apply(rule, of_moments, pieces)
             if self._rounds is not None:
                 self._rounds.note_changed(stripe.index)
-            if refused is not None:
-                piece = stripe.pieces[refused[0]]
-                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
+            return refused
 
-        left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
-        if left and timeout_s <= PATIENCE_S:
-            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
-        left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
-        self.whole = not left_out
-        if left_out.keys() - self._left_out.keys():
-            log.warning("rank %d leaves out locked stripes: %s", self._rank, self._locks.timeout_text(left, PATIENCE_S))
-        self._left_out = left_out
-        return min(refusals, default=None)
+        self._require_open()
+        return self._locks.synchronize(update, locked, timeout_s)
+
+    @property
+    def whole(self) -> bool:
+        return not self._locks.left_out
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
         """Add this worker's progress to stripes that have not changed since it copied them."""
@@ -195,20 +183,10 @@ class HostCenter:
         self, work: Callable[[Rounds, Stripe], tuple[int, int] | None], timeout_s: float
     ) -> NonFiniteElement | None:
         """Do a step of a round on each stripe; wait for locked ones, since a round needs all."""
-        rounds, refusals = self._rounds, []
+        rounds = self._rounds
         if rounds is None:
             raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
-
-        def visit(stripe: Stripe) -> None:
-            refused = work(rounds, stripe)
-            if refused is not None:
-                piece = stripe.pieces[refused[0]]
-                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
-
-        left = self._visit(visit, True, timeout_s)
-        if left:
-            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
-        return min(refusals, default=None)
+        return self._locks.synchronize(lambda stripe: work(rounds, stripe), True, timeout_s, every=True)
 
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
@@ -224,9 +202,9 @@ class HostCenter:
             if begin:
                 self._start(stripe, values)
 
-        left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._left_out)
+        left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._locks.left_out)
         if left and timeout_s <= PATIENCE_S:
-            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
+            raise self._locks.timeout(left, timeout_s)
         for stripe in left:
             copy(stripe)
         if begin and self._rounds is not None:
@@ -252,9 +230,8 @@ class HostCenter:
         if self._several_hosts:
             self._overwrite(copy, timeout_s)
             return
-        left = self._visit(copy, locked, timeout_s)
-        if left:
-            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
+        self._require_open()
+        self._locks.synchronize(copy, locked, timeout_s, every=True)
 
     def _overwrite(self, work: Callable[[Stripe], None], timeout_s: float) -> None:
         """Do ``work`` with all stripes locked, and wait until the other hosts have the center."""
@@ -262,9 +239,7 @@ class HostCenter:
         deadline = awake() + timeout_s
         with self._one_thread:
             try:
-                if not self._locks.lock_all(deadline):
-                    taken = [stripe for stripe in self._stripes if stripe.holder["rank"] != self._rank]
-                    raise CollectiveTimeoutError(self._locks.timeout_text(taken, timeout_s))
+                self._locks.require_all(deadline, timeout_s)
                 for stripe in self._stripes:
                     work(stripe)
                 count = self.overwrites.note()
@@ -356,8 +331,8 @@ class HostCenter:
                 else:
                     center += after - before
 
-        for stripe in self._visit(work, True, PATIENCE_S):
-            work(stripe)
+        self._require_open()
+        self._locks.visit_every(work, True, PATIENCE_S)
 
     def move_to(self, values: Sequence[Array], averages: Sequence[Array] = (), timeout_s: float = PATIENCE_S) -> bool:
         """Move the center and its average, while no worker changes them; see `move`."""
@@ -380,9 +355,9 @@ class HostCenter:
             if averages and self._average is not None:
                 copy_all(cut(averages, pieces), cut(self.states[self._average], pieces))
 
+        self._require_open()
         with self._one_thread:
-            for stripe in self._visit(copy, True, PATIENCE_S):
-                copy(stripe)
+            self._locks.visit_every(copy, True, PATIENCE_S)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states consistently; with rounds, between two rounds."""
@@ -394,11 +369,10 @@ class HostCenter:
                 for target, source in zip([values, *states], sources):
                     copy_all(cut(target, stripe.pieces), source)
 
-            if self._rounds is None:
-                for stripe in self._visit(copy, True, PATIENCE_S):
-                    copy(stripe)
-                return values, states
             self._require_open()
+            if self._rounds is None:
+                self._locks.visit_every(copy, True, PATIENCE_S)
+                return values, states
 
             def copy_every() -> None:
                 for stripe in self._stripes:

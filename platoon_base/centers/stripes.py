@@ -5,13 +5,16 @@ Each has a record in shared memory. Its first byte is the stripe's lock, a file 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host_kernels import Plan
+from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Piece
 from platoon_base.rules.center import Rule
 from platoon_base.shm.segments import Segment
@@ -34,6 +37,8 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
+
+log = logging.getLogger(__name__)
 
 STRIPE_BYTES = 1 << 21  # Minimum size, large relative to the cost of a lock.
 # A stripe is held for milliseconds; a holder for this long is suspended or gets no processor.
@@ -143,6 +148,8 @@ class StripeLocks:
         # dead holder's child still locks the first.
         self._segment, self._stripes, self._first = segment, list(stripes), first
         self._rank, self._gone = rank, gone
+        # Stripes left out by the last `synchronize`, with their numbers of visits then.
+        self.left_out: dict[int, int] = {}
         # By stripe locked with the second byte: the dead holder of the first.
         self._dead_holders: dict[int, int] = {}
 
@@ -170,6 +177,40 @@ class StripeLocks:
         except BaseException:  # A Ctrl-C may arrive right after a lock is acquired.
             self.release_all()
             raise
+
+    def visit_every(self, work: Callable[[Stripe], None], locked: bool, timeout_s: float) -> None:
+        """Do ``work`` on each stripe, after ``timeout_s`` also on locked ones."""
+        for stripe in self.visit(work, locked, timeout_s, {}):
+            work(stripe)
+
+    def synchronize(
+        self,
+        work: Callable[[Stripe], tuple[int, int] | None],
+        locked: bool,
+        timeout_s: float,
+        every: bool = False,
+    ) -> NonFiniteElement | None:
+        """Do ``work``, which may refuse an element, on each stripe; return the first one refused.
+
+        Unless ``every`` stripe is needed, those locked for longer than `PATIENCE_S` are left out.
+        """
+        refusals: list[NonFiniteElement] = []
+
+        def visit(stripe: Stripe) -> None:
+            refused = work(stripe)
+            if refused is not None:
+                piece = stripe.pieces[refused[0]]
+                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
+
+        patience_s = timeout_s if every else min(timeout_s, PATIENCE_S)
+        left = self.visit(visit, locked, patience_s, {} if every else self.left_out)
+        if left and patience_s == timeout_s:
+            raise self.timeout(left, timeout_s)
+        left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
+        if left_out.keys() - self.left_out.keys():
+            log.warning("rank %d leaves out locked stripes: %s", self._rank, self.timeout(left, PATIENCE_S))
+        self.left_out = left_out
+        return min(refusals, default=None)
 
     def _visit_locked(
         self, work: Callable[[Stripe], None], todo: list[Stripe], timeout_s: float, stuck: Mapping[int, int]
@@ -232,6 +273,11 @@ class StripeLocks:
 
         return wait_until(are_locked, deadline - awake())
 
+    def require_all(self, deadline: float, timeout_s: float) -> None:
+        """Lock all stripes before ``deadline``, or raise `CollectiveTimeoutError`; call `release_all` next."""
+        if not self.lock_all(deadline):
+            raise self.timeout([each for each in self._stripes if each.holder["rank"] != self._rank], timeout_s)
+
     def release_all(self) -> None:
         """Unlock every stripe that this handle may hold."""
         for stripe in self._stripes:
@@ -243,10 +289,10 @@ class StripeLocks:
         """Release the memory; no stripe may be locked."""
         self._stripes = []
 
-    def timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:
+    def timeout(self, taken: list[Stripe], timeout_s: float) -> CollectiveTimeoutError:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
         who = ", ".join(_NAMES.get(r, f"rank {r}") for r in ranks) or "another worker"
-        return (
+        return CollectiveTimeoutError(
             f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
             "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
         )

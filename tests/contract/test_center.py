@@ -10,7 +10,7 @@ import pytest
 from interrupting import at_instruction
 from scripts_here import script_path
 
-from platoon_base.centers import host
+from platoon_base.centers import stripes
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host import STRIPE_BYTES, HostCenters
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
@@ -304,7 +304,7 @@ def test_a_stripe_that_is_held_is_passed_over_and_waited_for(pair):
 def test_who_leaves_a_stripe_out_has_not_reached_the_whole_center(pair, monkeypatch):
     center, other = pair(EASGD(0.5), model(0))
     x = model(1)
-    monkeypatch.setattr(host, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(stripes, "PATIENCE_S", 0.05)
     other.sync(meanwhile(lambda: center.sync(EASGD(0.5), x, True, 10)), model(0), True, 10)
     assert not center.whole
     center.sync(EASGD(0.5), x, True, 10)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts_here import script_path
 
-from platoon_base.centers import gossip, gossip_slots
+from platoon_base.centers import gossip_slots, stripes
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.gossip import GossipCenters
 from platoon_base.centers.gossip_slots import GOSSIP, WHOLE, shares_of
@@ -267,9 +267,9 @@ def test_a_sender_that_is_stopped_delays_the_receiver_once(job, monkeypatch):
     real = job(GoSGD(probability=1e-12), [np.zeros(4)], 2)
     theirs = real.workers[1].slots.every()[0]
     assert theirs.locks.lock(theirs.stripes[0])
-    monkeypatch.setattr(gossip, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(stripes, "PATIENCE_S", 0.05)
     assert real.workers[0].sync(real.rule, [np.ones(4)], True, 100) is None
-    monkeypatch.setattr(gossip, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(stripes, "PATIENCE_S", 30.0)
     began = time.monotonic()
     for _ in range(3):
         assert real.workers[0].sync(real.rule, [np.ones(4)], True, 100) is None
