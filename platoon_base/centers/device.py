@@ -18,9 +18,8 @@ import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.device_directory import DeviceDirectory
-from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_partitions import Partitions
-from platoon_base.centers.device_source import kernel_source, kernel_types
+from platoon_base.centers.device_source import kernel_source, kernel_types, operations
 from platoon_base.centers.device_tiles import split_element_code, tile_table
 from platoon_base.device_arrays import Flush, Order, Queue
 from platoon_base.devices.cuda import HostMemory

@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.across_hosts import AcrossHosts
+from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, HostsRounds, Overwrites, Shift, wide
 from platoon_base.centers.base import NonFiniteElement
+from platoon_base.centers.host_kernels import undo_bytes
 from platoon_base.centers.host_rounds import Rounds, open_rounds
-from platoon_base.centers.host_shift import Shift, wide
-from platoon_base.centers.hosts_means import HostsMeans
-from platoon_base.centers.overwrites import Overwrites
-from platoon_base.centers.round_kernels import undo_bytes
-from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import (
     CONTROLLER,
     COURIER,
@@ -53,7 +49,7 @@ def _parts(header: Any, layout: Layout) -> Iterator[Part]:
         yield Part("totals", layout, (2,))
         yield Part("undo", "u1", (stripes, undo_bytes(layout, states)))
     elif header["several_hosts"]:
-        yield Part("moves", wide(layout))  # The sum of other hosts' moves, see `host_shift`.
+        yield Part("moves", wide(layout))  # The sum of other hosts' moves, see `Shift`.
 
 
 CENTER = Schema(

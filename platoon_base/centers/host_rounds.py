@@ -2,7 +2,7 @@
 
 A worker adds its progress to the totals of the stripes, waits for the other workers, and copies the
 stripes. The first worker at a stripe after the wait makes the outer step there. On several hosts,
-couriers first replace the totals by the sum over all hosts (`round_totals`). A worker contributes
+couriers first replace the totals by the sum over all hosts (`across_hosts`). A worker contributes
 to a stripe only if the generation is the one it copied: rounds do not mix. Deaths are harmless: a
 contribution is written to the unused totals and made valid by one store, and the step saves each
 block before it changes it.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.round_kernels import RoundKernels, blocks
+from platoon_base.centers.host_kernels import RoundKernels, blocks
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, cut
 from platoon_base.rules.outer import OuterRule
 from platoon_base.system.awake import awake

@@ -44,9 +44,8 @@ from platoon_base.errors import (
     PlatoonError,
     WorkerLostError,
 )
-from platoon_base.shm.hidden_names import HiddenName
-from platoon_base.shm.liveness import Liveness
-from platoon_base.shm.progress_watch import stalled_text
+from platoon_base.shm.liveness import Liveness, stalled_text
+from platoon_base.shm.segments import HiddenName
 from platoon_base.system.awake import awake
 from platoon_base.system.text import to_bytes
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.data.excerpt import excerpt, part_of
-from platoon_base.data.shared_data_files import FileMemory
-from platoon_base.data.shared_data_memory import Fill, Form, JobMemory, LocalMemory, Memory
+from platoon_base.data.shared_data_memory import FileMemory, Fill, Form, JobMemory, LocalMemory, Memory
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job.joining import connect, files_of

@@ -1,16 +1,17 @@
-"""Liveness of the other workers of a job, read from shared memory."""
+"""Liveness of the other workers of a job, their progress and latest call, read from shared memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from platoon_base.shm.calls import Call
+import numpy as np
+
 from platoon_base.shm.job_state import JobState
-from platoon_base.shm.progress_watch import ProgressWatch
+from platoon_base.system.awake import awake
 
-__all__ = ["JobLiveness", "Liveness"]
+__all__ = ["Call", "JobLiveness", "Liveness", "ProgressWatch", "sign", "stalled_text"]
 
 # The controller records how a process ended shortly after its locks are free.
 _CAUSE_TIMEOUT_S = 1.5
@@ -133,3 +134,66 @@ class JobLiveness:
             time.sleep(0.01)
         verb = "has left the job" if self._job_state.row(rank)["left"] else "is lost"
         return f"rank {rank} {verb}{f' ({cause})' if cause else ''}"
+
+
+_SIGNATURE_BITS = 24
+
+
+class Call(NamedTuple):
+    """Latest collective call of a rank, with a signature of its kind, array size and dtype."""
+
+    number: int  # Counted from 1; 0 before the first.
+    signature: int
+    # Seconds of the monotonic clock; infinite on other ranks, where they are unknown.
+    begun: float = float("inf")
+    deadline: float = float("inf")
+
+    @property
+    def word(self) -> int:
+        """Number and signature in 63 bits, which are written and read atomically."""
+        return self.number << _SIGNATURE_BITS | self.signature
+
+    @classmethod
+    def of(cls, word: int) -> Call:
+        return cls(word >> _SIGNATURE_BITS, word & (1 << _SIGNATURE_BITS) - 1)
+
+
+def sign(kind: int, typecode: int, size: int) -> int:
+    """Return a signature for a call on an array, the same in every process."""
+    # The hash of integers is not randomized.
+    return hash((kind, typecode, size)) & (1 << _SIGNATURE_BITS) - 1
+
+
+_POLL_INTERVAL_S = 0.5  # A poll takes 20 us.
+
+
+class ProgressWatch:
+    """Detects progress: compares the workers' counters from one poll to the next."""
+
+    def __init__(self, job_state: JobState) -> None:
+        self._job_state = job_state
+        self._signs = job_state.signs()
+        self._moved = np.full(self._signs.shape[1], -np.inf)
+        self._next_poll_at = -np.inf
+
+    def poll(self, now: float | None = None) -> None:
+        """Record which workers have made progress; call it about every second."""
+        now = awake() if now is None else now
+        if now < self._next_poll_at:
+            return
+        self._next_poll_at = now + _POLL_INTERVAL_S
+        signs = self._job_state.signs()
+        self._moved[(signs != self._signs).any(axis=0)] = now
+        self._signs = signs
+
+    def last(self, rank: int) -> float:
+        """Return when a worker last made progress, by `awake`; -inf if it never did."""
+        self.poll()
+        updated = float(self._job_state.row(rank)["updated"])
+        return float(max(self._moved[rank], updated + awake() - time.monotonic() if updated else -np.inf))
+
+
+def stalled_text(moved: float) -> str:
+    """Describe how long a worker has made no progress, from the time of `ProgressWatch.last`."""
+    seconds = awake() - moved
+    return f"no progress for {seconds:.0f} s" if seconds < float("inf") else "no progress so far"
