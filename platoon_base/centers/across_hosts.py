@@ -19,7 +19,7 @@ from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.dtypes import sum_dtype
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout, Piece
-from platoon_base.shm.schema import Part, Parts
+from platoon_base.shm.schema import Part, Parts, Word
 
 __all__ = [
     "AcrossHosts",
@@ -93,36 +93,17 @@ class Overwrites:
     none is in progress.
     """
 
+    written = Word("written")  # Number of overwrites by workers of this host.
+    spread = Word("spread")  # Count of the latest overwrite that all other hosts have.
+    stamp = Word("stamp")  # Version of the latest overwrite, by any host, that this center holds.
+
     def __init__(self, header: Any) -> None:
         self._header = header
 
-    @property
-    def written(self) -> int:
-        """Number of overwrites by workers of this host."""
-        return int(self._header["written"])
-
     def note(self) -> int:
         """Count an overwrite and return the count; the caller holds the locks of all stripes."""
-        self._header["written"] = self.written + 1
+        self.written += 1
         return self.written
-
-    @property
-    def spread(self) -> int:
-        """Count of the latest overwrite that all other hosts have."""
-        return int(self._header["spread"])
-
-    @spread.setter
-    def spread(self, count: int) -> None:
-        self._header["spread"] = count
-
-    @property
-    def stamp(self) -> int:
-        """Version of the latest overwrite, by any host, that this center holds."""
-        return int(self._header["stamp"])
-
-    @stamp.setter
-    def stamp(self, stamp: int) -> None:
-        self._header["stamp"] = stamp
 
     @staticmethod
     def later(stamp: int, host: int) -> int:
@@ -206,40 +187,24 @@ class Shift:
 
 
 _PATIENCE_S = 1.0  # Maximum wait for a locked stripe.
-_NUMBER, _BASE = 0, 1
 
 
 class RoundTotals:
     """One host's totals of one round, in a flat buffer that can be sent."""
 
+    number = Word("number")  # Number of the round; 0 before the first.
+    base = Word("base")  # Latest round of the center that the contributions started from.
+
     def __init__(self, layout: Layout, stripes: Sequence[tuple[Piece, ...]]) -> None:
         self.layout, self._stripes, each = layout, stripes, (len(stripes),)
         sums = Part("counts", "f8", each, 8), Part("parts", "f8", each, 8)
-        parts = Parts(Part("about", "f8", (2,)), *sums, Part("arrays", layout))
+        parts = Parts(Part("about", [("number", "f8"), ("base", "f8")]), *sums, Part("arrays", layout))
         whole = np.zeros(parts.nbytes // 8, np.float64)
         self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
         views = parts.views(self.buffer)
         self.head = whole[: parts.at["arrays"] // 8]
-        self._about, self.counts, self.parts = views.about, views.counts, views.parts
+        self._header, self.counts, self.parts = views.about, views.counts, views.parts
         self.arrays: list[Array] = views.arrays  # Sum of ``x - c`` over the workers.
-
-    @property
-    def number(self) -> int:
-        """Number of the round; 0 before the first."""
-        return int(self._about[_NUMBER])
-
-    @number.setter
-    def number(self, number: int) -> None:
-        self._about[_NUMBER] = number
-
-    @property
-    def base(self) -> int:
-        """Latest round of the center that the contributions started from."""
-        return int(self._about[_BASE])
-
-    @base.setter
-    def base(self, base: int) -> None:
-        self._about[_BASE] = base
 
     def without_contribution(self) -> Iterator[tuple[Piece, ...]]:
         """Yield the pieces of each stripe without a contribution."""
@@ -375,6 +340,7 @@ class HostsMeans:
 
     workers_wait = False
     wanted = 0  # No worker waits for a round it did not take part in.
+    made = Word("mean")  # Latest round whose mean was written to this center.
 
     def __init__(
         self,
@@ -393,11 +359,6 @@ class HostsMeans:
         # later.
         self.is_quiet: Callable[[], bool] = lambda: True
         self._layout = Layout(specs if average is None else specs * 2)
-
-    @property
-    def made(self) -> int:
-        """Latest round whose mean was written to this center."""
-        return int(self._header["mean"])
 
     def wait(self, number: int, timeout_s: float) -> None:
         await_count(lambda: self.made, number, timeout_s, "the mean of the centers of all hosts")
@@ -430,14 +391,14 @@ class HostsMeans:
             mean = weighted_mean([totals[i].arrays for i in finite], [float(workers[i]) for i in finite])
             if not self._move_to(mean[: self._trained], mean[self._trained :]):
                 return False
-        self._header["mean"] = number
+        self.made = number
         return True
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's; False if a stripe stayed locked."""
         if not self._put(values, states):
             return False
-        self._header["mean"] = max(number, self.made)
+        self.made = max(number, self.made)
         return True
 
 

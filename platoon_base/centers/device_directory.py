@@ -19,7 +19,7 @@ from platoon_base.devices.cuda import HANDLE_BYTES
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout
 from platoon_base.parameters import assign
-from platoon_base.shm.schema import PAGE, Part, Schema, Views
+from platoon_base.shm.schema import PAGE, Part, Schema, Views, Word
 from platoon_base.shm.segments import Name
 from platoon_base.system.environment import MAX_WORKERS
 
@@ -76,13 +76,16 @@ class Entry(NamedTuple):
 class DeviceDirectory:
     """Directory in an open segment."""
 
+    version = Word("changes")  # Changes with every entry.
+    wanted = Word("wanted")  # Number of the latest mirror requested.
+
     def __init__(self, memory: Views, layout: Layout) -> None:
         self._segment, self._at, self._layout = memory.segment, memory.at, layout
         self.workers = len(memory.entries)
         self.tiling = _tiling(layout, self.workers, int(memory.header["center_states"]))
         self.size_bytes = len(memory.segment.buffer)
         self.address = int(memory.header.ctypes.data)
-        self._memory = memory
+        self._memory, self._header = memory, memory.header
 
     @classmethod
     def create(
@@ -108,11 +111,6 @@ class DeviceDirectory:
         ]
 
     @property
-    def version(self) -> int:
-        """Number that changes with every entry."""
-        return int(self._memory.header["changes"])
-
-    @property
     def complete(self) -> bool:
         return bool((self._memory.entries["writes"] > 1).all())
 
@@ -136,7 +134,7 @@ class DeviceDirectory:
             0,
         )
         entry["writes"] += 1
-        self._memory.header["changes"] += 1
+        self.version += 1
 
     def try_lock(self, partition: int) -> bool:
         return self._segment.try_lock(self._at["entries"] + _ENTRY.itemsize * partition)
@@ -155,14 +153,9 @@ class DeviceDirectory:
 
     # Mirror: a process requests one by writing a number; each owner writes it after its copy.
 
-    @property
-    def wanted(self) -> int:
-        """Number of the latest mirror requested."""
-        return int(self._memory.header["wanted"])
-
     def want_mirror(self) -> int:
         """Request a new mirror of all partitions; return its number."""
-        self._memory.header["wanted"] += 1
+        self.wanted += 1
         return self.wanted
 
     def mirrored(self, partition: int, number: int = FINAL) -> None:
@@ -217,7 +210,7 @@ class DeviceDirectory:
         return self._segment.closed
 
     def close(self) -> None:
-        del self._memory
+        del self._memory, self._header
         self._segment.close()
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from platoon_base.collectives.base import OPS
 from platoon_base.dtypes import COLLECTIVE, sum_dtype
 from platoon_base.errors import ConfigurationError
-from platoon_base.shm.schema import PAGE, Part, Schema, Views
+from platoon_base.shm.schema import PAGE, Part, Schema, Views, Word
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.environment import NO_KERNELS
 
@@ -109,8 +109,10 @@ def _ceil(number: int, by: int) -> int:
 class Memory:
     """Views of a group's shared memory. A slot has ``chunk_bytes``, a multiple of 4096."""
 
+    broken = Word("broken")  # Nonzero after a call of some rank has failed; this ends every wait.
+
     def __init__(self, views: Views) -> None:
-        lines, self.slots, self.reason, self._board = views.lines, views.slots, views.reason, views.board
+        lines, self.slots, self.reason, self._header = views.lines, views.slots, views.reason, views.board
         self.size, self.chunk_bytes = len(lines), self.slots.shape[2]
         self.start: int = views.header.ctypes.data
         self.at = views.at
@@ -120,15 +122,6 @@ class Memory:
         for core in cores:
             if core < 64 * self.cores.shape[1]:
                 self.cores[rank, core // 64] |= np.uint64(1 << core % 64)
-
-    @property
-    def broken(self) -> int:
-        """Nonzero after a call of some rank has failed; this ends every wait."""
-        return int(self._board["broken"])
-
-    @broken.setter
-    def broken(self, value: int) -> None:
-        self._board["broken"] = value
 
 
 class GroupSegment:

@@ -10,7 +10,7 @@ import numpy as np
 from platoon_base.errors import ProtocolError
 from platoon_base.sharding import START, Position
 from platoon_base.shm.phases import BINS, PARTS, PHASES, PhaseTimes
-from platoon_base.shm.schema import Part, Schema, Views
+from platoon_base.shm.schema import Part, Schema, Views, Word
 from platoon_base.system.text import to_bytes
 
 __all__ = [
@@ -139,6 +139,8 @@ class Progress(NamedTuple):
 class JobState:
     """State of a job, in shared memory or, in a single-worker job, in plain memory."""
 
+    leader = Word("leader")  # Rank of the leader: 0, or the lowest that is not lost.
+
     def __init__(self, buffer: Any, rows: int, create: bool) -> None:
         self._use_memory(buffer, _STATE.write(buffer, rows=rows) if create else _STATE.read(buffer, name="of a job"))
         if create:
@@ -193,15 +195,6 @@ class JobState:
     def signs(self) -> Any:
         """Return counters that grow when a worker makes progress, of shape (signs, rows)."""
         return np.stack([self.table[name] for name in _SIGNS])
-
-    @property
-    def leader(self) -> int:
-        """Rank of the leader: 0, or the lowest that is not lost."""
-        return int(self._header["leader"])
-
-    @leader.setter
-    def leader(self, rank: int) -> None:
-        self._header["leader"] = rank
 
     @property
     def rows(self) -> int:

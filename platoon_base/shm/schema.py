@@ -20,7 +20,7 @@ from platoon_base.layout import ALIGNMENT, Layout
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.views import array_on
 
-__all__ = ["PAGE", "Part", "Parts", "Schema", "Views"]
+__all__ = ["PAGE", "Part", "Parts", "Schema", "Views", "Word"]
 
 PAGE = 4096
 _DIGEST_BYTES = 16
@@ -62,6 +62,19 @@ class Views(SimpleNamespace):
     at: dict[str, int]
     segment: Segment  # Of `Schema.create` and `attach`.
     header: Any  # Of a `Schema`.
+
+
+class Word:
+    """A field of the record ``_header`` of an object, as an attribute that is an int."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __get__(self, instance: Any, owner: Any = None) -> int:
+        return int(instance._header[self._field])
+
+    def __set__(self, instance: Any, value: int) -> None:
+        instance._header[self._field] = value
 
 
 class Parts:

@@ -261,6 +261,7 @@ USE_SEGMENTS |= {f"centers/{name}.py" for name in ("host", "stripes", "gossip", 
 USE_SEGMENTS |= {"centers/device_directory.py"}
 USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py", "shm/schema.py"}
 USE_SEGMENTS |= {"data/shared_data_memory.py", "data/shared_arrays.py"}
+USE_SEGMENTS |= {"collectives/host.py", "collectives/hosts.py", "courier/process.py"}  # for their names alone
 PLACES = {
     "zmq": {"channels/zmq.py", "channels/keys.py", "channels/host_link.py"},
     "posix_ipc": {"shm/segments.py"},
