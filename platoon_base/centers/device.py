@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.base import NonFiniteElement
+from platoon_base.centers.base import Named, NonFiniteElement
 from platoon_base.centers.device_directory import DeviceDirectory
 from platoon_base.centers.device_partitions import Partitions
 from platoon_base.centers.device_source import kernel_source, kernel_types, operations
@@ -27,7 +27,7 @@ from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, 
 from platoon_base.dtypes import C_TYPES
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, form_of, local_sources, rule_of_moments
-from platoon_base.shm.segments import Name, Segment
+from platoon_base.shm.segments import Name
 
 __all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
 
@@ -356,7 +356,7 @@ class _Launch:
         self.bases: list[int] = []
 
 
-class DeviceCenters:
+class DeviceCenters(Named):
     """Opens the center of a job under its name; each of the first ``workers`` makes a partition.
 
     A center that is created has each parameter in the memory order given by ``orders``.
@@ -373,11 +373,9 @@ class DeviceCenters:
         gone: Callable[[int], bool],
         incarnation: Callable[[int], int],
     ) -> None:
-        self.name = name
+        super().__init__(name, workers, gone)
         self._orders = orders
-        self._workers = workers
         self._runtime = runtime
-        self._gone = gone
         self._incarnation = incarnation
 
     @staticmethod
@@ -390,9 +388,6 @@ class DeviceCenters:
         states = len(rule.center_state)
         directory = DeviceDirectory.create(self.name, layout, self._workers, states, self._orders)
         return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
-
-    def unlink(self) -> None:
-        Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
         """Open the segment and make this worker's partition; may raise `LayoutMismatchError`."""

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from platoon_base.centers.base import NonFiniteElement
+from platoon_base.centers.base import Named, NonFiniteElement, OnHost
 from platoon_base.centers.gossip_slots import GOSSIP, LEAVING, Slot, Slots, create_slots, shares_of
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.centers.stripes import CONTROLLER, PATIENCE_S, Stripe, copy_all, cut
@@ -29,7 +29,7 @@ from platoon_base.rules.center import Adopt, gossips
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.gosgd import GoSGD
 from platoon_base.shm.schema import Views
-from platoon_base.shm.segments import Name, Segment
+from platoon_base.shm.segments import Name
 from platoon_base.system.awake import awake
 
 __all__ = ["GOSSIP", "GossipCenter", "GossipCenters"]
@@ -40,10 +40,9 @@ _ADOPT: Any = Adopt(EASGD())  # c := x
 _PUSH_PATIENCE_S = 0.2  # Maximum wait for a stalled receiver's lock.
 
 
-class GossipCenter:
+class GossipCenter(OnHost):
     """A worker's handle of all slots, including its own; the controller has no slot of its own."""
 
-    on_device = False
     states: ClassVar[list[list[Array]]] = []
 
     def __init__(
@@ -220,12 +219,6 @@ class GossipCenter:
             self._mean(out, PATIENCE_S)
             return out, []
 
-    def finish(self) -> None:
-        """Do nothing: no calls are queued."""
-
-    def settle(self) -> None:
-        """Do nothing: the controller reads the same memory."""
-
     def close(self, over: bool = False) -> None:
         """Release the memory; idempotent. Unless ``over``, another worker receives the weight."""
         if not (self.slots.closed or over or self.slots.own is None) and os.getpid() == self._pid:
@@ -262,19 +255,8 @@ class GossipCenter:
         self._plans = [Plan(stripe.center) for stripe in self.slots.require_own().stripes]
 
 
-class GossipCenters:
+class GossipCenters(Named):
     """Opens the slots of a job under its name; ``workers`` slots are prepared, others added."""
-
-    location = "host"
-
-    def __init__(
-        self,
-        name: Name,
-        workers: int = 1,
-        gone: Callable[[int], bool] = lambda rank: False,
-    ) -> None:
-        self.name = name
-        self._workers, self._gone = workers, gone
 
     def create(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Create the segment with a slot for each worker; replace one left by a dead creator."""
@@ -297,6 +279,3 @@ class GossipCenters:
             center.close(over=True)
             raise
         return center
-
-    def unlink(self) -> None:
-        Segment.unlink(self.name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, HostsRounds, Overwrites, Shift, wide
-from platoon_base.centers.base import NonFiniteElement
+from platoon_base.centers.base import Named, NonFiniteElement, OnHost
 from platoon_base.centers.host_kernels import undo_bytes
 from platoon_base.centers.host_rounds import Rounds, open_rounds
 from platoon_base.centers.stripes import (
@@ -29,7 +29,7 @@ from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.schema import PAGE, Part, Schema, Views
-from platoon_base.shm.segments import Name, Segment
+from platoon_base.shm.segments import Name
 from platoon_base.system.awake import awake
 
 __all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
@@ -71,10 +71,8 @@ CENTER = Schema(
 )
 
 
-class HostCenter:
+class HostCenter(OnHost):
     """Center on one host; stripes with a stalled holder are left out until they are released."""
-
-    on_device = False
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class HostCenter:
             Stripe(i, p, self.values, self.states, self._local_states, self._holders[i], trained, layout.num_trained)
             for i, p in enumerate(layout.stripes(int(header["stripe_bytes"])))
         ]
-        self._locks = StripeLocks(self._segment, self._stripes, rank, gone, memory.at["holders"])
+        self.locks = StripeLocks(self._segment, self._stripes, rank, gone, memory.at["holders"])
         self._rounds: Rounds | None = None
         self._shift: Shift | None = None
         self.across_hosts: AcrossHosts | None = None
@@ -138,11 +136,11 @@ class HostCenter:
             return refused
 
         self._require_open()
-        return self._locks.synchronize(update, locked, timeout_s)
+        return self.locks.synchronize(update, locked, timeout_s)
 
     @property
     def whole(self) -> bool:
-        return not self._locks.left_out
+        return not self.locks.left_out
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
         """Add this worker's progress to stripes that have not changed since it copied them."""
@@ -182,7 +180,7 @@ class HostCenter:
         rounds = self._rounds
         if rounds is None:
             raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
-        return self._locks.synchronize(lambda stripe: work(rounds, stripe), True, timeout_s, every=True)
+        return self.locks.synchronize(lambda stripe: work(rounds, stripe), True, timeout_s, every=True)
 
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
@@ -198,9 +196,9 @@ class HostCenter:
             if begin:
                 self._start(stripe, values)
 
-        left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._locks.left_out)
+        left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self.locks.left_out)
         if left and timeout_s <= PATIENCE_S:
-            raise self._locks.timeout(left, timeout_s)
+            raise self.locks.timeout(left, timeout_s)
         for stripe in left:
             copy(stripe)
         if begin and self._rounds is not None:
@@ -227,7 +225,7 @@ class HostCenter:
             self._overwrite(copy, timeout_s)
             return
         self._require_open()
-        self._locks.synchronize(copy, locked, timeout_s, every=True)
+        self.locks.synchronize(copy, locked, timeout_s, every=True)
 
     def _overwrite(self, work: Callable[[Stripe], None], timeout_s: float) -> None:
         """Do ``work`` with all stripes locked, and wait until the other hosts have the center."""
@@ -235,12 +233,12 @@ class HostCenter:
         deadline = awake() + timeout_s
         with self._one_thread:
             try:
-                self._locks.require_all(deadline, timeout_s)
+                self.locks.require_all(deadline, timeout_s)
                 for stripe in self._stripes:
                     work(stripe)
                 count = self.overwrites.note()
             finally:
-                self._locks.release_all()
+                self.locks.release_all()
         self.overwrites.await_all_hosts(count, max(deadline - awake(), _MIN_S))
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
@@ -328,7 +326,7 @@ class HostCenter:
                     center += after - before
 
         self._require_open()
-        self._locks.visit_every(work, True, PATIENCE_S)
+        self.locks.visit_every(work, True, PATIENCE_S)
 
     def move_to(self, values: Sequence[Array], averages: Sequence[Array] = (), timeout_s: float = PATIENCE_S) -> bool:
         """Move the center and its average, while no worker changes them; see `move`."""
@@ -353,7 +351,7 @@ class HostCenter:
 
         self._require_open()
         with self._one_thread:
-            self._locks.visit_every(copy, True, PATIENCE_S)
+            self.locks.visit_every(copy, True, PATIENCE_S)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states consistently; with rounds, between two rounds."""
@@ -367,7 +365,7 @@ class HostCenter:
 
             self._require_open()
             if self._rounds is None:
-                self._locks.visit_every(copy, True, PATIENCE_S)
+                self.locks.visit_every(copy, True, PATIENCE_S)
                 return values, states
 
             def copy_every() -> None:
@@ -376,21 +374,11 @@ class HostCenter:
 
             self._rounds.visit_between(
                 copy_every,
-                lambda deadline: self._locks.lock_all(deadline),
-                self._locks.release_all,
+                lambda deadline: self.locks.lock_all(deadline),
+                self.locks.release_all,
                 PATIENCE_S,
             )
             return values, states
-
-    def holder(self, stripe: int) -> int | None:
-        """Return the rank that holds a stripe, or None; a dead rank stays until the next visit."""
-        return self._locks.holder(stripe)
-
-    def finish(self) -> None:
-        """Do nothing: no calls are queued."""
-
-    def settle(self) -> None:
-        """Do nothing: the controller reads the same memory."""
 
     def close(self, over: bool = False) -> None:
         self._segment.close()
@@ -399,14 +387,14 @@ class HostCenter:
         self.across_hosts = self._shift = None
         self._holders = np.empty(0, HOLDER)
         self.overwrites = Overwrites(CENTER.new_header())
-        self._locks.close()
+        self.locks.close()
 
     def _visit(
         self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
     ) -> list[Stripe]:
         """Do ``work`` once on each stripe, under its lock; locked stripes are retried later."""
         self._require_open()
-        return self._locks.visit(work, locked, timeout_s, stuck or {})
+        return self.locks.visit(work, locked, timeout_s, stuck or {})
 
     def _require_open(self) -> None:
         if self._segment.closed:
@@ -419,10 +407,8 @@ def _required(shift: Shift | None) -> Shift:
     return shift
 
 
-class HostCenters:
+class HostCenters(Named):
     """Opens the center of one job under its name."""
-
-    location = "host"
 
     def __init__(
         self,
@@ -431,10 +417,8 @@ class HostCenters:
         gone: Callable[[int], bool] = lambda rank: False,
         several_hosts: bool = False,
     ) -> None:
-        self.name = name
+        super().__init__(name, workers, gone)
         self._several_hosts = several_hosts
-        self._workers = workers
-        self._gone = gone
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Create the segment; replace one left by a dead creator."""
@@ -451,9 +435,6 @@ class HostCenters:
         )
         memory.holders["rank"] = FREE
         return HostCenter(memory, layout, rule, rank, self._gone)
-
-    def unlink(self) -> None:
-        Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Open the segment; raise `LayoutMismatchError` if model or version differ."""

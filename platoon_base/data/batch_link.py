@@ -1,9 +1,13 @@
-"""The Unix sockets between a batch server and its readers: messages with file descriptors."""
+"""The Unix sockets between a batch server and its readers: messages with file descriptors.
+
+The default address is in the folder of the job, which is private to the job's user.
+"""
 
 from __future__ import annotations
 
 import array
 import os
+import re
 import select
 import socket
 import stat
@@ -12,9 +16,20 @@ from pathlib import Path
 
 from platoon_base.data.batch_frames import MAX_FRAME_BYTES
 from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.job.files import JobFiles
+from platoon_base.system.environment import JOB
 from platoon_base.system.process import readable
 
-__all__ = ["Link", "connect_link", "listen_at", "remove_socket"]
+__all__ = [
+    "Link",
+    "batch_address",
+    "connect_link",
+    "expected_readers",
+    "failure_of_server",
+    "listen_at",
+    "remove_socket",
+    "report_failure",
+]
 
 _LONGEST = 107  # The bytes of sun_path, without its final zero.
 _BACKLOG = 256
@@ -188,3 +203,47 @@ def _require_short(address: str) -> None:
             f"got the address {address!r}: it must be a path of 1 to {_LONGEST} bytes, as Unix sockets have; set "
             "TMPDIR to a folder with a shorter path, or give a shorter name"
         )
+
+
+_FAILURE = "server-failed"
+_NAME = re.compile(r"[0-9A-Za-z._-]{1,40}")
+
+
+def batch_address(address: str | None = None, name: str = "batches", folder: str | None = None) -> str:
+    """Return the path of a batch server's socket; a given ``address`` takes precedence."""
+    if address is not None:
+        return os.path.abspath(address)
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"got the name {name!r} for a batch server: take up to 40 letters, digits, '.', '_', '-'"
+        )
+    folder = folder or os.environ.get(JOB)
+    if not folder:
+        raise ConfigurationError(
+            "there is no job here to serve batches to or to read them from: start with `platoon launch`, or give both "
+            "sides the same address, a path such as /tmp/me/batches; to load ahead without a server use load_ahead"
+        )
+    return os.path.join(os.path.abspath(folder), f"data-{name}")
+
+
+def report_failure(folder: str, text: str, keep: bool = False) -> None:
+    """Record that a job's server has failed; with ``keep`` an earlier report stays."""
+    path = os.path.join(folder, _FAILURE)
+    if keep and os.path.exists(path):
+        return
+    Path(f"{path}.new").write_text(text, errors="backslashreplace")
+    os.replace(f"{path}.new", path)
+
+
+def failure_of_server(address: str) -> str:
+    """Return the error of the server for an address; empty if no failure is known."""
+    try:
+        return Path(os.path.dirname(address), _FAILURE).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def expected_readers(address: str | None) -> int:
+    """Return the number of workers that a server expects by default."""
+    folder = os.environ.get(JOB)
+    return 1 if address is not None or not folder else JobFiles.read(folder).size
