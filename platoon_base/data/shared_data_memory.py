@@ -115,9 +115,8 @@ class LocalMemory:
         kept = min(rows, len(before))
         self._rows[:kept] = before[:kept]
 
-    @contextlib.contextmanager
-    def writing(self, timeout_s: float) -> Iterator[Array]:
-        yield self._open()
+    def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
+        return contextlib.nullcontext(self._open())
 
     def remove(self) -> None:
         """Do nothing: there is no name."""
@@ -277,31 +276,20 @@ def _read_only(array: Array) -> Array:
     return view
 
 
-class FileMemory:
-    """The rows of a file, which the kernel reads on use, shared by all processes that map it."""
+class FileMemory(LocalMemory):
+    """The rows of a file of the user's, which the kernel reads on use, for all processes that map it."""
 
     def __init__(self, path: str | os.PathLike[str], dataset: str | None) -> None:
         self._path = path
         self.made_here = False
-        self._rows: Array | None = _map_numpy(path) if dataset is None else _map_hdf5(path, dataset)
+        self._rows = _map_numpy(path) if dataset is None else _map_hdf5(path, dataset)
         self.form = Form.of(self._rows, "")
-
-    def rows(self) -> Array:
-        if self._rows is None:
-            raise closed_error()
-        return self._rows
 
     def resize(self, rows: int, timeout_s: float) -> None:
         raise self._refusal("resized")
 
     def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
         raise self._refusal("written to")
-
-    def remove(self) -> None:
-        """Do nothing: the user owns the file."""
-
-    def close(self) -> None:
-        self._rows = None
 
     def _refusal(self, done: str) -> ConfigurationError:
         return ConfigurationError(

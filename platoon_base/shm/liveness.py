@@ -11,7 +11,7 @@ import numpy as np
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.awake import awake
 
-__all__ = ["Call", "JobLiveness", "Liveness", "ProgressWatch", "sign", "stalled_text"]
+__all__ = ["Call", "JobLiveness", "Liveness", "ProgressWatch", "StuckCalls", "sign", "stalled_text"]
 
 # The controller records how a process ended shortly after its locks are free.
 _CAUSE_TIMEOUT_S = 1.5
@@ -58,6 +58,22 @@ class Liveness(Protocol):
         ...
 
 
+class StuckCalls:
+    """The ranks that have been in one collective call for ``after_s``, since a test found them there."""
+
+    def __init__(self, job_state: JobState, after_s: float) -> None:
+        self._job_state, self._after_s = job_state, after_s
+        self._waiting: dict[int, tuple[int, float]] = {}
+
+    def __contains__(self, rank: int) -> bool:
+        count = int(self._job_state.row(rank)["waits"])  # Odd inside a call.
+        before = self._waiting.get(rank)
+        if count % 2 and before is not None and before[0] == count:
+            return awake() - before[1] > self._after_s
+        self._waiting[rank] = count, awake()
+        return False
+
+
 class JobLiveness:
     """`Liveness` from the job's state and file locks."""
 
@@ -75,7 +91,7 @@ class JobLiveness:
         self._progress_watch = ProgressWatch(job_state)
         self._job_state = job_state
         self._alive = alive
-        self._waiting: dict[int, tuple[int, float]] = {}
+        self._stuck = StuckCalls(job_state, _STUCK_S)
 
     def why_absent(self, ranks: Sequence[int]) -> str:
         self._progress_watch.poll()
@@ -84,7 +100,7 @@ class JobLiveness:
             # "left" is set before the lock is free.
             if self._job_state.row(rank)["left"] or not self._lives(rank):
                 return self._exit_reason(rank)
-            if self._is_stuck(rank):
+            if rank in self._stuck:
                 return (
                     f"rank {rank} waits in {self._job_state.read_text(rank, 'waiting_in')!r} instead, for this rank "
                     "too: all ranks must make the same calls in the same order"
@@ -115,18 +131,6 @@ class JobLiveness:
 
     def _lives(self, rank: int) -> bool:
         return self._alive(rank) and not self._job_state.row(rank)["ending"]
-
-    def _is_stuck(self, rank: int) -> bool:
-        """Return whether a worker has been in one call for long; its count is odd inside."""
-        count = int(self._job_state.row(rank)["waits"])
-        before = self._waiting.get(rank)
-        if count % 2 == 0:
-            self._waiting.pop(rank, None)
-        elif before is None or before[0] != count:
-            self._waiting[rank] = count, time.monotonic()
-        else:
-            return time.monotonic() - before[1] > _STUCK_S
-        return False
 
     def _exit_reason(self, rank: int) -> str:
         deadline = time.monotonic() + _CAUSE_TIMEOUT_S
