@@ -72,7 +72,7 @@ class GossipCenter(OnHost):
         def publish(stripe: Stripe) -> tuple[int, int] | None:
             return self._publish(own, rule, stripe, cut(arrays, stripe.pieces), target is not None)
 
-        refused = own.locks.synchronize(publish, True, timeout_s)
+        refused = own.locks.synchronize(publish, timeout_s)
         self.whole = not own.locks.left_out
         if target is not None:
             self._deliver(target, arrays)
@@ -141,7 +141,7 @@ class GossipCenter(OnHost):
             else:
                 self._merge(target, stripe, cut(arrays, stripe.pieces))
 
-        target.locks.visit(merge, True, _PUSH_PATIENCE_S, {})
+        target.locks.visit(merge, _PUSH_PATIENCE_S)
 
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
@@ -158,7 +158,7 @@ class GossipCenter(OnHost):
             copy_all(cut(out, stripe.pieces), stripe.center)
             own.received[stripe.index] = 0
 
-        own.locks.synchronize(take, True, min(timeout_s, PATIENCE_S), every=True)
+        own.locks.synchronize(take, min(timeout_s, PATIENCE_S), every=True)
 
     def _mean(self, out: Sequence[Array], timeout_s: float) -> None:
         """Copy the consensus, even of locked stripes."""
@@ -176,7 +176,7 @@ class GossipCenter(OnHost):
                     elif weight:  # This mean of equal values is exactly that value.
                         target += target.dtype.type(weight / totals[stripe.index]) * (value - target)
 
-            slot.locks.visit_every(add, True, min(timeout_s, PATIENCE_S))
+            slot.locks.visit_every(add, min(timeout_s, PATIENCE_S))
         for stripe in slots[0].stripes:
             if not totals[stripe.index]:  # All weight was lost with dead workers.
                 copy_all(cut(sums, stripe.pieces), stripe.center)
@@ -239,7 +239,7 @@ class GossipCenter(OnHost):
             own.weights[stripe.index] = own.received[stripe.index] = 0
             self.under_way[stripe.index] = weight
 
-        own.locks.visit(empty, True, _PUSH_PATIENCE_S, {})
+        own.locks.visit(empty, _PUSH_PATIENCE_S)
         for other in self.slots.others():
             self._deliver(other, own.values)
             if not any(self.under_way):

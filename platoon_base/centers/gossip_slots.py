@@ -305,9 +305,9 @@ class Slots:
             own.weights[stripe.index], own.received[stripe.index] = weights[stripe.index], 0
 
         # Locked stripes contribute values without weight.
-        for stripe in donor.locks.visit(split, True, PATIENCE_S, {}):
+        for stripe in donor.locks.visit(split, PATIENCE_S):
             copy_all(cut(values, stripe.pieces), stripe.center)
-        own.locks.visit_every(put, True, PATIENCE_S)
+        own.locks.visit_every(put, PATIENCE_S)
 
 
 def _weight(slot: Slot) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ class HostCenter(OnHost):
                     self._stripes,
                     self._rounds,
                     self._holders,
-                    lambda work, wait_s: self._visit(work, True, wait_s),
+                    self.locks.visit,
                 )
         elif self._several_hosts:
             remembering = [state for state, source in zip(self._local_states, sources) if source is None]
@@ -135,8 +135,7 @@ class HostCenter(OnHost):
                 self._rounds.note_changed(stripe.index)
             return refused
 
-        self._require_open()
-        return self.locks.synchronize(update, locked, timeout_s)
+        return self.locks.synchronize(update, timeout_s, locked)
 
     @property
     def whole(self) -> bool:
@@ -167,7 +166,6 @@ class HostCenter(OnHost):
             return rounds.take_over(stripe.index, rule, cut(arrays, stripe.pieces), number)
 
         if self.across_hosts is not None:
-            self._require_open()
             began = awake()
             self.across_hosts.wait(number, timeout_s)
             timeout_s = max(timeout_s - (awake() - began), _MIN_S)
@@ -180,7 +178,7 @@ class HostCenter(OnHost):
         rounds = self._rounds
         if rounds is None:
             raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
-        return self.locks.synchronize(lambda stripe: work(rounds, stripe), True, timeout_s, every=True)
+        return self.locks.synchronize(lambda stripe: work(rounds, stripe), timeout_s, every=True)
 
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
@@ -196,7 +194,7 @@ class HostCenter(OnHost):
             if begin:
                 self._start(stripe, values)
 
-        left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self.locks.left_out)
+        left = self.locks.visit(copy, min(timeout_s, PATIENCE_S), locked, self.locks.left_out)
         if left and timeout_s <= PATIENCE_S:
             raise self.locks.timeout(left, timeout_s)
         for stripe in left:
@@ -224,12 +222,10 @@ class HostCenter(OnHost):
         if self._several_hosts:
             self._overwrite(copy, timeout_s)
             return
-        self._require_open()
-        self.locks.synchronize(copy, locked, timeout_s, every=True)
+        self.locks.synchronize(copy, timeout_s, locked, every=True)
 
     def _overwrite(self, work: Callable[[Stripe], None], timeout_s: float) -> None:
         """Do ``work`` with all stripes locked, and wait until the other hosts have the center."""
-        self._require_open()
         deadline = awake() + timeout_s
         with self._one_thread:
             try:
@@ -255,7 +251,7 @@ class HostCenter(OnHost):
             for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
                 copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
 
-        return not self._visit(put, True, PATIENCE_S)
+        return not self.locks.visit(put, PATIENCE_S)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """Fill a new center before others attach."""
@@ -302,7 +298,7 @@ class HostCenter(OnHost):
                     for average, moved in zip(cut(self.states[self._average], pieces), cut(by, pieces)):
                         average += moved
 
-        left = self._visit(move, True, timeout_s)
+        left = self.locks.visit(move, timeout_s)
         if left:
             kept = [[piece.copy() for piece in cut(by, stripe.without_moments)] for stripe in left]
             for array in by:
@@ -325,8 +321,7 @@ class HostCenter(OnHost):
                 else:
                     center += after - before
 
-        self._require_open()
-        self.locks.visit_every(work, True, PATIENCE_S)
+        self.locks.visit_every(work, PATIENCE_S)
 
     def move_to(self, values: Sequence[Array], averages: Sequence[Array] = (), timeout_s: float = PATIENCE_S) -> bool:
         """Move the center and its average, while no worker changes them; see `move`."""
@@ -338,7 +333,7 @@ class HostCenter(OnHost):
                 pieces = stripe.without_moments
                 copy_all(cut(self.states[self._average], pieces), cut(averages, pieces))
 
-        return not self._visit(move, True, timeout_s)
+        return not self.locks.visit(move, timeout_s)
 
     def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None:
         """Copy the center's parameters and averages, without moments, under the locks."""
@@ -349,9 +344,8 @@ class HostCenter(OnHost):
             if averages and self._average is not None:
                 copy_all(cut(averages, pieces), cut(self.states[self._average], pieces))
 
-        self._require_open()
         with self._one_thread:
-            self.locks.visit_every(copy, True, PATIENCE_S)
+            self.locks.visit_every(copy, PATIENCE_S)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states consistently; with rounds, between two rounds."""
@@ -363,9 +357,8 @@ class HostCenter(OnHost):
                 for target, source in zip([values, *states], sources):
                     copy_all(cut(target, stripe.pieces), source)
 
-            self._require_open()
             if self._rounds is None:
-                self.locks.visit_every(copy, True, PATIENCE_S)
+                self.locks.visit_every(copy, PATIENCE_S)
                 return values, states
 
             def copy_every() -> None:
@@ -388,17 +381,6 @@ class HostCenter(OnHost):
         self._holders = np.empty(0, HOLDER)
         self.overwrites = Overwrites(CENTER.new_header())
         self.locks.close()
-
-    def _visit(
-        self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
-    ) -> list[Stripe]:
-        """Do ``work`` once on each stripe, under its lock; locked stripes are retried later."""
-        self._require_open()
-        return self.locks.visit(work, locked, timeout_s, stuck or {})
-
-    def _require_open(self) -> None:
-        if self._segment.closed:
-            raise ConfigurationError("the center is closed: nothing can be done after close()")
 
 
 def _required(shift: Shift | None) -> Shift:

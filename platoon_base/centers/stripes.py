@@ -14,7 +14,7 @@ import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host_kernels import Plan
-from platoon_base.errors import CollectiveTimeoutError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Piece
 from platoon_base.rules.center import Rule
 from platoon_base.shm.segments import Segment
@@ -159,12 +159,17 @@ class StripeLocks:
         return None if rank == FREE else rank
 
     def visit(
-        self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int]
+        self,
+        work: Callable[[Stripe], None],
+        timeout_s: float,
+        locked: bool = True,
+        stuck: Mapping[int, int] | None = None,
     ) -> list[Stripe]:
         """Do ``work`` once on each stripe, under its lock; return those that stayed locked."""
         # Ranks start at different stripes and retry locked ones later: N workers use N stripes.
         # Stripes in ``stuck``, locked at the last visit, are not waited for if no worker has
         # visited them since.
+        self._require_open()
         stripes = self._stripes
         start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)
         todo = stripes[start:] + stripes[:start]
@@ -173,21 +178,21 @@ class StripeLocks:
                 work(stripe)
             return []
         try:
-            return self._visit_locked(work, todo, timeout_s, stuck)
+            return self._visit_locked(work, todo, timeout_s, stuck or {})
         except BaseException:  # A Ctrl-C may arrive right after a lock is acquired.
             self.release_all()
             raise
 
-    def visit_every(self, work: Callable[[Stripe], None], locked: bool, timeout_s: float) -> None:
+    def visit_every(self, work: Callable[[Stripe], None], timeout_s: float) -> None:
         """Do ``work`` on each stripe, after ``timeout_s`` also on locked ones."""
-        for stripe in self.visit(work, locked, timeout_s, {}):
+        for stripe in self.visit(work, timeout_s):
             work(stripe)
 
     def synchronize(
         self,
         work: Callable[[Stripe], tuple[int, int] | None],
-        locked: bool,
         timeout_s: float,
+        locked: bool = True,
         every: bool = False,
     ) -> NonFiniteElement | None:
         """Do ``work``, which may refuse an element, on each stripe; return the first one refused.
@@ -203,7 +208,7 @@ class StripeLocks:
                 refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
 
         patience_s = timeout_s if every else min(timeout_s, PATIENCE_S)
-        left = self.visit(visit, locked, patience_s, {} if every else self.left_out)
+        left = self.visit(visit, patience_s, locked, {} if every else self.left_out)
         if left and patience_s == timeout_s:
             raise self.timeout(left, timeout_s)
         left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
@@ -247,6 +252,10 @@ class StripeLocks:
             self._segment.unlock(byte if dead is None else byte + 1)
         return True
 
+    def _require_open(self) -> None:
+        if self._segment.closed:
+            raise ConfigurationError("the center is closed: nothing can be done after close()")
+
     def _byte_of(self, stripe: Stripe) -> int:
         return self._first + HOLDER.itemsize * stripe.index
 
@@ -265,6 +274,7 @@ class StripeLocks:
     def lock_all(self, deadline: float) -> bool:
         """Lock all stripes before ``deadline``, a time of `awake`; False if some stay locked."""
         # No deadlock: other workers hold one stripe each and wait for no second one.
+        self._require_open()
         todo = list(self._stripes)
 
         def are_locked() -> bool:
