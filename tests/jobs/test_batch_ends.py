@@ -61,7 +61,7 @@ def test_a_launched_server_that_fails_before_it_listens_is_told(platoon, write_s
     assert done.returncode == 1
     log = (logs / "rank0.log").read_text()
     assert "WorkerLostError: no batch server listens at " in log
-    assert "the data server has failed by ModuleNotFoundError: No module named 'no_such_module'" in log
+    assert "the data server failed with ModuleNotFoundError: No module named 'no_such_module'" in log
     assert "no_such_module" in (logs / "data_server.log").read_text()
 
 
@@ -82,7 +82,7 @@ def test_a_launched_server_that_ends_before_it_listens_is_reported_at_once(plato
     done = platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script)
     assert done.returncode == 1, done.stdout + done.stderr
     log = (logs / "rank0.log").read_text()
-    assert f"the data server has ended ({how}" in log
+    assert f"the data server ended ({how}" in log
     assert (f"the data server ended: {how}" in done.stdout + done.stderr) == bool(last)
 
 

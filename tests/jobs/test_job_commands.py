@@ -95,7 +95,7 @@ def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch,
     done = platoon("logs", "--rank", 2)
     assert (done.returncode, done.stdout) == (2, "")
     assert "got --rank 2: in" in done.stderr
-    assert "there are logs of ranks 0, 1" in done.stderr
+    assert "has logs of ranks 0, 1" in done.stderr
 
     channel = connect_to(job.files, lambda: True)
     with contextlib.closing(channel), pytest.raises(ProtocolError, match="got protocol 1, this job speaks"):
@@ -212,7 +212,7 @@ def test_stop_without_a_name_ends_no_job_of_another_folder_unasked(launch):
         error = done.stderr.read()
     assert done.returncode == 2
     assert error == (
-        "platoon: no job of yours was launched from this folder: name the one to stop, of "
+        "platoon: no job of yours was launched from this folder: name the job to stop, one of "
         f"{job.job} (train.py, from {job.folder})\n"
     )
     for answer in ("n", "y"):
@@ -240,7 +240,7 @@ def test_the_time_to_save_may_be_given_and_a_second_stop_waits_no_longer(platoon
     job = launch("--grace", "600", text=STUBBORN)
     done = platoon("stop", "--wait", 0, job.job[:4])
     assert done.returncode == 1
-    assert f"job {job.job} (train.py) runs still: `platoon stop` once more kills its workers" in done.stderr
+    assert f"job {job.job} (train.py) is still running: a second `platoon stop` kills its workers" in done.stderr
     assert job.files.alive
     assert platoon("top", "--once").stdout.count("stopping: platoon stop") == 1
     assert platoon("stop", job.job).returncode == 0
@@ -259,7 +259,7 @@ def test_a_job_whose_launcher_hangs_is_killed(platoon, launch):
     job.launcher.send_signal(signal.SIGSTOP)
     done = platoon("stop", job.job)
     assert done.returncode == 2
-    assert f"does not answer within 5 s: try again, or end it with `platoon stop --kill {job.job}`" in done.stderr
+    assert f"did not answer within 5 s: try again, or kill it with `platoon stop --kill {job.job}`" in done.stderr
     assert "2: no answer" in platoon("jobs").stdout
     done = platoon("stop", "--kill", job.job)
     assert (done.returncode, done.stdout) == (0, f"killed job {job.job} (train.py)\n")

@@ -87,7 +87,7 @@ def test_workers_that_need_each_other_are_all_started_again_from_the_checkpoint(
     assert [starts(log) for log in logs] == [["starts at (0, 0, 0) late False with 0.0", again, again]] * 2
     output = " ".join(done.stdout.split())
     assert "rank 1 cannot be restarted alone: all workers are started again, from the checkpoint" in output
-    assert "all workers are started again, restart 2 of 2" in output
+    assert "restarting all workers, restart 2 of 2" in output
 
 
 def test_without_checkpoints_they_begin_anew_once_all_have_failed(launch, tmp_path):

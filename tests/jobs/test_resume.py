@@ -117,7 +117,7 @@ def test_another_number_of_workers_goes_on_with_the_epoch(interrupt, finish, tmp
     summary, starts, output = finish("--resume", kept, workers=3)
     assert starts[0].startswith("starts at (3, 0, 15) kept 46 center 46")
     assert starts[2].startswith("starts at (3, 0, 15) kept None center 46")
-    assert "by 2 workers; now 3, who begin that epoch anew" in output
+    assert "by 2 workers; now 3, which restart that epoch" in output
     assert summary["center"] == 46 + 3 * 20
 
 
@@ -175,13 +175,13 @@ def test_a_disk_that_does_not_answer_does_not_keep_a_job_for_ever(write_script, 
 def test_checkpoints_are_beside_the_logs_unless_said_otherwise(finish, platoon, script, tmp_path):
     _, starts, output = finish("--checkpoint-every", "1000")
     assert starts == ["starts at (0, 0, 0) kept None center 0 seed 0"] * 2
-    assert "none there yet: this job begins anew" in output
+    assert "yet: the job starts from the beginning" in output
     with np.load(sorted((tmp_path / "logs" / "checkpoints").iterdir())[-1]) as file:
         np.testing.assert_array_equal(file["center/0"], np.full(4, 80.0))
     # A second run there is taken for a mistake.
     again = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 9, script, tmp_path, 0)
     assert again.returncode == 2
-    assert "go on from them with --resume logs/checkpoints" in again.stderr
+    assert "continue from them with --resume logs/checkpoints" in again.stderr
 
 
 def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script, tmp_path):
@@ -190,7 +190,7 @@ def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script
     other = platoon("launch", "-n", 2, "--resume", kept, "--seed", 4, script, tmp_path, 0)
     assert other.returncode == 2
     assert "got --seed 4," in other.stderr
-    assert "is of seed 3" in other.stderr
+    assert "has seed 3" in other.stderr
     text = COUNT.replace("np.zeros(4)", "np.zeros(5)")
     model = platoon("launch", "-n", 2, "--log-dir", "l", "--resume", kept, write_script(text, "other.py"), tmp_path, 0)
     assert model.returncode == 1
@@ -224,7 +224,7 @@ def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(plato
         assert expected in (tmp_path / "logs" / "rank0.log").read_text()
         said = " ".join(done.stdout.split())
         assert "hold no parameters" in said
-        assert ("which holds no parameters" in said) == resumed
+        assert ("which has no parameters" in said) == resumed
 
 
 def test_a_full_disk_is_an_error_before_the_training(platoon, small_disk, tmp_path):
