@@ -206,7 +206,7 @@ def test_models_that_have_become_different_are_noticed_at_the_end_of_an_epoch(ru
     )
     assert outcome.result.status == 1
     for log in outcome.logs:
-        assert "the model of main loop 1: got other values on some workers than on the others" in log
+        assert "the model of main loop 1: some workers got other values than the others" in log
         assert "give all of them the same step rule and learning rate" in log
         assert "ended 2" not in log
 

@@ -107,7 +107,7 @@ def test_a_schedule_that_counts_batches_and_is_not_scaled_is_told(solo_worker, m
     for extension in late:
         caplog.clear()
         warn_of_unscaled_schedules([extension], 3)
-        assert "changes rate by the number of batches: in an epoch a worker has 1/3" in caplog.text
+        assert "changes rate by the number of batches: in an epoch a worker makes 1/3" in caplog.text
 
 
 @pytest.mark.parametrize(

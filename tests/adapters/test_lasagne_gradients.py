@@ -98,7 +98,7 @@ def test_alone_the_gradients_are_as_they_were(worker):
         (lambda w, b: (w.sum(), [T.dmatrix("m")]), "m of type TensorVariable in params"),
         (lambda w, b: (w.sum(), w), "W as params: pass a list"),
         (lambda w, b: (w.sum(), []), "no param"),
-        (lambda w, b: ([w, w], [w, w]), "same memory"),
+        (lambda w, b: ([w, w], [w, w]), "share memory"),
         (lambda w, b: ([T.dvector()], [theano.shared(np.ones(3, "int64"), name="n")]), "n is of dtype int64"),
     ],
 )

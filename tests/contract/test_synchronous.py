@@ -74,13 +74,13 @@ ONE, TWO = np.ones(2), np.ones(3)
     [
         (lambda r: easgd([ONE], [ONE.copy()], 0.0, r), r"alpha=0.0: outside \(0, 1\]"),
         (lambda r: easgd([ONE], [ONE.copy()], 1.5, r), r"alpha=1.5: outside"),
-        (lambda r: easgd([ONE], [ONE.copy()], None, r), "alpha is not known yet"),
+        (lambda r: easgd([ONE], [ONE.copy()], None, r), "alpha is unknown"),
         (lambda r: easgd([ONE], [TWO], 0.5, r), r"float64\[3\] as number 0 of center, and float64\[2\].* of local"),
         (lambda r: easgd([ONE], [], 0.5, r), "nothing as number 0 of center"),
         (lambda r: easgd([ONE], [ONE.astype("f4")], 0.5, r), "float32"),
         (lambda r: downpour([ONE], [ONE], [ONE, TWO], r), r"float64\[3\] as number 1 of center, and nothing"),
         (lambda r: downpour([ONE], [TWO], [ONE], r), "number 0 of accumulated"),
-        (lambda r: sum_sgd([np.ones((2, 2)).T], r), "number 0, which is no C-contiguous array"),
+        (lambda r: sum_sgd([np.ones((2, 2)).T], r), "number 0, which is not a C-contiguous array"),
         (lambda r: sum_sgd([np.float32(1)], r), "float32 number 0"),
         (lambda r: average_sgd([[1.0]], r), "list number 0"),
     ],
@@ -121,7 +121,7 @@ def test_values_that_have_become_different_are_noticed_by_all(run_job):
     """Equal, apart by rounding, and apart in one place of one array; NaN in the same place is the same."""
     outcome = run_job(script_path("synchronous_values_that_have_become_different"), 3).require_success()
     complaints = {
-        "rate": "rate: got other values on some workers than on the others: worker 2 has 0.2 in rate, and worker 0 0.1",
+        "rate": "rate: some workers got other values than the others: worker 2 has 0.2 in rate, and worker 0 0.1",
         "bias": "worker 2 has 1e-09 in b, and worker 0 0",
         "poison": "worker 2 has nan in nan, and worker 0 1",
     }

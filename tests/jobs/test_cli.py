@@ -141,7 +141,7 @@ def test_a_log_folder_is_one_jobs_while_it_runs(platoon, write_script, tmp_path)
     write_script("print('the other job')", "other.py")
     assert platoon("launch", "-n", 1, "--log-dir", "logs", script).returncode == 0
     log = (tmp_path / "logs" / "rank0.log").read_text()
-    assert "another job writes its logs to logs: wait for its end, or name another --log-dir" in log
+    assert "another job writes its logs to logs: wait until it ends, or name another --log-dir" in log
 
 
 ALONE = script_path("cli_alone")
@@ -272,7 +272,7 @@ def test_a_module_joins_a_running_job(platoon, package):
     [
         (["launch", "-n", "2", "missing.py"], "there is no script 'missing.py'"),
         (["launch", "-n", "2", "."], r"there is no script '\.': this is a folder without a __main__.py"),
-        (["launch", "python", "script.py"], "there is no script 'python': leave python out: workers run on"),
+        (["launch", "python", "script.py"], "there is no script 'python': leave python out: workers run with"),
         (["launch", "-n", "0", "script.py"], "at least 1 worker"),
         (["launch", "-n", "2", "-D", "cpu", "cpu", "cpu", "script.py"], "both -n 2 and -D with 3 devices"),
         (["launch", "-D", "tpu0", "script.py"], "got device 'tpu0': devices are"),

@@ -196,7 +196,7 @@ def test_a_variable_that_names_no_job_is_an_error_and_not_a_job_of_one(monkeypat
     command = [sys.executable, "-c", "from platoon_base import connect; connect()"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert "unset it to run alone" in done.stderr
+    assert "unset it to run as a single worker" in done.stderr
 
 
 def test_a_worker_that_fails_while_it_joins_ends(run_job):

@@ -64,7 +64,7 @@ def test_a_full_disk_under_the_logs(platoon, small_disk, tmp_path):
     done = platoon("launch", "-n", 2, "--log-dir", small_disk / "logs", script_path("lost_output_full_disk"))
     shown = " ".join(done.stdout.split())
     assert done.returncode == 1
-    assert shown.count("cannot be written (No space left on device): what the workers print is lost") == 1, shown
+    assert shown.count("(No space left on device): the output of the workers is lost") == 1, shown
     assert "worker 1 failed: ValueError: the disk is full" in shown + done.stderr
     assert (tmp_path / "result0").read_text() == "100.0"
 

@@ -22,7 +22,7 @@ def test_the_first_worker_loads_and_all_excerpt_from_the_same_memory(run_job):
     assert logs.count("loading") == logs.count("made here: True") == 1
     assert logs.count("made here: False") == 2
     assert len(set(re.findall(r"inode (\d+)", logs))) == 1
-    assert logs.count("refused: got index 1000 at position 1 of the list: there are 1000 rows") == 3
+    assert logs.count("refused: got index 1000 at position 1 of the list: with 1000 rows") == 3
     assert logs.count("read-only") == 6
 
 

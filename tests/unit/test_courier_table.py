@@ -87,7 +87,7 @@ def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
     table.table.handle_news(2, LeftOut(0, "no link"))
     table.table.handle_news(0, LeftOut(2, ""))
     table.table.handle_news(2, Listening("127.0.0.1", 2, "00"))
-    why = "round 1: not all hosts have what its workers contributed, or its center is behind"
+    why = "round 1: some hosts lack the contribution of its workers, or its center is behind"
     assert changes(table)[-4:] == [
         f"courier of host 1: left out ({why})",
         "courier of hosts 0, 2: do not exchange (no link)",
@@ -109,8 +109,8 @@ def test_who_waits_for_the_initial_values_of_the_first_host_is_said_once(table, 
     said = [record.getMessage() for record in caplog.records]
     if first:
         assert [text.partition(" provides")[0] for text in said] == [
-            "workers of host 2 wait for the initial values, which host 0",
-            "workers of hosts 1, 2 wait for the initial values, which host 0",
+            "workers of host 2 wait for the initial values of host 0",
+            "workers of hosts 1, 2 wait for the initial values of host 0",
         ]
     else:
         assert said == []
