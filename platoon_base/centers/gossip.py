@@ -90,7 +90,7 @@ class GossipCenter:
         self.whole = not left
         left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
         if left_out.keys() - self._left_out.keys():
-            log.warning("rank %d skips locked stripes: %s", self._rank, own.locks.timeout_text(left, PATIENCE_S))
+            log.warning("rank %d leaves out locked stripes: %s", self._rank, own.locks.timeout_text(left, PATIENCE_S))
         self._left_out = left_out
         if target is not None:
             self._deliver(target, arrays)
@@ -312,8 +312,8 @@ class GossipCenters:
         if shape is None:
             segment.close()
             raise LayoutMismatchError(
-                f"the parameters in {self.name} are of another model or another version of this "
-                "package; run the same script and the same installation on every worker"
+                f"the parameters in {self.name} are those of another model or of another version of this package; "
+                "run the same script and the same installation on every worker"
             )
         return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone))
 

@@ -122,7 +122,7 @@ class HostCenter:
         left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
         self.whole = not left_out
         if left_out.keys() - self._left_out.keys():
-            log.warning("rank %d skips locked stripes: %s", self._rank, self._locks.timeout_text(left, PATIENCE_S))
+            log.warning("rank %d leaves out locked stripes: %s", self._rank, self._locks.timeout_text(left, PATIENCE_S))
         self._left_out = left_out
         return min(refusals, default=None)
 
@@ -241,7 +241,7 @@ class HostCenter:
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's; False if a stripe stayed locked."""
         if self.across_hosts is None:
-            raise ConfigurationError("this center belongs to a job on one host: there is no other center to replace it")
+            raise ConfigurationError("this center is that of a job on one host: there is no other to replace it")
         return self.across_hosts.replace(values, states, number)
 
     def _put_all(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> bool:
@@ -406,12 +406,12 @@ class HostCenter:
 
     def _require_open(self) -> None:
         if self._segment.closed:
-            raise ConfigurationError("the center is closed: it cannot be used after close()")
+            raise ConfigurationError("the center is closed: nothing can be done after close()")
 
 
 def _required(shift: Shift | None) -> Shift:
     if shift is None:
-        raise ConfigurationError("this center belongs to a job on one host: no other host updates it")
+        raise ConfigurationError("this center is that of a job on one host: no other moves it")
     return shift
 
 

@@ -155,9 +155,7 @@ class Rounds:
                 between = lock_all(deadline) and self.between()
                 if between or awake() > deadline:
                     if not between:
-                        log.warning(
-                            "found no time between two rounds within %g s, so this copy mixes two rounds", patience_s
-                        )
+                        log.warning("no moment between two rounds within %g s: this copy mixes two rounds", patience_s)
                     visit()
                     return
             finally:

@@ -76,8 +76,8 @@ class HostsMeans:
         finite = [i for i, each in enumerate(totals) if all(map(is_finite, each.arrays))]
         if len(finite) < len(totals):
             log.warning(
-                "the centers of %d of %d hosts have a NaN or an infinity and are left out of the "
-                "mean: has training diverged? A lower learning rate helps",
+                "the centers of %d of %d hosts hold NaN or infinity, and are left out of the mean: has training "
+                "diverged? A lower learning rate helps",
                 len(totals) - len(finite),
                 len(totals),
             )

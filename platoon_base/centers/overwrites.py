@@ -60,10 +60,7 @@ class Overwrites:
     def await_all_hosts(self, count: int, timeout_s: float) -> None:
         """Wait until all other hosts have an overwrite, or raise `CollectiveTimeoutError`."""
         await_count(
-            lambda: self.spread,
-            count,
-            timeout_s,
-            "the other hosts to receive the center that this worker has overwritten",
+            lambda: self.spread, count, timeout_s, "the other hosts to get the center that this worker has overwritten"
         )
 
 
@@ -71,6 +68,6 @@ def await_count(read: Callable[[], int], count: int, timeout_s: float, what: str
     """Wait until the courier's count reaches ``count``, or raise `CollectiveTimeoutError`."""
     if not wait_until(lambda: read() >= count, timeout_s):
         raise CollectiveTimeoutError(
-            f"waited {timeout_s:g} s for {what}: is the network slow or down, or a host "
-            "suspended? Read the logs of the launchers and couriers, or pass a longer timeout_s"
+            f"waited {timeout_s:g} s for {what}: is the network slow or cut, or a host suspended? Look into the "
+            "logs of the launchers and couriers, or give a longer timeout_s"
         )

@@ -101,9 +101,8 @@ class HostsRounds:
     def wait(self, number: int, timeout_s: float) -> None:
         if not wait_until(lambda: self.are_gathered(number), timeout_s):
             raise CollectiveTimeoutError(
-                f"waited {timeout_s:g} s for the contributions of other hosts to round {number}: "
-                "is the network slow or down? Read the logs of the launchers, or pass a longer "
-                "timeout_s"
+                f"waited {timeout_s:g} s for the contributions of other hosts to round {number}: is the network slow "
+                "or cut? Look into the logs of the launchers, or give a longer timeout_s"
             )
 
     def are_gathered(self, number: int) -> bool:

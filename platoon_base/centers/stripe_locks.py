@@ -130,6 +130,6 @@ class StripeLocks:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
         who = ", ".join(HOLDER_NAMES.get(r, f"rank {r}") for r in ranks) or "another worker"
         return (
-            f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: is "
-            "it stopped (SIGSTOP) or swapping? Read its log, or pass a longer timeout_s"
+            f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
+            "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
         )

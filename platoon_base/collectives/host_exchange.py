@@ -139,9 +139,7 @@ class GroupSegment:
     @classmethod
     def create(cls, name: Name, ranks: tuple[int, ...], chunk_bytes: int) -> GroupSegment:
         if chunk_bytes < 4096 or chunk_bytes % 4096 or chunk_bytes // len(ranks) < 64:
-            raise ConfigurationError(
-                f"got chunk_bytes={chunk_bytes}: it must be a multiple of 4096, and at least 64 per rank"
-            )
+            raise ConfigurationError(f"got chunk_bytes={chunk_bytes}: must be a multiple of 4096, 64 or more a rank")
         segment = Segment.create(name, Memory.size_bytes(len(ranks), chunk_bytes))
         header: Any = array_on(segment.buffer, (), _HEADER)
         header["version"], header["size"], header["buffers"] = VERSION, len(ranks), BUFFERS
@@ -164,9 +162,8 @@ class GroupSegment:
             del header
         segment.close()
         raise ConfigurationError(
-            f"the shared memory {name} was not created for a group of the ranks {ranks} by this "
-            "version of this package; run the same script and the same installation on every "
-            "worker"
+            f"the shared memory {name} was not made for a group of the ranks {ranks} by this version of this package; "
+            "run the same script and the same installation on every worker"
         )
 
     @property

@@ -215,7 +215,7 @@ def test_what_a_rule_of_the_users_own_lacks_is_said_at_once():
         ({"kernel": "own", "form": Form("int := x\nc := int")}, "'int' cannot be used as a name"),
         ({"kernel": "own", "form": Form("d := x - c\nc := x", adds="d")}, r"c := c \+ d; leave it out"),
         ({"kernel": "own", "form": Form("c := x", tuple("abefghjkl"))}, "at most 8 scalars"),
-        ({"local_state": ("s",), "center_state": ("s",)}, r"which do not follow each other by name alone: declare LocalState\('s_x'"),
+        ({"local_state": ("s",), "center_state": ("s",)}, r"by name alone: declare LocalState\('s_x'"),
         ({"local_state": (LocalState("s_x", follows="s"),)}, r"follows 's': declare CenterState\('s', kept=True\)"),
         ({"local_state": (LocalState("s_x", follows="s"),), "center_state": ("s",)}, "kept=True"),
     ],
