@@ -46,7 +46,7 @@ def test_training_is_monitored_over_the_batches_of_all(run_blocks):
 def test_when_a_worker_dies_the_others_do_its_part(run_blocks):
     outcome = run_blocks(script_path("blocks_evaluation_when_a_worker_dies_the_others_do_its_part"), workers=3)
     assert [e.status for e in sorted(outcome.result.exits)] == [0, 137, 0], outcome.logs
-    told = "own: the batches of rank 1 are missing from now on, which only it had"
+    told = "own: from now on the batches of rank 1 are missing, which only that rank had"
     assert [log.count(told) for log in outcome.logs] == [1, 0, 0], outcome.logs
 
 

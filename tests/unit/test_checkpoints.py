@@ -151,8 +151,8 @@ def test_nothing_is_unpickled(tmp_path):
     ("change", "complaint"),
     [
         ({"format": FORMAT + 1}, f"has format {FORMAT + 1}, and this version reads format {FORMAT}"),
-        ({"parameters": [*make().about.parameters, ("c", (), "float64")]}, "lacks 'center/3'"),
-        ({"states": 2}, "lacks 'state 1/0'"),
+        ({"parameters": [*make().about.parameters, ("c", (), "float64")]}, "because 'center/3' is missing"),
+        ({"states": 2}, "because 'state 1/0' is missing"),
         ({"parameters": [("W", (4, 3), "float32"), *make().about.parameters[1:]]}, r"W is float32\[3, 4\] in it"),
     ],
 )

@@ -108,7 +108,7 @@ def test_who_waits_for_the_initial_values_of_the_first_host_is_said_once(table, 
         table.table.step()
     said = [record.getMessage() for record in caplog.records]
     if first:
-        assert [text.partition(" provides")[0] for text in said] == [
+        assert [text.partition(", where")[0] for text in said] == [
             "workers of host 2 wait for the initial values of host 0",
             "workers of hosts 1, 2 wait for the initial values of host 0",
         ]
