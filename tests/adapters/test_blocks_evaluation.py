@@ -58,7 +58,7 @@ def test_an_unknown_aggregation_scheme_is_refused_until_it_is_registered(run_blo
     ("bad", "complaint"),
     [
         ("shard_stream(stream(45))", "pass the whole stream"),
-        ("ServerDataStream(('features', 'targets'), False)", "comes from a ServerDataStream.*sharded=True"),
+        ("ServerDataStream(('features', 'targets'), False)", "a stream from a ServerDataStream.*sharded=True"),
     ],
 )
 def test_a_stream_that_cannot_be_divided_is_refused(run_blocks, bad, complaint):

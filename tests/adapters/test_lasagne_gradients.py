@@ -50,8 +50,8 @@ def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
     outcome = run_job(script_path("lasagne_gradients_another_model_or_another_call_is_refused")).require_success()
     seen = outcome.reported
     assert len(seen) == 4
-    assert "got w float64[2, 3] as parameter 0, worker 1's is w float64[2, 4]" in seen["shape 0"]
-    assert "got all_reduce_grads(average=False) of 0 statistics, worker 0 has" in seen["average 1"]
+    assert "got w float64[2, 3] as parameter 0, and worker 1's is w float64[2, 4]" in seen["shape 0"]
+    assert "got all_reduce_grads(average=False) of 0 statistics, and worker 0 has" in seen["average 1"]
 
 
 @pytest.mark.promise

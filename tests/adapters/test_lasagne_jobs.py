@@ -254,7 +254,7 @@ def test_patience_goes_on_in_a_worker_that_is_started_again(run_job):
         (lambda w: evaluate(None, [1], worker=w), "batch_size=None"),
         (lambda w: evaluate(None, [1], num_slices=0, worker=w), "num_slices=0"),
         (lambda w: evaluate(None, [1], batch_size=1, num_slices=1, worker=w), "pass one of them"),
-        (lambda w: iterate_minibatches(np.ones(3), np.ones(3), 1, True, 4, worker=w), "got 4 behind the arrays"),
+        (lambda w: iterate_minibatches(np.ones(3), np.ones(3), 1, True, 4, worker=w), "got 4 after the arrays"),
         (lambda w: evaluate(None, [1], 1, w), "got .*Worker.* after the arrays: pass arrays, then batch_size, and the"),
     ],
 )

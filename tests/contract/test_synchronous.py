@@ -106,10 +106,12 @@ def test_another_model_or_purpose_is_refused_on_every_worker(run_job):
     script = script_path("synchronous_another_model_or_purpose_is_refused_on_every")
     seen = run_job(script, workers=3).require_success().reported
     assert len(seen) == 9
-    assert "got parameter 1 float32[2, 3] as parameter 1, worker 2's is parameter 1 float32[2, 4]" in seen["shape 0"]
+    assert (
+        "got parameter 1 float32[2, 3] as parameter 1, and worker 2's is parameter 1 float32[2, 4]" in seen["shape 0"]
+    )
     assert "worker 0's is parameter 1 float32[2, 3]" in seen["shape 2"]
-    assert "got 2 parameters, worker 1's model has 1" in seen["number 0"]
-    assert "got mean=False, worker 1 has mean=True" in seen["purpose 2"]
+    assert "got 2 parameters, and worker 1's model has 1" in seen["number 0"]
+    assert "got mean=False, and worker 1 has mean=True" in seen["purpose 2"]
 
 
 def test_alone_every_layout_is_the_same():

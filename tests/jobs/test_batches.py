@@ -313,7 +313,7 @@ def test_a_loader_can_be_a_new_python():
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"batches": 5}, "got int: give a function"),
+        ({"batches": 5}, "got int: pass an iterable"),
         ({"batches": [], "start_method": "forkserver"}, "must be one of fork, spawn"),
         ({"batches": [], "ahead": 0}, "may have 1 to 64"),
     ],

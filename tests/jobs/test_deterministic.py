@@ -224,7 +224,7 @@ def test_the_number_of_threads_is_fixed_and_that_of_the_run_that_is_resumed(plat
     assert read_checkpoint(newest_in(tmp_path / "kept")).about.threads == one
     refused = platoon(*launched, LOOP, "ASGD()", 4, 16, environment={"OPENBLAS_NUM_THREADS": "1"})
     assert refused.returncode != 0
-    assert f"with OPENBLAS_NUM_THREADS=1, the checkpoint is of a run with {one}" in refused.stdout + refused.stderr
+    assert f"with OPENBLAS_NUM_THREADS=1, and the checkpoint is of a run with {one}" in refused.stdout + refused.stderr
 
 
 def test_what_a_worker_finds_in_its_environment(platoon, write_script, tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ def test_a_late_worker_joins_and_starts_from_the_center(run_job):
 @pytest.mark.parametrize(
     ("late_model", "complaint"),
     [
-        pytest.param("[np.zeros((3, 4))]", "got 1 parameters, the job's model has 2", marks=pytest.mark.promise),
+        pytest.param("[np.zeros((3, 4))]", "got 1 parameters, and the job's model has 2", marks=pytest.mark.promise),
         ("[np.zeros((4, 3)), np.zeros(2)]", "parameter 0"),
         ("[np.zeros((3, 4)), np.zeros(2, 'float32')]", "float32"),
     ],

@@ -98,7 +98,7 @@ def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch,
     assert "has logs of ranks 0, 1" in done.stderr
 
     channel = connect_to(job.files, lambda: True)
-    with contextlib.closing(channel), pytest.raises(ProtocolError, match="got protocol 1, this job speaks"):
+    with contextlib.closing(channel), pytest.raises(ProtocolError, match="got protocol 1, and this job uses"):
         ControlClient(channel, -1).ask(msg.Watch(protocol=1), msg.Seen, PATIENCE_S)
 
     follow = [subprocess.Popen([*PLATOON, *words], stdout=subprocess.PIPE) for words in (["logs", "-f"], ["top"])]

@@ -36,7 +36,7 @@ def test_another_worker_becomes_the_leader(run_job, tmp_path, end):
     outcome = run_job(script_path("leader_changes"), workers=3, args=[end])
     assert [path.name for path in tmp_path.glob("by *")] == ["by 1"], outcome.logs
     assert "worker 0 failed after 3 mini-batches" in outcome.result.lost_leader
-    assert "Worker 1 was the leader" in outcome.result.lost_leader
+    assert "worker 1 was the leader" in outcome.result.lost_leader
 
 
 def test_a_worker_that_ended_well_is_followed_by_no_leader(run_job, tmp_path):
@@ -90,7 +90,7 @@ def test_a_worker_that_is_interrupted_before_its_first_step_does_not_end_the_job
 
 def test_only_a_leader_that_ended_well_is_said_to_have_led():
     exits = [Exit(0, 1), Exit(1, 1), Exit(2, 0), Exit(3, 0)]
-    assert "Worker 2 was the leader" in lost_leader(exits, 3, [1, 2])
+    assert "worker 2 was the leader" in lost_leader(exits, 3, [1, 2])
     assert "with worker.is_leader" in lost_leader(exits, 3, [1])
     assert lost_leader(exits[1:], 3, [1, 2]) == lost_leader(exits[:2], 3, [1]) == ""
 

@@ -57,8 +57,8 @@ def test_operations_of_all_workers(run_job):
 def test_models_that_differ_are_refused_and_not_mixed(run_job):
     outcome = run_job(script_path("platoon_api_models_that_differ_are_refused_and_not_mixed")).require_success()
     assert len(outcome.reported) == 8
-    assert "got c float64[3, 2] as parameter 0, worker 1's is c float64[2, 3]" in outcome.reported["easgd 0"]
-    assert "got SGD(average=True), worker 0 has SGD(average=False)" in outcome.reported["mixed 1"]
+    assert "got c float64[3, 2] as parameter 0, and worker 1's is c float64[2, 3]" in outcome.reported["easgd 0"]
+    assert "got SGD(average=True), and worker 0 has SGD(average=False)" in outcome.reported["mixed 1"]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def test_a_worker_writes_and_resizes_and_the_others_see_it(run_job):
 def test_other_data_under_the_same_name_are_refused_where_they_come_later(run_job):
     outcome = run_job(script_path("shared_data_other_data_under_the_same_name_are_refused"), 2).require_success()
     text = "\n".join(outcome.logs)
-    refusals = re.findall(r"refused: got (.*) for the shared data 'x\d', another worker has shared", text)
+    refusals = re.findall(r"refused: got (.*) for the shared data 'x\d', and another worker has shared", text)
     assert len(refusals) == 3
 
 

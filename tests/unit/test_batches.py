@@ -230,7 +230,7 @@ def test_epochs_end_and_data_end(server, reader):
 def test_the_end_of_the_data_waits_for_workers_that_have_not_come(address):
     server = BatchServer(address, readers=2)
     with BatchReader(address, rank=0):
-        with pytest.raises(CollectiveTimeoutError, match="1 of 2 workers have come"):
+        with pytest.raises(CollectiveTimeoutError, match="1 of 2 workers have connected"):
             server.end(timeout_s=SHORT_S)
         server.close()
 

@@ -180,7 +180,7 @@ def test_a_center_is_in_one_memory():
     job.answer(0, msg.CenterReady())
     refusal = job.answer(1, msg.InitCenter(specs=SMALL, rule="EASGD", location="host"))
     assert refusal.kind == "ConfigurationError"
-    assert "on the host, the job's are on the device" in refusal.message
+    assert "on the host, and the job's are on the device" in refusal.message
     assert job.answer(1, on_device) == msg.CenterRole(create=False)
 
 

@@ -440,7 +440,7 @@ def test_another_model_or_rule_is_refused():
     checkpoint = make()
     about, layout = checkpoint.about, checkpoint.about.layout
     require_alike(about, layout, SlowMo())
-    with pytest.raises(LayoutMismatchError, match=r"got V float32\[3, 4\] as parameter 0, the checkpoint's is W"):
+    with pytest.raises(LayoutMismatchError, match=r"got V float32\[3, 4\] as parameter 0, and the checkpoint's is W"):
         require_alike(about, Layout.of(checkpoint.center, ["V", "b", "none"]), SlowMo())
     for rule, got in ((Other(), "Other with 1 buffers"), (EASGD(0.5), "EASGD with 0 buffers")):
         with pytest.raises(ConfigurationError, match=f"got the rule {got}.* of the rule SlowMo .*numpy.load"):

@@ -122,7 +122,7 @@ def test_a_host_that_has_never_had_a_link_to_another_one_is_given_up(table, monk
     table.table.handle_news(0, LeftOut(2, "port 6", never=True))
     table.table.handle_news(0, LeftOut(1, "stalled"))
     table.table.step()
-    assert table.given_up == [(2, "has had no link to host 1 since both began: port 5")]
+    assert table.given_up == [(2, "has had no link to host 1 since both started: port 5")]
     table.table.handle_news(1, LeftOut(2, ""))
     table.table.step()
     assert len(table.given_up) == 1

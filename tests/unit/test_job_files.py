@@ -139,7 +139,7 @@ def test_the_beginning_of_a_name_or_none_finds_the_one_job_that_it_fits(live_job
         for other in others:
             stack.callback(other.remove)
             stack.callback(other.lock().close)
-        with pytest.raises(ConfigurationError, match="several jobs run: name one of "):
+        with pytest.raises(ConfigurationError, match="several jobs are running: name one of "):
             JobFiles.find()
         first = [files.job[0] for files in (live_job, *others)]
         twice = next(digit for digit in first if first.count(digit) > 1)

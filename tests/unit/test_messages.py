@@ -221,7 +221,7 @@ def test_the_largest_message_passes_and_one_byte_more_does_not():
     assert decode_request(encoded) == largest
     with pytest.raises(ProtocolError, match=f"UserRequest message of {msg.MAX_BYTES + 1} bytes"):
         encode(msg.UserRequest(req="x", info=b"\0" * (room + 1)))
-    with pytest.raises(ProtocolError, match=f"{msg.MAX_BYTES + 1} bytes, the limit"):
+    with pytest.raises(ProtocolError, match=f"{msg.MAX_BYTES + 1} bytes, and the limit"):
         decode_request(encoded + b"\0")
 
 

@@ -129,7 +129,7 @@ def test_hdf5_files_are_mapped_where_they_are_contiguous(tmp_path, solo_worker):
     for dataset, why in (
         ("packed", "chunked"),
         ("nothing", "empty"),
-        ("other", "no data set 'other'"),
+        ("other", "no readable data set 'other'"),
         ("group", "no data"),
         ("text", "dtype object"),
     ):
