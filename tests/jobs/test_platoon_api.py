@@ -120,7 +120,7 @@ X = shared()
         (lambda w: global_dynamics.SumSGD(w).make_rule([]), "no variable as local_updates"),
         (lambda w: global_dynamics.SumSGD(w).make_rule([T.dvector()]), "TensorVariable in local_updates"),
         (lambda w: global_dynamics.SumSGD(w).make_rule(np.ones(2)), "ndarray in local_updates"),
-        (lambda w: global_dynamics.EASGD(w).make_rule(X, X, 0.5), "are the same"),
+        (lambda w: global_dynamics.EASGD(w).make_rule(X, X, 0.5), "share memory"),
         (lambda w: global_dynamics.EASGD(w).make_rule(X, [X, X], 0.5), "number 1 of central_particle"),
         (lambda w: global_dynamics.EASGD(w).make_rule(X, shared(dtype="f4"), 0.5), "float32"),
         (lambda w: global_dynamics.EASGD(w).make_rule(X, shared(), 0), "alpha=0"),
