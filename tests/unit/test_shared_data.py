@@ -130,7 +130,7 @@ def test_hdf5_files_are_mapped_where_they_are_contiguous(tmp_path, solo_worker):
         ("packed", "chunked"),
         ("nothing", "empty"),
         ("other", "no readable data set 'other'"),
-        ("group", "no data"),
+        ("group", "no readable data"),
         ("text", "dtype object"),
     ):
         with pytest.raises(ConfigurationError, match=why):
