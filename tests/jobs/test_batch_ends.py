@@ -102,4 +102,4 @@ def test_a_data_server_ends_with_a_launcher_that_is_killed_and_so_do_its_childre
         assert readable(pidfd, 60), "it goes on without its launcher"
         os.close(pidfd)
     JobFiles.read((tmp_path / "job").read_text()).remove()
-    assert "the launcher of this job has ended" in (tmp_path / "logs" / "data_server.log").read_text()
+    assert "the launcher of this job ended without notice" in (tmp_path / "logs" / "data_server.log").read_text()
