@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import os
 import sys
 from collections.abc import Iterator
 
@@ -18,6 +17,7 @@ from platoon_base import __version__
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.limits import limit_text
 from platoon_base.system.output import lenient_output, lost_output, output_error, watch_output
+from platoon_base.system.process import working_folder
 from platoon_base.system.signals import default_sigchld
 from platoon_base.system.text import did_you_mean
 
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
                 click.echo(f"platoon: cannot write the output: {why}", err=True)
             sys.exit(1)
         text = str(exc) if isinstance(exc, PlatoonError) else limit_text(exc)
-        if isinstance(exc, FileNotFoundError) and not _has_working_folder():
+        if isinstance(exc, FileNotFoundError) and not working_folder():
             text = "the working directory was removed: cd to one that exists"
         if not text:
             raise
@@ -133,11 +133,3 @@ def _flushed() -> Iterator[None]:
     finally:
         if sys.stdout is not None:
             sys.stdout.flush()
-
-
-def _has_working_folder() -> bool:
-    try:
-        os.getcwd()
-    except OSError:
-        return False
-    return True
