@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import itertools
 import logging
 import weakref
@@ -16,13 +17,67 @@ from platoon_base.schedule import part_is_over
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule, warn_of_sums
-from platoon_plugins.blocks.model import hyperparameters, moments_of, step_rule_state, trained_parameters
+from platoon_plugins.blocks.model import Statistics, hyperparameters, moments_of, step_rule_state, trained_parameters
 from platoon_plugins.blocks.same_data import require_dealt_out
-from platoon_plugins.blocks.statistics import Statistics
 from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
-from platoon_plugins.blocks.sync_points import END, SyncPoint, SyncPoints, Vote
 
-__all__ = ["Settings", "Training", "refuse_on_nonfinite"]
+__all__ = ["END", "Settings", "Training", "Vote", "refuse_on_nonfinite"]
+
+END = "the end of training"
+
+
+class Vote(enum.IntEnum):
+    """A worker's vote on stopping; `END` stops all workers, whatever the policy."""
+
+    NO = 0
+    YES = 1
+    END = 2
+
+
+class SyncPoint(NamedTuple):
+    """The result of a collective wait: its ranks, those that voted to stop, and any `Vote.END`."""
+
+    ranks: list[int]
+    voters: set[int]
+    ends: bool
+
+
+class SyncPoints:
+    """The collective waits of one training; a main loop that ends informs the others at `END`."""
+
+    def __init__(self, worker: Worker, name: str, stops_together: bool, timeout_s: float) -> None:
+        self.ranks: list[int] = []
+        self._worker = worker
+        self._name = name
+        self._stops_together = stops_together
+        self._timeout_s = timeout_s
+
+    def attend(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
+        """Wait for all main loops at a named point; None if this main loop has to end now."""
+        rank = self._worker.global_rank
+        while True:
+            told = self._worker.gather(
+                [rank, point, int(vote)], name=f"meeting of {self._name}", timeout_s=self._timeout_s
+            )
+            points = {rank: point for rank, point, _ in told}
+            self.ranks = list(points)
+            if len(set(points.values())) == 1:
+                return SyncPoint(self.ranks, {r for r, _, v in told if v}, any(v == Vote.END for _, _, v in told))
+            if END not in points.values():
+                raise ConfigurationError(_at_different_points(points))
+            ends_now = point != END if self._stops_together else point == END
+            if ends_now:
+                return None
+            # Wait again: the remaining main loops either end too, or continue without those that have ended.
+
+
+def _at_different_points(points: dict[int, str]) -> str:
+    told = "; ".join(f"worker {rank} is at {point}" for rank, point in sorted(points.items()))
+    return (
+        f"the main loops of this job are at different places: {told}. Give all workers the same extensions with the "
+        'same triggers, and as many batches in an epoch: shard_stream(stream, uneven="drop")'
+    )
+
 
 log = logging.getLogger(__name__)
 

@@ -26,15 +26,18 @@ from platoon_plugins.keras.importing import require_backend  # noqa: E402
 
 require_backend()
 
-from platoon_plugins.keras.callback_lists import watch_fits  # noqa: E402
 from platoon_plugins.keras.data import shard  # noqa: E402
 from platoon_plugins.keras.gradients import DistributedOptimizer  # noqa: E402
 from platoon_plugins.keras.learning_rate import LearningRateWarmup, scale_learning_rate, scale_schedule  # noqa: E402
 from platoon_plugins.keras.marks import refuse_unwrapped_copies  # noqa: E402
 from platoon_plugins.keras.model_state import broadcast_variables  # noqa: E402
-from platoon_plugins.keras.moving_averages import watch_batch_normalization  # noqa: E402
 from platoon_plugins.keras.saving import watch_saving  # noqa: E402
-from platoon_plugins.keras.sync import LEADER_ONLY, distribute  # noqa: E402
+from platoon_plugins.keras.statistics import watch_batch_normalization  # noqa: E402
+from platoon_plugins.keras.sync import (  # noqa: E402
+    LEADER_ONLY,
+    distribute,
+    watch_fits,
+)
 from platoon_plugins.keras.whole_sets import evaluate, predict  # noqa: E402
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,13 +13,12 @@ import keras
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
+from platoon_base.worker import COMPUTE, LOADING, VALIDATION
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.fit_timer import FitTimer
 from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch, warn_if_anew
-from platoon_plugins.keras.standby import Standby, take_over
-from platoon_plugins.keras.trackers import warn_of_own_runs
+from platoon_plugins.keras.standby import Standby, take_over, warn_of_own_runs
 from platoon_plugins.keras.training import Settings, Training, report_epoch_begin, report_logs
 
 __all__ = [
@@ -344,3 +344,69 @@ def saves_in_mid_epoch(callback: Any) -> bool:
 
 # The methods that write in ModelCheckpoint and BackupAndRestore, and in OrbaxCheckpoint.
 _SAVES = ("_save_model", "_save_checkpoint")
+
+
+class FitTimer:
+    """Enters the phase that follows each hook of a fit."""
+
+    # Keras 2 and torch load a batch between two steps, JAX within the step from an iterator that is
+    # timed here. On TensorFlow loading counts as computation.
+
+    def __init__(self, worker: Worker, model: Any) -> None:
+        self._worker, self._model = worker, model
+        self._backend = keras.backend.backend()
+        self._between = self._backend in ("theano", "torch")
+        self._step: Callable[..., Any] | None = None
+        self._timed: Callable[..., Any] | None = None
+
+    @property
+    def _clock(self) -> Any:
+        return self._worker.advanced.clock
+
+    def begin(self, at_batches: bool) -> None:
+        """Watch the model's steps; ``at_batches`` if `loads` is called after each batch."""
+        # A fit that raised may have ended in another phase, with steps that it did not count.
+        self.computes()
+        self._clock.ahead = 0
+        step = getattr(self._model, "train_function", None)
+        if step is None or self._backend not in ("torch", "jax") or (self._between and at_batches):
+            return
+        # A fit that raised has left its own wrapper.
+        step = getattr(step, "untimed", step)
+        clock, loads = self._clock, self.loads
+
+        @functools.wraps(step)
+        def timed(*args: Any) -> Any:
+            if self._between:
+                results = step(*args)
+                loads()
+                return results
+            *first, batches = args
+            return step(*first, clock.loading(batches) if hasattr(batches, "__next__") else batches)
+
+        timed.untimed = step  # type: ignore[attr-defined]
+        self._step, self._timed = step, timed
+        self._model.train_function = timed
+
+    def loads(self) -> None:
+        if self._between:
+            self._clock.enter(LOADING)
+
+    def batch_begins(self) -> None:
+        if self._between:
+            self._clock.enter(COMPUTE)
+
+    def steps(self, number: int) -> None:
+        self._clock.step_ahead(number)
+
+    def computes(self) -> None:
+        self._clock.enter(COMPUTE)
+
+    def validates(self) -> None:
+        self._clock.enter(VALIDATION)
+
+    def end(self) -> None:
+        self.computes()
+        if self._timed is not None and self._model.train_function is self._timed:
+            self._model.train_function = self._step
+        self._step = self._timed = None

@@ -1,16 +1,17 @@
-"""Marks of optimizers that average gradients: a prefix of their names, which copies keep."""
+"""Marks of optimizers that average gradients, and of models and workers in a fit."""
 
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 import keras
 
-from platoon_base import connect
+from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["is_marked", "mark", "refuse_unwrapped_copies", "unmark"]
+__all__ = ["in_loops", "is_marked", "mark", "prepared", "refuse_unwrapped_copies", "sharing", "trained", "unmark"]
 
 _MARK = "distributed_"
 
@@ -58,3 +59,13 @@ def _refusing(step: Any) -> Any:
 
     checked.unchecked = step  # type: ignore[attr-defined]
     return checked
+
+
+# Models that a fit with `distribute` has trained on several workers.
+trained: weakref.WeakSet[Any] = weakref.WeakSet()
+# The settings of prepared models.
+prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# Workers with a fit in progress that shares parameters.
+sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
+# Models in a training loop of Keras 2, which may call `train_on_batch`.
+in_loops: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -12,9 +12,9 @@ from platoon_base.fingerprint import checksum
 from platoon_base.worker import copy_first_values, make_equal
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.backends.base import Backend, Variable
-from platoon_plugins.keras.moving_averages import decay_for
 from platoon_plugins.keras.optimizers import average_of_model, wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_weights
+from platoon_plugins.keras.statistics import decay_for
 
 __all__ = ["broadcast_variables", "end_alike", "first_values", "state_checksum", "state_of", "values_were_set"]
 

@@ -19,7 +19,7 @@ from platoon_base.learning_rate import scaled
 from platoon_base.rules import Rule, require_rule
 from platoon_base.schedule import EveryN
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import backends, seeds, trained
+from platoon_plugins.keras import backends, marks, seeds
 from platoon_plugins.keras.callbacks import bounds_of
 from platoon_plugins.keras.fit_arguments import batch_of, build, divide
 from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
@@ -126,7 +126,7 @@ def prepare(
     chosen = "async" if mode is None and not (strategy is None and sync_every is None) else mode
     settings = _Settings(chosen, strategy, sync_every, scaling, others)
     settings.rule(settings.require_scaling(settings.mode_of(model)))
-    trained.prepared[model] = settings._replace(
+    marks.prepared[model] = settings._replace(
         intent=worker.advanced.intend(
             "prepare",
             'was followed by no fit of this model: train it by model.fit, or by train_on_batch with mode="sync"',
@@ -303,7 +303,7 @@ def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def fit_prepared(model: Any, *args: Any, **options: Any) -> Any:
-        settings = trained.prepared.get(model)
+        settings = marks.prepared.get(model)
         if settings is None:
             return plain(model, *args, **options)
         bound = signature.bind(model, *args, **options)
@@ -342,8 +342,8 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def step_prepared(model: Any, *args: Any, **options: Any) -> Any:
-        settings = trained.prepared.get(model)
-        if settings is None or settings.worker.global_size == 1 or model in trained.in_loops:
+        settings = marks.prepared.get(model)
+        if settings is None or settings.worker.global_size == 1 or model in marks.in_loops:
             return plain(model, *args, **options)
         if settings.mode_of(model) == "async":
             raise ConfigurationError(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import trained
+from platoon_plugins.keras import marks
 
 __all__ = [
     "Resumption",
@@ -95,10 +95,10 @@ def _resuming(loop: Callable[..., Any], first_epoch: Callable[[Any, dict[str, An
     @functools.wraps(loop)
     def resumed(model: Any, *args: Any, **options: Any) -> Any:
         options["initial_epoch"] = first_epoch(model, options)
-        trained.in_loops.add(model)
+        marks.in_loops.add(model)
         try:
             return loop(model, *args, **options)
         finally:
-            trained.in_loops.discard(model)
+            marks.in_loops.discard(model)
 
     return resumed

@@ -16,9 +16,8 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.fingerprint import fingerprint, plain
 from platoon_base.worker import kind_of, warn_once
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.dataset_order import is_in_order, sources
 from platoon_plugins.keras.parts import is_part, leaves
-from platoon_plugins.keras.read_order import labels_of
+from platoon_plugins.keras.read_order import is_in_order, labels_of, sources
 from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 
 __all__ = ["SameBatches", "data_of_fit", "described", "require_same_data", "warn_if_not_sharded"]

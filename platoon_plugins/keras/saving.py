@@ -15,7 +15,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connected
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import trained
+from platoon_plugins.keras import marks
 
 __all__ = ["watch_saving"]
 
@@ -64,9 +64,9 @@ def _watched(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_prepared(model: Any) -> bool:
-    wholes = list(trained.prepared)
+    wholes = list(marks.prepared)
     parts = (part for whole in wholes for part in getattr(whole, "_flatten_layers", list)())
-    return model in trained.prepared or any(part is model for part in parts)
+    return model in marks.prepared or any(part is model for part in parts)
 
 
 def _replaced(path: str, save: Callable[[str], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The leader's tasks in a fit, printing and callbacks that write, and their transfer."""
+"""The leader's tasks in a fit, printing, callbacks that write and trackers, and their transfer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 import keras
 
-__all__ = ["Standby", "quieten", "stand_by", "take_over"]
+from platoon_base import Worker
+from platoon_base.worker import warn_once
+
+__all__ = ["Standby", "quieten", "stand_by", "take_over", "warn_of_own_runs"]
 
 log = logging.getLogger(__name__)
 
@@ -119,3 +122,21 @@ def _callbacks_around(mine: Any) -> Iterator[Any]:
             yield from list(found)
             return
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def warn_of_own_runs(worker: Worker) -> None:
+    """Warn if a worker that is not the leader has its own W&B or MLflow run without a group."""
+    if worker.is_leader:
+        return
+    wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
+    run = getattr(wandb, "run", None)
+    if run is not None and not getattr(run, "disabled", False) and not getattr(run, "group", ""):
+        warn_once(
+            "this worker has a W&B run of its own, besides the leader's; for one run per job write "
+            "wandb.init(..., mode=None if is_main() else 'disabled'), or name a group"
+        )
+    if getattr(mlflow, "active_run", lambda: None)() is not None:
+        warn_once(
+            "this worker has an MLflow run of its own, besides the leader's; for one run per job write "
+            "if is_main(): before mlflow.autolog() or mlflow.start_run()"
+        )

@@ -14,18 +14,21 @@ from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, at_period, default_period, default_rule, shares_moments
 from platoon_base.worker import start_training
-from platoon_plugins.keras import seeds, trained
-from platoon_plugins.keras.asynchronous import Asynchronous, abandon_center
+from platoon_plugins.keras import marks, seeds
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.data import is_sharded
 from platoon_plugins.keras.evaluation import Evaluation
-from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
-from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import end_alike, first_values, values_were_set
-from platoon_plugins.keras.moving_averages import decay_for
-from platoon_plugins.keras.optimizer_state import continue_steps, unbuilt
-from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner, wrap_again
+from platoon_plugins.keras.modes import Asynchronous, Mode, Synchronous, abandon_center
+from platoon_plugins.keras.optimizers import (
+    average_of_model,
+    continue_steps,
+    optimizers_of,
+    unbuilt,
+    with_inner,
+    wrap_again,
+)
 from platoon_plugins.keras.parts import is_part, leaves
 from platoon_plugins.keras.read_order import first_batches_agree
 from platoon_plugins.keras.requirements import (
@@ -34,12 +37,11 @@ from platoon_plugins.keras.requirements import (
     require_no_other_average,
     require_stateless,
 )
-from platoon_plugins.keras.reshuffling import Reshuffling
+from platoon_plugins.keras.reshuffling import LostRows, Reshuffling
 from platoon_plugins.keras.resuming import Resumption, agree_to_resume, given_initial_epoch, keep_epochs, warn_if_anew
 from platoon_plugins.keras.same_data import data_of_fit, described, warn_if_not_sharded
-from platoon_plugins.keras.statistics import Statistics
+from platoon_plugins.keras.statistics import Statistics, decay_for
 from platoon_plugins.keras.stopping import Stopping
-from platoon_plugins.keras.synchronous import Synchronous
 from platoon_plugins.keras.torch_loaders import set_sampler_epoch
 
 __all__ = ["Settings", "Training", "report_epoch_begin", "report_logs", "train_by_rule"]
@@ -167,7 +169,7 @@ class Training:
         finally:
             # This holds even if the wait for the others was interrupted.
             if self._shares_next and worker.advanced.shares:
-                trained.sharing.add(worker)
+                marks.sharing.add(worker)
         if self._mode.rule is not None:
             for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
                 # An optimizer that trains with a rule no longer averages gradients.
@@ -229,7 +231,7 @@ class Training:
 
     def _after_rendezvous(self, participants: list[int]) -> None:
         _release_earlier(self._worker, shares_next=self._mode.rule is not None)
-        trained.models.add(self._model)
+        marks.trained.add(self._model)
         # This is a collective call: other workers may have a center.
         if self._backend.honors_initial_epoch:
             self._resumption = agree_to_resume(self._worker, self._mode.rule is not None)
@@ -332,7 +334,7 @@ class Training:
         self._begun_at_its_epoch()
         self._mode.finish()
         end_alike(self._model, self._backend, self._worker)
-        trained.sharing.discard(self._worker)
+        marks.sharing.discard(self._worker)
         self._evaluation.end()
         decay_for(self._model, 1, retrace=False)
         self._data = None
@@ -361,9 +363,9 @@ def report_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = Tr
 
 def _release_earlier(worker: Worker, shares_next: bool) -> None:
     """Release parameters of an interrupted fit; raise if the script itself shares some."""
-    if worker in trained.sharing or not worker.advanced.shares:
+    if worker in marks.sharing or not worker.advanced.shares:
         worker.release_shared_params()
-        trained.sharing.discard(worker)
+        marks.sharing.discard(worker)
     elif shares_next:
         raise ConfigurationError(
             "this script shares parameters by init_shared_params: there is one center at a time; call "

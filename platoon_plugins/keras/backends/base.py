@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.adding import only_adds
-from platoon_plugins.keras.batch_losses import BatchLosses
+from platoon_plugins.keras.sums import BatchLosses, only_adds
 
 __all__ = ["Backend", "Metrics", "Variable", "not_additive", "require_declared"]
 

@@ -14,12 +14,12 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, warn_of_added, watched
-from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner
+from platoon_plugins.keras.sums import BatchLosses
 
-__all__ = ["Keras3", "Keras3Metrics", "KerasVariable", "LossWeight", "loss_weights_of"]
+__all__ = ["Keras3", "KerasVariable", "LossWeight", "loss_weights_of"]
 
 Array = np.ndarray[Any, Any]
 _SEED = "seed_generator_state"

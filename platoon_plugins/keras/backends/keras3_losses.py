@@ -14,9 +14,9 @@ from keras.src.backend import get_keras_mask  # There is no public function.
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
-from platoon_plugins.keras.batch_losses import ADDED
+from platoon_plugins.keras.sums import ADDED
 
-__all__ = ["BatchWeight", "Term", "batch_weight", "require_one_kind", "warn_of_added", "watched"]
+__all__ = ["batch_weight", "require_one_kind", "warn_of_added", "watched"]
 
 _watching = threading.local()
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from platoon_base.dtypes import XLA_CODES
 
-__all__ = ["Block", "Filler", "Gate", "Queuer", "call_in_place", "call_on_stream", "gate_of"]
+__all__ = ["Block", "Gate", "call_in_place", "call_on_stream", "gate_of"]
 
 log = logging.getLogger(__name__)
 
