@@ -13,7 +13,7 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices, require_uneven, shard_bounds, take
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.parts import Cut, is_nested, keep_part, keep_returned, leaves, map_arrays
+from platoon_plugins.keras.parts import Cut, is_nested, keep_part, keep_returned, leaves, map_arrays, rows_at
 from platoon_plugins.keras.read_order import comparable, sources
 from platoon_plugins.keras.same_data import SameBatches, require_same_data
 from platoon_plugins.keras.torch_loaders import is_loader, is_share, shard_loader
@@ -202,7 +202,7 @@ def _first_rows(array: Any, cut: Cut) -> Any:
     if uneven == "drop":
         stop -= left_over
     chosen = slice(start + rank, stop, size)  # A slice makes a view where possible.
-    return array.iloc[chosen] if hasattr(array, "iloc") else array[chosen]
+    return rows_at(array, chosen)
 
 
 # Sets of batches.

@@ -1,9 +1,11 @@
-"""Marks of optimizers that average gradients, and of models and workers in a fit."""
+"""Marks of optimizers that average gradients and of models and workers in a fit; the calling fit."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,7 +13,18 @@ import keras
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["in_loops", "is_marked", "mark", "prepared", "refuse_unwrapped_copies", "sharing", "trained", "unmark"]
+__all__ = [
+    "arguments_of_fit",
+    "callers",
+    "in_loops",
+    "is_marked",
+    "mark",
+    "prepared",
+    "refuse_unwrapped_copies",
+    "sharing",
+    "trained",
+    "unmark",
+]
 
 _MARK = "distributed_"
 
@@ -69,3 +82,19 @@ prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
 # Models in a training loop of Keras 2, which may call `train_on_batch`.
 in_loops: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def callers() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names and local variables of the functions on the call stack, innermost first."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_name, frame.f_locals
+        frame = frame.f_back
+
+
+def arguments_of_fit(model: Any) -> dict[str, Any]:
+    """Return the local variables of the calling ``fit``, which Keras does not pass to callbacks."""
+    for name, values in callers():
+        if name in ("fit", "fit_generator") and values.get("self") is model:
+            return values
+    return {}

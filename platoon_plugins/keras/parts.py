@@ -13,8 +13,10 @@ import numpy as np
 from platoon_base.sharding import epoch_indices
 
 __all__ = [
+    "NAMES",
     "Cut",
     "Part",
+    "has_rows",
     "is_nested",
     "is_part",
     "keep_part",
@@ -23,8 +25,10 @@ __all__ = [
     "map_arrays",
     "part_at",
     "part_of",
+    "rows_at",
 ]
 
+NAMES = ("x", "y", "sample_weight")  # The arguments of `fit` with rows.
 _CHECKED_BYTES = 1 << 24  # Bytes per call of crc32.
 
 
@@ -147,6 +151,16 @@ def is_nested(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and any(
         value is None or hasattr(value, "shape") or isinstance(value, (Mapping, list, tuple)) for value in data
     )
+
+
+def has_rows(data: Any) -> bool:
+    """Return whether data are arrays, alone or nested, and not a set of batches."""
+    return hasattr(data, "shape") or isinstance(data, Mapping) or is_nested(data)
+
+
+def rows_at(array: Any, rows: slice) -> Any:
+    """Return some rows of an array, a view where that is possible."""
+    return array.iloc[rows] if hasattr(array, "iloc") else array[rows]
 
 
 def leaves(data: Any) -> Iterator[Any]:

@@ -27,6 +27,7 @@ from platoon_plugins.keras.learning_rate import scale_schedule
 from platoon_plugins.keras.marks import is_marked
 from platoon_plugins.keras.model_state import broadcast_variables
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
+from platoon_plugins.keras.parts import NAMES
 from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
 from platoon_plugins.keras.training import train_by_rule
@@ -351,8 +352,7 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
                 'average the gradients, prepare(model, mode="sync"), or use fit'
             )
         bound = signature.bind(model, *args, **options)
-        names = ("x", "y", "sample_weight")
-        data = tuple(bound.arguments.get(name) for name in names)
+        data = tuple(bound.arguments.get(name) for name in NAMES)
         settings.make_ready(model)
         average = average_of_model(model)
         if average is None or not all(member.attached for member in average.members):
@@ -361,7 +361,7 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
             _state_of_loops[model] = Statistics(settings.worker, backends.current())
             _state_of_loops[model].start(model)
         own = batch_of(data, settings.worker)
-        bound.arguments.update({name: part for name, part in zip(names, own) if part is not None})
+        bound.arguments.update({name: part for name, part in zip(NAMES, own) if part is not None})
         logs = plain(*bound.args, **bound.kwargs)
         _state_of_loops[model].step_ends(model)
         return logs

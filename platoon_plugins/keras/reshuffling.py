@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from platoon_base import Worker
-from platoon_base.sharding import shard_seed, take
+from platoon_base.sharding import shard_seed
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.backends.aligned import ALIGNMENT_BYTES, AlignedArrays, writable
-from platoon_plugins.keras.parts import Cut, Part, leaves, map_arrays, part_at, part_of
+from platoon_plugins.keras.marks import arguments_of_fit, callers
+from platoon_plugins.keras.parts import NAMES, Cut, Part, leaves, map_arrays, part_at, part_of, rows_at
 
-__all__ = ["LostRows", "Reshuffling", "Rows"]
+__all__ = ["LostRows", "Reshuffling"]
+
+log = logging.getLogger(__name__)
+Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Reshuffling:
@@ -83,48 +85,63 @@ def _inputs_of_fit(model: Any) -> _Keras3Inputs | _Keras2Inputs | None:
     for name, values in callers():
         if name == "fit_loop" and values.get("model") is model and "fit_inputs" in values:
             kind: Any = _Keras2Inputs
-            shuffles, steps = values.get("shuffle"), values.get("steps_per_epoch")
+            steps = values.get("steps_per_epoch")
         elif name == "fit" and values.get("self") is model and "epoch_iterator" in values:
             kind = _Keras3Inputs
-            shuffles, steps = values.get("shuffle"), values["epoch_iterator"].steps_per_epoch
+            steps = values["epoch_iterator"].steps_per_epoch
         else:
             continue
+        shuffles = values.get("shuffle")
         return kind(values) if shuffles and not isinstance(shuffles, str) and not steps else None
     return None
 
 
-def callers() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names and local variables of the functions on the call stack, innermost first."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_code.co_name, frame.f_locals
-        frame = frame.f_back
-
-
 class _Keras3Inputs:
-    """Inputs of Keras 3: replaces the adapter, and on TensorFlow the data set made from it."""
+    """Inputs of Keras 3, whose adapter draws the order and converts the rows of each batch."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._iterator = values["epoch_iterator"]
-        self._data = tuple(values.get(name) for name in ("x", "y", "sample_weight"))
+        self._data = tuple(values.get(name) for name in NAMES)
         self._class_weight = values.get("class_weight")
-        self._batches: RowBatches | None = None
+        self._whole: Any = None
+        self._tensors: Any = None
 
     def parts(self) -> list[tuple[Any, Part | None]]:
         return [(array, part_of(array)) for array in leaves(self._data)]
 
     def replace(self, rows: Rows) -> None:
-        iterator, adapter = self._iterator, self._iterator.data_adapter
-        if self._batches is None:
-            whole = map_arrays(self._data, lambda array: part_of(array).whole)  # type: ignore[union-attr]
-            self._batches = RowBatches(type(adapter), whole, adapter.batch_size, self._class_weight)
-        self._batches.take(rows)
-        iterator.data_adapter, iterator._current_iterator = self._batches, None
-        if hasattr(iterator, "_distributed_dataset"):
-            iterator._distributed_dataset = None  # This frees the tensors that Keras has made.
-            iterator._distributed_dataset = iterator._distribute_strategy.experimental_distribute_dataset(
-                self._batches.get_tf_dataset()
-            )
+        adapter = self._iterator.data_adapter
+        kind, batch_size = type(adapter), adapter.batch_size
+        if self._whole is None:
+            x, y, sample_weight = map_arrays(self._data, lambda array: _on_memory_of(part_of(array).whole))  # type: ignore[union-attr]
+            # This makes weights of the rows of all workers.
+            whole = kind(x, y, sample_weight=sample_weight, class_weight=self._class_weight)
+            self._whole = keras.utils.unpack_x_y_sample_weight(whole._inputs)
+        x, y, sample_weight = map_arrays(self._whole, lambda array: _RowsOfArray.of(array, rows))
+        adapter = kind(x, y, sample_weight=sample_weight, batch_size=batch_size, shuffle=True)
+        if keras.backend.backend() == "tensorflow":
+            # Keras would make a tensor of the rows, which copies them.
+            order = kind(rows, batch_size=batch_size, shuffle=True)
+            adapter.get_tf_dataset = lambda: self._dataset(order)
+        _read_from(self._iterator, adapter)
+
+    def _dataset(self, order: Any) -> Any:
+        """Return the data set of the batches whose row numbers an adapter draws."""
+        import tensorflow as tf
+
+        if self._tensors is None:
+            packed = keras.utils.pack_x_y_sample_weight(*self._whole)
+            self._tensors = keras.tree.lists_to_tuples(map_arrays(packed, _tensor))
+
+        def row_of_each(tensor: Any, rows: Any) -> Any:
+            taken = tf.gather(tensor, rows)
+            return tf.cast(taken, keras.config.floatx()) if taken.dtype.is_floating else taken
+
+        def batch(rows: Any) -> Any:
+            return map_arrays(self._tensors, lambda tensor: row_of_each(tensor, rows))
+
+        parallel = tf.data.AUTOTUNE
+        return order.get_tf_dataset().map(batch, num_parallel_calls=parallel).prefetch(parallel)
 
 
 class _Keras2Inputs:
@@ -143,7 +160,9 @@ class _Keras2Inputs:
 
     def replace(self, rows: Rows) -> None:
         for i, (_, part) in [(i, found) for i, found in self._found.items() if found is not None]:
-            self._list[i] = RowsOfArray(part.whole, rows, self._list[i].shape)
+            # Keras has given vectors an axis.
+            whole = part.whole.reshape(len(part.whole), *self._list[i].shape[1:])
+            self._list[i] = _RowsOfArray.of(whole, rows)
 
 
 def _is_all_ones(array: Any) -> bool:
@@ -152,127 +171,41 @@ def _is_all_ones(array: Any) -> bool:
     return bool(array.min() == 1 == array.max())  # A comparison would need memory for its result.
 
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
+class _RowsOfArray(np.ndarray):  # type: ignore[type-arg]
+    """Rows of an array by their numbers, taken and cast when they are read, to copy no array."""
 
+    _rows: Rows
+    _dtype: Any = None
 
-class RowsOfArray:
-    """Rows of an array by their numbers, in a given shape, for the loops of Keras 2."""
+    @classmethod
+    def of(cls, array: Any, rows: Rows, dtype: Any = None) -> _RowsOfArray:
+        made: _RowsOfArray = array.view(cls)
+        made._rows, made._dtype = rows, dtype
+        return made
 
-    def __init__(self, array: Any, rows: Rows, shape: tuple[int, ...]) -> None:
-        self._array, self._rows = array, rows
-        self.shape = (len(rows), *shape[1:])
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (len(self._rows), *self.view(np.ndarray).shape[1:])
+
+    def astype(self, dtype: Any) -> _RowsOfArray:  # type: ignore[override]
+        return self.of(self, self._rows, dtype)
 
     def __getitem__(self, places: Any) -> Any:
-        rows = self._rows[places]
-        return take(self._array, rows).reshape(len(rows), *self.shape[1:])
+        taken = self.view(np.ndarray)[self._rows[places]]
+        return taken if self._dtype is None else taken.astype(self._dtype)
 
 
-class RowBatches:
-    """Takes the place of Keras 3's adapter of arrays, whose order and conversions it uses.
-
-    Keras's own adapter draws the order of the row numbers, with the random numbers that it would
-    draw for the rows. Another one, of all rows, converts them.
-    """
-
-    def __init__(self, kind: Callable[..., Any], data: tuple[Any, ...], batch_size: int, class_weight: Any) -> None:
-        self._kind, self._batch_size = kind, batch_size
-        # JAX would gather rows on the device, and Keras copies each batch back.
-        self._data = map_arrays(data, lambda array: np.asarray(array) if _is_of_jax(array) else array)
-        self._class_weight = class_weight
-        self._tensors: Any = None
-
-    @functools.cached_property
-    def _whole(self) -> Any:
-        x, y, sample_weight = self._data
-        return self._kind(x, y, sample_weight=sample_weight, class_weight=self._class_weight)
-
-    def _are_taken_unchanged(self) -> bool:
-        """Return whether no adapter is needed for each batch, which takes longer than its rows."""
-        return all(map(_is_taken_unchanged, keras.tree.flatten(self._whole._inputs)))
-
-    def take(self, rows: Rows) -> None:
-        """Read these rows from now on."""
-        self._rows = rows
-        self._order = self._kind(rows, batch_size=self._batch_size, shuffle=True)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute such as ``num_batches`` of the adapter of the row numbers."""
-        if name in ("_order", "_whole"):
-            raise AttributeError(name)
-        return getattr(self._order, name)
-
-    def batch(self, rows: Rows) -> Any:
-        """Return an adapter of one batch."""
-        x, y, sample_weight = map_arrays(self._data, lambda array: take(array, rows))
-        return self._kind(
-            x, y, sample_weight=sample_weight, class_weight=self._class_weight, batch_size=max(1, len(rows))
-        )
-
-    def get_numpy_iterator(self) -> Iterator[Any]:
-        for rows in self._order.get_numpy_iterator():
-            yield next(self.batch(rows).get_numpy_iterator())
-
-    def get_jax_iterator(self) -> Iterator[Any]:
-        unchanged = self._are_taken_unchanged()
-        for rows in self._order.get_numpy_iterator():
-            if unchanged:
-                yield map_arrays(self._whole._inputs, lambda array, rows=rows: array[rows])
-            else:
-                yield next(self.batch(rows).get_jax_iterator())
-
-    def get_torch_dataloader(self) -> Any:
-        import torch
-
-        loader = self._order.get_torch_dataloader()
-        whole = self._whole.get_torch_dataloader().dataset if self._are_taken_unchanged() else None
-        items: Any = _TorchItems(self, whole, self._rows)
-        return torch.utils.data.DataLoader(items, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
-
-    def get_tf_dataset(self) -> Any:
-        import tensorflow as tf
-
-        if self._tensors is None:
-            self._tensors = keras.tree.lists_to_tuples(map_arrays(self._whole._inputs, _tensor))
-
-        def batch(rows: Any) -> Any:
-            return map_arrays(self._tensors, lambda tensor: _as_keras_floats(tf.gather(tensor, rows)))
-
-        parallel = tf.data.AUTOTUNE
-        return self._order.get_tf_dataset().map(batch, num_parallel_calls=parallel).prefetch(parallel)
+def _on_memory_of(array: Any) -> Any:
+    """Return a NumPy array on the memory of an array, if that is possible."""
+    values = np.asarray(array.detach() if hasattr(array, "detach") else array)
+    # Keras gives a Series an axis.
+    return values[:, None] if hasattr(array, "iloc") and values.ndim == 1 else values
 
 
-class _TorchItems:
-    def __init__(self, batches: RowBatches, whole: Any, rows: Rows) -> None:
-        self._batches, self._whole, self._rows = batches, whole, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitems__(self, places: list[int]) -> Any:
-        rows = self._rows[places]
-        if self._whole is not None:
-            return self._whole.__getitems__(rows)
-        return self._batches.batch(rows).get_torch_dataloader().dataset.__getitems__(slice(None))
-
-
-def _is_taken_unchanged(array: Any) -> bool:
-    """Return whether Keras passes the rows of an array as they are; it casts other arrays as a whole."""
-    if keras.backend.backend() == "torch" and type(array).__module__ == "torch":
-        return not array.is_floating_point() or str(array.dtype) == f"torch.{keras.config.floatx()}"
-    return isinstance(array, np.ndarray) and (array.dtype.kind in "iub" or array.dtype == keras.config.floatx())
-
-
-def _is_of_jax(array: Any) -> bool:
-    return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
-
-
-def _tensor(array: Any) -> Any:
+def _tensor(values: Any) -> Any:
     """Return a tensor of TensorFlow on the memory of an array, or on one aligned copy of it."""
     import tensorflow as tf
 
-    values = np.asarray(array.detach() if hasattr(array, "detach") else array)
-    if hasattr(array, "iloc") and values.ndim == 1:  # Keras gives a Series an axis.
-        values = values[:, None]
     # TensorFlow would copy other arrays twice.
     if values.dtype.kind not in "iuf" or not values.size:
         return tf.convert_to_tensor(values)
@@ -283,13 +216,15 @@ def _tensor(array: Any) -> Any:
     return tf.experimental.dlpack.from_dlpack(writable(values).__dlpack__())
 
 
-def _as_keras_floats(tensor: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
-
-
-log = logging.getLogger(__name__)
+def _read_from(iterator: Any, adapter: Any) -> None:
+    """Make Keras 3 read batches from another adapter, on TensorFlow from its data set."""
+    iterator.data_adapter, iterator._current_iterator = adapter, None
+    iterator._num_batches = adapter.num_batches
+    if hasattr(iterator, "_distributed_dataset"):
+        iterator._distributed_dataset = None  # This frees the tensors that Keras has made.
+        iterator._distributed_dataset = iterator._distribute_strategy.experimental_distribute_dataset(
+            adapter.get_tf_dataset()
+        )
 
 
 class LostRows:
@@ -344,15 +279,12 @@ class LostRows:
 
 def _validation_of(model: Any) -> tuple[Any, tuple[Any, ...]] | None:
     """Return the validation iterator and arrays of the calling ``fit``; None if not of `shard`."""
-    iterator = getattr(model, "_eval_epoch_iterator", None)
+    iterator, values = getattr(model, "_eval_epoch_iterator", None), arguments_of_fit(model)
     if iterator is None or iterator.steps_per_epoch or not hasattr(iterator.data_adapter, "batch_size"):
         return None
-    for name, values in callers():
-        if name == "fit" and values.get("self") is model and "val_x" in values:
-            data = tuple(values.get(each) for each in ("val_x", "val_y", "val_sample_weight"))
-            cut, _ = common_cut([(array, part_of(array)) for array in leaves(data)])
-            return None if cut is None or cut.uneven != "keep" else (iterator, data)
-    return None
+    data = tuple(values.get(each) for each in ("val_x", "val_y", "val_sample_weight"))
+    cut, _ = common_cut([(array, part_of(array)) for array in leaves(data)])
+    return None if cut is None or cut.uneven != "keep" else (iterator, data)
 
 
 def _replace(iterator: Any, data: tuple[Any, ...], index: int, count: int) -> None:
@@ -360,15 +292,8 @@ def _replace(iterator: Any, data: tuple[Any, ...], index: int, count: int) -> No
 
     def rows_of(array: Any) -> Any:
         part: Part = part_of(array)  # type: ignore[assignment]
-        rows = slice(part.cut.start + index, part.cut.stop, count)  # A slice makes a view.
-        return part.whole.iloc[rows] if hasattr(part.whole, "iloc") else part.whole[rows]
+        return rows_at(part.whole, slice(part.cut.start + index, part.cut.stop, count))
 
     adapter = iterator.data_adapter
     x, y, sample_weight = map_arrays(data, rows_of)
-    adapter = type(adapter)(x, y, sample_weight=sample_weight, batch_size=adapter.batch_size, shuffle=False)
-    if hasattr(iterator, "_distributed_dataset"):
-        iterator._distributed_dataset = iterator._distribute_strategy.experimental_distribute_dataset(
-            adapter.get_tf_dataset()
-        )
-    iterator.data_adapter, iterator._current_iterator = adapter, None
-    iterator._num_batches = adapter.num_batches
+    _read_from(iterator, type(adapter)(x, y, sample_weight=sample_weight, batch_size=adapter.batch_size))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,13 +73,7 @@ def warn_if_anew(worker: Worker, first_epoch: int) -> None:
 
 
 def given_initial_epoch(model: Any) -> int:
-    """Return the ``initial_epoch`` of the calling ``fit``; Keras does not pass it to callbacks."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return int(frame.f_locals.get("initial_epoch") or 0)
-        frame = frame.f_back
-    return 0
+    return int(marks.arguments_of_fit(model).get("initial_epoch") or 0)
 
 
 def resume_loops_of_keras_2(first_epoch: Callable[[Any, dict[str, Any]], int]) -> None:

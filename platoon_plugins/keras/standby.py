@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from platoon_base import Worker
 from platoon_base.worker import warn_once
+from platoon_plugins.keras.marks import callers
 
 __all__ = ["Standby", "quieten", "stand_by", "take_over", "warn_of_own_runs"]
 
@@ -103,7 +104,8 @@ def quieten(callback: Any) -> None:
 def take_over(mine: Any, rank: int, verbose: Any) -> None:
     """Become the leader in a hook of ``mine``: activate each `Standby` and silenced callback."""
     log.warning("rank %d is the leader from here on: it writes and prints what a rank did that is gone", rank)
-    for callback in _callbacks_around(mine):
+    lists = (getattr(values.get("self"), "callbacks", None) for _, values in callers())
+    for callback in next((list(found) for found in lists if isinstance(found, list) and mine in found), []):
         if isinstance(callback, Standby):
             callback.take_over()
         elif hasattr(callback, _VERBOSE):
@@ -111,17 +113,6 @@ def take_over(mine: Any, rank: int, verbose: Any) -> None:
         elif isinstance(callback, keras.callbacks.ProgbarLogger):
             callback.verbose = 1 if verbose == "auto" else verbose
             (callback.params or {})["verbose"] = callback.verbose
-
-
-def _callbacks_around(mine: Any) -> Iterator[Any]:
-    """Yield the callbacks of the list that is calling ``mine``."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        found = getattr(frame.f_locals.get("self"), "callbacks", None)
-        if isinstance(found, list) and any(callback is mine for callback in found):
-            yield from list(found)
-            return
-        frame = frame.f_back  # type: ignore[assignment]
 
 
 def warn_of_own_runs(worker: Worker) -> None:
