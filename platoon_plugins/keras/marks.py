@@ -1,11 +1,12 @@
-"""Marks of optimizers that average gradients and of models and workers in a fit; the calling fit."""
+"""Marks of optimizers that average gradients and of models in a fit; patches of Keras; the calling fit."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -19,9 +20,11 @@ __all__ = [
     "in_loops",
     "is_marked",
     "mark",
+    "patch",
     "prepared",
     "refuse_unwrapped_copies",
     "sharing",
+    "signature_of",
     "trained",
     "unmark",
 ]
@@ -51,27 +54,21 @@ def refuse_unwrapped_copies() -> None:
     base = keras.optimizers.Optimizer
     for cls in (each for each in vars(keras.optimizers).values() if isinstance(each, type) and issubclass(each, base)):
         for name in ("apply", "stateless_apply"):
-            own = name in vars(cls) or (cls is base and name == "apply")
-            if own and hasattr(cls, name) and not hasattr(getattr(cls, name), "unchecked"):
-                setattr(cls, name, _refusing(getattr(cls, name)))
+            if name in vars(cls) or (cls is base and name == "apply"):
+                patch(cls, name, checked)
 
 
-def _refusing(step: Any) -> Any:
-    @functools.wraps(step)
-    def checked(optimizer: Any, *args: Any, **options: Any) -> Any:
-        averages = hasattr(type(optimizer), "gradient_average")
-        if is_marked(optimizer) and not averages and connect().global_size > 1:
-            raise ConfigurationError(
-                f"got the optimizer {optimizer.name!r} without distribute(...), a copy of a DistributedOptimizer or "
-                "one that was loaded with a model: it would train this worker's model alone; "
-                "call prepare(model), or pass callbacks=distribute() to fit, or call broadcast_variables(model) before "
-                "a loop over train_on_batch. "
-                f"To train on this worker alone, give it a name that does not begin with {_MARK!r}"
-            )
-        return step(optimizer, *args, **options)
-
-    checked.unchecked = step  # type: ignore[attr-defined]
-    return checked
+def checked(plain: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
+    averages = hasattr(type(optimizer), "gradient_average")
+    if is_marked(optimizer) and not averages and connect().global_size > 1:
+        raise ConfigurationError(
+            f"got the optimizer {optimizer.name!r} without distribute(...), a copy of a DistributedOptimizer or "
+            "one that was loaded with a model: it would train this worker's model alone; "
+            "call prepare(model), or pass callbacks=distribute() to fit, or call broadcast_variables(model) before "
+            "a loop over train_on_batch. "
+            f"To train on this worker alone, give it a name that does not begin with {_MARK!r}"
+        )
+    return plain(optimizer, *args, **options)
 
 
 # Models that a fit with `distribute` has trained on several workers.
@@ -82,6 +79,23 @@ prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
 # Models in a training loop of Keras 2, which may call `train_on_batch`.
 in_loops: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def patch(owner: Any, name: str, new: Callable[..., Any]) -> None:
+    """Replace a function of Keras, if it exists, by ``new(plain, *args, **options)``, once."""
+    plain = getattr(owner, name, None)
+    if plain is None or hasattr(plain, new.__name__):
+        return
+
+    @functools.wraps(plain)
+    def patched(*args: Any, **options: Any) -> Any:
+        return new(plain, *args, **options)
+
+    setattr(patched, new.__name__, plain)
+    setattr(owner, name, patched)
+
+
+signature_of = functools.cache(inspect.signature)
 
 
 def callers() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,10 +5,8 @@ Importing this module seeds generators alike on all workers, see `seeds.seed_ali
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -24,7 +22,7 @@ from platoon_plugins.keras.callbacks import bounds_of
 from platoon_plugins.keras.fit_arguments import batch_of, build, divide
 from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
 from platoon_plugins.keras.learning_rate import scale_schedule
-from platoon_plugins.keras.marks import is_marked
+from platoon_plugins.keras.marks import is_marked, patch, signature_of
 from platoon_plugins.keras.model_state import broadcast_variables
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
 from platoon_plugins.keras.parts import NAMES
@@ -133,7 +131,9 @@ def prepare(
             'was followed by no fit of this model: train it by model.fit, or by train_on_batch with mode="sync"',
         )
     )
-    _watch()
+    # Other models are not affected.
+    for name, new in (("fit", _fit), ("fit_generator", _fit), ("train_on_batch", _train_on_batch)):
+        patch(keras.Model, name, new)
     return model
 
 
@@ -289,44 +289,27 @@ def _scale_schedules(model: Any, worker: Worker) -> None:
 # The methods of keras.Model that train prepared models.
 
 
-def _watch() -> None:
-    """Patch the methods of ``keras.Model`` once; other models are not affected."""
-    for name in ("fit", "fit_generator"):
-        plain = getattr(keras.Model, name, None)
-        if plain is not None and not hasattr(plain, "fits_prepared"):
-            setattr(keras.Model, name, _fitting(plain))
-    if not hasattr(keras.Model.train_on_batch, "fits_prepared"):
-        keras.Model.train_on_batch = _stepping(keras.Model.train_on_batch)
-
-
-def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(plain)
-
-    @functools.wraps(plain)
-    def fit_prepared(model: Any, *args: Any, **options: Any) -> Any:
-        settings = marks.prepared.get(model)
-        if settings is None:
-            return plain(model, *args, **options)
-        bound = signature.bind(model, *args, **options)
-        callbacks = _listed(bound.arguments.get("callbacks"))
-        if bounds_of(callbacks) and settings.mode == "sync" and settings.worker.global_size > 1:
-            settings.make_ready(model)
-        if bounds_of(callbacks) or (settings.worker.global_size == 1 and not settings.worker.advanced.launched):
-            return plain(model, *args, **options)
-        values = bound.arguments
-        rule: Any = "auto"
-        if settings.worker.global_size > 1:
-            rule = settings.rule(settings.make_ready(model))
-            _scale_schedules(model, settings.worker)
-            divide(model, values, settings.worker)
-            # Other back ends build the model before the first callback.
-            if keras.backend.backend() == "tensorflow":
-                build(model, values)
-        values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
-        return plain(model, **_by_name(bound))
-
-    fit_prepared.fits_prepared = True  # type: ignore[attr-defined]
-    return fit_prepared
+def _fit(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
+    settings = marks.prepared.get(model)
+    if settings is None:
+        return plain(model, *args, **options)
+    bound = signature_of(plain).bind(model, *args, **options)
+    callbacks = _listed(bound.arguments.get("callbacks"))
+    if bounds_of(callbacks) and settings.mode == "sync" and settings.worker.global_size > 1:
+        settings.make_ready(model)
+    if bounds_of(callbacks) or (settings.worker.global_size == 1 and not settings.worker.advanced.launched):
+        return plain(model, *args, **options)
+    values = bound.arguments
+    rule: Any = "auto"
+    if settings.worker.global_size > 1:
+        rule = settings.rule(settings.make_ready(model))
+        _scale_schedules(model, settings.worker)
+        divide(model, values, settings.worker)
+        # Other back ends build the model before the first callback.
+        if keras.backend.backend() == "tensorflow":
+            build(model, values)
+    values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
+    return plain(model, **_by_name(bound))
 
 
 def _listed(callbacks: Any) -> list[Any]:
@@ -338,36 +321,29 @@ def _listed(callbacks: Any) -> list[Any]:
     return list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks)
 
 
-def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(plain)
-
-    @functools.wraps(plain)
-    def step_prepared(model: Any, *args: Any, **options: Any) -> Any:
-        settings = marks.prepared.get(model)
-        if settings is None or settings.worker.global_size == 1 or model in marks.in_loops:
-            return plain(model, *args, **options)
-        if settings.mode_of(model) == "async":
-            raise ConfigurationError(
-                "got a train_on_batch of a model whose workers synchronize with a center, which happens in fit only: "
-                'average the gradients, prepare(model, mode="sync"), or use fit'
-            )
-        bound = signature.bind(model, *args, **options)
-        data = tuple(bound.arguments.get(name) for name in NAMES)
-        settings.make_ready(model)
-        average = average_of_model(model)
-        if average is None or not all(member.attached for member in average.members):
-            build(model, bound.arguments)
-            broadcast_variables(model, worker=settings.worker)
-            _state_of_loops[model] = Statistics(settings.worker, backends.current())
-            _state_of_loops[model].start(model)
-        own = batch_of(data, settings.worker)
-        bound.arguments.update({name: part for name, part in zip(NAMES, own) if part is not None})
-        logs = plain(*bound.args, **bound.kwargs)
-        _state_of_loops[model].step_ends(model)
-        return logs
-
-    step_prepared.fits_prepared = True  # type: ignore[attr-defined]
-    return step_prepared
+def _train_on_batch(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
+    settings = marks.prepared.get(model)
+    if settings is None or settings.worker.global_size == 1 or model in marks.in_loops:
+        return plain(model, *args, **options)
+    if settings.mode_of(model) == "async":
+        raise ConfigurationError(
+            "got a train_on_batch of a model whose workers synchronize with a center, which happens in fit only: "
+            'average the gradients, prepare(model, mode="sync"), or use fit'
+        )
+    bound = signature_of(plain).bind(model, *args, **options)
+    data = tuple(bound.arguments.get(name) for name in NAMES)
+    settings.make_ready(model)
+    average = average_of_model(model)
+    if average is None or not all(member.attached for member in average.members):
+        build(model, bound.arguments)
+        broadcast_variables(model, worker=settings.worker)
+        _state_of_loops[model] = Statistics(settings.worker, backends.current())
+        _state_of_loops[model].start(model)
+    own = batch_of(data, settings.worker)
+    bound.arguments.update({name: part for name, part in zip(NAMES, own) if part is not None})
+    logs = plain(*bound.args, **bound.kwargs)
+    _state_of_loops[model].step_ends(model)
+    return logs
 
 
 # The state of each model in a loop over `train_on_batch`.

@@ -16,10 +16,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from platoon_base import Worker
+from platoon_base import Worker, world_size
 from platoon_base.fingerprint import checksum
 from platoon_base.worker import State, agree, agree_in_step, default_rule_of, warn_once
 from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.marks import patch
 
 __all__ = ["Statistics", "decay_for", "watch_batch_normalization"]
 
@@ -103,8 +104,8 @@ def watch_batch_normalization() -> None:
     if _KERAS_3:
         if "__call__" not in vars(keras.layers.BatchNormalization):
             keras.layers.BatchNormalization.__call__ = _call
-    elif not hasattr(keras.backend.moving_average_update, "reads_number_of_workers"):
-        keras.backend.moving_average_update = _scaled(keras.backend.moving_average_update)
+    else:
+        patch(keras.backend, "moving_average_update", _of_all_workers)
 
 
 def decay_for(model: Any, workers: int, retrace: bool = True) -> None:
@@ -184,12 +185,5 @@ def _number() -> Any:
     return _shared[0]
 
 
-def _scaled(plain: Any) -> Any:
-    @functools.wraps(plain)
-    def moving_average_update(variable: Any, value: Any, momentum: Any) -> Any:
-        from platoon_base import world_size
-
-        return plain(variable, value, momentum if world_size() == 1 else momentum ** _number())
-
-    moving_average_update.reads_number_of_workers = True  # type: ignore[attr-defined]
-    return moving_average_update
+def _of_all_workers(plain: Any, variable: Any, value: Any, momentum: Any) -> Any:
+    return plain(variable, value, momentum if world_size() == 1 else momentum ** _number())

@@ -230,7 +230,7 @@ class Keras3(Backend):
         """Return an ``apply`` that averages gradients before Keras's own is called."""
         base: Any = optimizer_class
         # This is `apply` without the check of `refuse_unwrapped_copies`.
-        plain_apply = getattr(base.apply, "unchecked", base.apply)
+        plain_apply = getattr(base.apply, "checked", base.apply)
         loss_weight = LossWeight()
 
         def averages_of(grads: Sequence[Any]) -> list[Any]:
