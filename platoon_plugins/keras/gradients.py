@@ -109,11 +109,13 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
     return optimizer
 
 
-def plain_again(optimizer: Any) -> None:
-    """Make a DistributedOptimizer, or a copy of one, a plain optimizer without a mark."""
-    if average_of(optimizer) is not None:
+def plain_again(optimizer: Any) -> bool:
+    """Make a DistributedOptimizer, or a copy, a plain optimizer; return if it averaged."""
+    averages = average_of(optimizer) is not None
+    if averages:
         optimizer.__class__ = type(optimizer).__mro__[1]
     unmark(optimizer)
+    return averages
 
 
 def average_of(optimizer: Any) -> GradientAverage | None:

@@ -13,7 +13,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import Warmup, scaled
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends
-from platoon_plugins.keras.optimizers import optimizers_of, with_inner
+from platoon_plugins.keras.optimizers import all_optimizers, schedule_of
 
 __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_schedules"]
 
@@ -99,7 +99,7 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
 
 def warn_of_schedules(model: Any, worker: Worker, params: Mapping[str, Any]) -> None:
     """Warn on rank 0 if a schedule was not scaled and does not end with the fit."""
-    for optimizer in [inner for outer in optimizers_of(model) for inner in with_inner(outer)]:
+    for optimizer in all_optimizers(model):
         if worker.global_rank == 0:
             _warn_of_schedule(optimizer, worker.global_size, params)
 
@@ -111,11 +111,8 @@ def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -
             f"the optimizer {type(optimizer).__name__} has decay={optimizer.initial_decay:g}, which acts at each step "
             f"of its own worker: {fewer}; multiply it by connect().global_size, if that is not done yet"
         )
-    schedule = getattr(optimizer, "_learning_rate", None)
-    schedules = getattr(keras.optimizers, "schedules", None)
-    if schedules is None or not isinstance(schedule, schedules.LearningRateSchedule):
-        return
-    if hasattr(type(schedule), "steps_scaled_by"):
+    schedule = schedule_of(optimizer)
+    if schedule is None or hasattr(type(schedule), "steps_scaled_by"):
         return
     name, ends_at, epochs = type(schedule).__name__, _last_step(schedule), int(params.get("epochs") or 0)
     steps = (steps_in_epoch(params) or 0) * epochs

@@ -11,7 +11,7 @@ from platoon_base import Worker, connect
 from platoon_base.fingerprint import checksum
 from platoon_base.worker import copy_first_values, make_equal
 from platoon_plugins.keras import backends
-from platoon_plugins.keras.backends.base import Backend, Variable
+from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.optimizers import average_of_model, wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_weights
 from platoon_plugins.keras.statistics import decay_for
@@ -90,13 +90,13 @@ def end_alike(model: Any, backend: Backend, worker: Worker) -> None:
     make_equal(variables, worker, "keras state at the end")
 
 
-def state_of(model: Any, backend: Backend, statistics: bool = True) -> list[Variable]:
+def state_of(model: Any, backend: Backend, statistics: bool = True) -> list[Any]:
     """Return the variables that workers keep equal; state of layers only with ``statistics``."""
     of_layers = [v for v in backend.statistics(model) if getattr(v, "rule", "") != "own"] if statistics else []
     return [*backend.weights(model), *of_layers, *backend.optimizer_state(model)]
 
 
-def _all_state_of(model: Any, backend: Backend) -> list[Variable]:
+def _all_state_of(model: Any, backend: Backend) -> list[Any]:
     return [*backend.weights(model), *backend.statistics(model), *backend.optimizer_state(model)]
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ from platoon_base.fingerprint import checksum
 from platoon_base.rules import Rule, overlap_of, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch, copy_values
-from platoon_plugins.keras.backends.base import Backend, Variable
+from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.gradients import average_of
 from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.model_state import state_checksum, state_of
@@ -28,43 +28,17 @@ from platoon_plugins.keras.same_data import described
 __all__ = ["Asynchronous", "Mode", "Synchronous", "abandon_center"]
 
 
-class Mode(Protocol):
+class Mode:
     """How the workers of a fit train one model. ``rule`` is None for averaged gradients."""
 
     rule: Rule | None
-
-    @property
-    def stops(self) -> bool:
-        """Whether the votes so far suffice to end the fit in mid-epoch."""
-        ...
-
-    def describe(self, model: Any) -> str:
-        """Return a text of the settings that must be the same on all workers."""
-        ...
 
     def moments(self, model: Any) -> list[Any]:
         """Return the state of the optimizers that is shared with the weights."""
         return []
 
-    def start(self, model: Any, participants: list[int]) -> None:
-        """Start; the model's values are equal on all workers, and shared if there is a rule."""
-        ...
-
-    def batches_done(self, count: int) -> None:
-        """Record training batches; synchronize if it is due."""
-        ...
-
-    def vote(self) -> None: ...
-
-    def epoch_ends(self) -> None:
-        """Synchronize after the last batch of an epoch."""
-        ...
-
     def set_participants(self, ranks: list[int]) -> None:
         """Record the participants."""
-
-    def enter_center(self) -> None:
-        """Give the model the center's weights, for evaluation and checkpoints."""
 
     def take_loss(self, loss: float) -> None:
         """Record the training loss of an epoch, over the data of all workers."""
@@ -72,22 +46,9 @@ class Mode(Protocol):
     def leave_center(self) -> None:
         """Give the model the worker's own weights back."""
 
-    def report(self) -> dict[str, float]:
-        """Return numbers that are sent to all workers with the votes of an epoch."""
-        return {}
-
-    def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
-        """Process the reports of all ranks, the same on all workers."""
-
     def center(self) -> contextlib.AbstractContextManager[None]:
         """Give the model the center's weights within ``with``, in mid-epoch."""
         return contextlib.nullcontext()
-
-    def pause(self) -> None:
-        """Stop synchronizing until `start`, with the center's weights in the model."""
-
-    def finish(self) -> None:
-        """End the fit, with the center's weights in the model."""
 
 
 def constraints_of(weights: Sequence[Any]) -> Callable[[], object] | None:
@@ -125,8 +86,8 @@ class Asynchronous(Mode):
         self._epochs_over = 0
         self._participants: list[int] = []
         self._model: Any = None
-        self._weights: list[Variable] = []
-        self._moments: list[Variable] = []
+        self._weights: list[Any] = []
+        self._moments: list[Any] = []
         self._apply_constraints: Callable[[], object] | None = None
         self._swapped: contextlib.ExitStack | None = None
         self._entered_checksums: list[int] = []
@@ -295,15 +256,15 @@ class Asynchronous(Mode):
         """Return a checksum of each shared variable; copies would need more memory."""
         return [checksum(v.get_value(borrow=True)) for v in self._shared()]
 
-    def _shared(self) -> list[Variable]:
+    def _shared(self) -> list[Any]:
         return [*self._weights, *self._moments]
 
 
-def _copies(variables: Sequence[Variable]) -> list[np.ndarray[Any, Any]]:
+def _copies(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return [np.array(variable.get_value(borrow=True)) for variable in variables]
 
 
-def _set(variables: Sequence[Variable], values: Sequence[np.ndarray[Any, Any]]) -> None:
+def _set(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> None:
     for variable, value in zip(variables, values):
         variable.set_value(value)
 

@@ -15,13 +15,16 @@ from platoon_plugins.keras.marks import is_marked
 from platoon_plugins.keras.model_averages import ModelAverages
 
 __all__ = [
+    "all_optimizers",
     "average_of_model",
     "begin_averages",
     "continue_steps",
     "end_averages",
     "keeps_averages",
     "optimizers_of",
+    "outer_optimizers",
     "require_built",
+    "schedule_of",
     "unbuilt",
     "with_inner",
     "wrap_again",
@@ -47,18 +50,34 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
         yield from with_inner(each)
 
 
+def outer_optimizers(model: Any) -> list[Any]:
+    """Return the optimizers of a model that are in no other one."""
+    found = optimizers_of(model)
+    inside = {id(inner) for outer in found for inner in with_inner(outer) if inner is not outer}
+    return [each for each in found if id(each) not in inside]
+
+
+def all_optimizers(model: Any) -> list[Any]:
+    return [inner for outer in optimizers_of(model) for inner in with_inner(outer)]
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """Return the LearningRateSchedule of an optimizer of Keras 3, or None."""
+    schedules = getattr(keras.optimizers, "schedules", None)
+    schedule = getattr(optimizer, "_learning_rate", None)
+    return schedule if schedules is not None and isinstance(schedule, schedules.LearningRateSchedule) else None
+
+
 def wrap_again(model: Any, worker: Worker) -> None:
     """Apply DistributedOptimizer to plain optimizers that are marked or contain a marked one."""
     # Copies and loaded models have marked plain optimizers. With "mixed_float16" `compile` wraps a
     # DistributedOptimizer in a LossScaleOptimizer, which would skip steps by its own gradients.
     if worker.global_size == 1:
         return
-    optimizers = optimizers_of(model)
-    inside = {id(inner) for outer in optimizers for inner in with_inner(outer) if inner is not outer}
-    for optimizer in optimizers:
+    for optimizer in outer_optimizers(model):
         inner = getattr(optimizer, "inner_optimizer", None)
         marked = is_marked(optimizer) or (inner is not None and is_marked(inner))
-        if marked and id(optimizer) not in inside and average_of(optimizer) is None:
+        if marked and average_of(optimizer) is None:
             if inner is not None:
                 plain_again(inner)
             DistributedOptimizer(optimizer, worker=worker)
@@ -118,7 +137,7 @@ def unbuilt(model: Any) -> list[Any]:
 
 def continue_steps(model: Any, steps: int) -> None:
     """Let optimizers continue the step count of an earlier run, whose moments they have."""
-    for optimizer in [inner for outer in optimizers_of(model) for inner in with_inner(outer)]:
+    for optimizer in all_optimizers(model):
         count = getattr(optimizer, "iterations", None)
         if hasattr(count, "assign") and not int(keras.ops.convert_to_numpy(count)):
             count.assign(steps)

@@ -24,7 +24,7 @@ from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, pl
 from platoon_plugins.keras.learning_rate import scale_schedule
 from platoon_plugins.keras.marks import is_marked, patch, signature_of
 from platoon_plugins.keras.model_state import broadcast_variables
-from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
+from platoon_plugins.keras.optimizers import all_optimizers, average_of_model, outer_optimizers, schedule_of, with_inner
 from platoon_plugins.keras.parts import NAMES
 from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
@@ -161,7 +161,7 @@ class _Settings(NamedTuple):
 
     def mode_of(self, model: Any) -> str:
         """Return the mode; by default the one of the model's optimizers."""
-        averages = any(average_of(each) is not None or is_marked(each) for each in _all_optimizers(model))
+        averages = any(average_of(each) is not None or is_marked(each) for each in all_optimizers(model))
         return self.mode or ("sync" if averages else "async")
 
     def require_scaling(self, mode: str) -> str:
@@ -194,7 +194,7 @@ class _Settings(NamedTuple):
         self.intent.used = True
         mode = self.require_scaling(self.mode_of(model))
         if mode == "sync":
-            changed = [self._average(each) for each in _outer_optimizers(model)]
+            changed = [self._average(each) for each in outer_optimizers(model)]
             compiler = {"tensorflow": "XLA", "torch": "torch.compile"}.get(keras.backend.backend())
             # A model saved on JAX has jit_compile=True.
             if compiler and getattr(model, "jit_compile", False):
@@ -205,12 +205,12 @@ class _Settings(NamedTuple):
                 model.jit_compile = False
                 changed.append(True)
         else:
-            for each in _outer_optimizers(model):
+            for each in outer_optimizers(model):
                 _scale_rate(each, "none", 1)
-            changed = [_make_plain(each) for each in _all_optimizers(model)]
+            changed = [plain_again(each) for each in all_optimizers(model)]
             train_by_rule(model)
         if any(changed):
-            _forget_step(model)
+            model.train_function = None
         return mode
 
     def _average(self, optimizer: Any) -> bool:
@@ -238,9 +238,9 @@ def _scale_rate(optimizer: Any, how: str, size: int) -> None:
     before, factor = _factors.get(optimizer, 1.0), scaled(1.0, size, how)
     if factor == before:
         return
-    if _schedule_of(optimizer) is not None:
+    if schedule_of(optimizer) is not None:
         raise ConfigurationError(
-            f"got scaling={how!r} and the schedule {type(_schedule_of(optimizer)).__name__} of the learning rate: "
+            f"got scaling={how!r} and the schedule {type(schedule_of(optimizer)).__name__} of the learning rate: "
             "scale its rates where it is made, by scale_learning_rate(rate), and leave scaling out"
         )
     if hasattr(keras, "ops"):
@@ -251,39 +251,12 @@ def _scale_rate(optimizer: Any, how: str, size: int) -> None:
     _factors[optimizer] = factor
 
 
-def _outer_optimizers(model: Any) -> list[Any]:
-    found = optimizers_of(model)
-    inside = {id(inner) for outer in found for inner in with_inner(outer) if inner is not outer}
-    return [each for each in found if id(each) not in inside]
-
-
-def _all_optimizers(model: Any) -> list[Any]:
-    return [inner for outer in optimizers_of(model) for inner in with_inner(outer)]
-
-
-def _make_plain(optimizer: Any) -> bool:
-    averages = average_of(optimizer) is not None
-    plain_again(optimizer)
-    return averages
-
-
-def _forget_step(model: Any) -> None:
-    if getattr(model, "train_function", None) is not None:
-        model.train_function = None
-
-
-def _schedule_of(optimizer: Any) -> Any:
-    schedules = getattr(keras.optimizers, "schedules", None)
-    schedule = getattr(optimizer, "_learning_rate", None)
-    return schedule if schedules is not None and isinstance(schedule, schedules.LearningRateSchedule) else None
-
-
 def _scale_schedules(model: Any, worker: Worker) -> None:
-    for optimizer in _all_optimizers(model):
-        schedule = _schedule_of(optimizer)
+    for optimizer in all_optimizers(model):
+        schedule = schedule_of(optimizer)
         if schedule is not None and not hasattr(type(schedule), "steps_scaled_by"):
             optimizer._learning_rate = scale_schedule(schedule, worker=worker)
-            _forget_step(model)
+            model.train_function = None
 
 
 # The methods of keras.Model that train prepared models.

@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,19 +65,8 @@ class Reading(NamedTuple):
     marks: list[Mark]
 
 
-class Order(Protocol):
-    """The order in which a worker reads one data set; ``what`` names the data in errors."""
-
-    what: str
-    remedy: str
-
-    def reading(self) -> Reading:
-        """Return the current reading; another thread may be reading the data."""
-        ...
-
-
 class ReadOrder:
-    """The order of data that are read in Python, for ``size`` workers; see `Order`."""
+    """The order of data that are read in Python; ``what`` names them in errors."""
 
     def __init__(self, what: str, remedy: str, size: int) -> None:
         self.what, self.remedy, self._size = what, remedy, size
@@ -110,6 +99,7 @@ class ReadOrder:
             self._rounds.append(mark)
 
     def reading(self) -> Reading:
+        """Return the current reading; another thread may be reading the data."""
         return Reading(self._number, [*self._first, *self._rounds, self._mark])
 
 
@@ -274,7 +264,7 @@ def _shuffles_at_random(source: Any) -> bool:
 
 
 class _DatasetOrder:
-    """The order of a tf.data.Dataset, see `read_order.Order`."""
+    """The order of a tf.data.Dataset, with the public members of a `ReadOrder`."""
 
     # The rows of `_marks` are (batches, everything, labels, kinds): for the latest batch, for each
     # power of two, and for the latest rounds.

@@ -11,7 +11,7 @@ from platoon_base.dtypes import FLOATS
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import shares_moments, waits
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
+from platoon_plugins.keras.optimizers import all_optimizers, average_of_model
 
 __all__ = ["require_distributable", "require_new", "require_no_other_average", "require_stateless", "require_weights"]
 
@@ -55,7 +55,7 @@ def require_new(steps: int) -> None:
 def require_no_other_average(model: Any, rule: Any, several_hosts: bool) -> None:
     """Raise if an optimizer averages weights and the rule does not share these averages."""
     # Rules that share moments share `use_ema` averages too, but between hosts only if they wait.
-    for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
+    for each in all_optimizers(model):
         averages = getattr(each, "use_ema", False)
         if averages and several_hosts and not (shares_moments(rule) and waits(rule)):
             raise ConfigurationError(

@@ -22,11 +22,11 @@ from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.model_state import end_alike, first_values, values_were_set
 from platoon_plugins.keras.modes import Asynchronous, Mode, Synchronous, abandon_center
 from platoon_plugins.keras.optimizers import (
+    all_optimizers,
     average_of_model,
     continue_steps,
     optimizers_of,
     unbuilt,
-    with_inner,
     wrap_again,
 )
 from platoon_plugins.keras.parts import is_part, leaves
@@ -171,7 +171,7 @@ class Training:
             if self._shares_next and worker.advanced.shares:
                 marks.sharing.add(worker)
         if self._mode.rule is not None:
-            for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
+            for each in all_optimizers(model):
                 # An optimizer that trains with a rule no longer averages gradients.
                 unmark(each)
         if values_were_set(model):

@@ -16,7 +16,7 @@ from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, 
 from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, warn_of_added, watched
 from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
-from platoon_plugins.keras.optimizers import optimizers_of, with_inner
+from platoon_plugins.keras.optimizers import all_optimizers, optimizers_of
 from platoon_plugins.keras.sums import BatchLosses
 
 __all__ = ["Keras3", "KerasVariable", "LossWeight", "loss_weights_of"]
@@ -179,7 +179,7 @@ class Keras3(Backend):
 
     def moments(self, model: Any) -> list[KerasVariable]:
         shapes = {tuple(v.shape) for v in model.trainable_variables} - {()}
-        each = [inner for outer in optimizers_of(model) for inner in with_inner(outer)]
+        each = all_optimizers(model)
         added_up = {id(v) for optimizer in each for v in getattr(optimizer, "_accumulated_gradients", None) or ()}
         found = {id(v): v for optimizer in each for v in optimizer.variables if _is_float(v) and id(v) not in added_up}
         return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
