@@ -14,6 +14,7 @@ from platoon_base.learning_rate import Warmup, scaled
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.optimizers import all_optimizers, schedule_of
+from platoon_plugins.keras.standby import Hooks
 
 __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_schedules"]
 
@@ -140,7 +141,7 @@ def _last_step(schedule: Any) -> float:
     return float(schedule.decay_steps + (getattr(schedule, "warmup_steps", None) or 0))
 
 
-class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateWarmup(Hooks):
     """Raise the learning rate batch by batch from that of one worker to that of N.
 
     It follows the equation of `platoon_base.learning_rate.Warmup`, which is Horovod's for
@@ -179,11 +180,6 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_per_epoch = steps_per_epoch
         self._backend = backends.current()
         self._epoch = 0
-        self._owner: Any = None
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self._owner = model  # `self.model` would fetch JAX's state at every batch.
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
@@ -199,7 +195,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         if rate is None:
             return
         try:
-            self._backend.set_learning_rate(self._owner, rate)
+            self._backend.set_learning_rate(self.owner, rate)
         except TypeError as exc:
             raise ConfigurationError(
                 "the optimizer follows a LearningRateSchedule, which a callback cannot change: compile with a number, "

@@ -13,7 +13,7 @@ from platoon_base import Worker
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.marks import callers
 
-__all__ = ["Standby", "quieten", "stand_by", "take_over", "warn_of_own_runs"]
+__all__ = ["Hooks", "Standby", "quieten", "stand_by", "take_over", "warn_of_own_runs"]
 
 log = logging.getLogger(__name__)
 
@@ -22,20 +22,25 @@ _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_
 _RESTORES = getattr(keras.callbacks, "BackupAndRestore", ())
 
 
-class Standby(keras.callbacks.Callback):  # type: ignore[misc]
+class Hooks(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that keeps its model, as ``self.model`` would fetch JAX's state at each batch."""
+
+    owner: Any = None
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self.owner = model
+
+
+class Standby(Hooks):
     """Placeholder of a leader's callback; it forwards the hooks once this worker is the leader."""
 
     def __init__(self, callback: Any) -> None:
         super().__init__()
         self.callback = callback
-        self._owner: Any = None
         self._active = False
         self._epoch = 0
         self._missed: dict[str, Any] | None = None
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self._owner = model
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
@@ -55,7 +60,7 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
         if not logs or not getattr(callback, "save_best_only", False) or callback.monitor not in logs:
             return
         if callback.monitor_op is None:  # Keras 3 sets it once the metrics exist.
-            callback.set_model(self._owner)
+            callback.set_model(self.owner)
             callback._set_monitor_op()
         current = logs[callback.monitor]
         if callback.best is None or callback.monitor_op(current, callback.best):
@@ -65,7 +70,7 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
         """Activate the callback, and call the ``on_epoch_end`` that the leader may have missed."""
         callback, self._active = self.callback, True
         callback.set_params(self.params)
-        callback.set_model(self._owner)
+        callback.set_model(self.owner)
         if isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True  # Keeps the lines of the leader.
         # BackupAndRestore would load earlier weights.
