@@ -7,7 +7,7 @@ import copy
 import enum
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -32,9 +32,11 @@ __all__ = [
     "is_broadcast",
     "is_sharded",
     "maps_one_to_one",
+    "packed",
     "require_stream",
     "sources_of",
     "streams_below",
+    "unpacked",
 ]
 
 
@@ -79,10 +81,8 @@ def streams_below(stream: Any) -> list[Any]:
 
 
 Array = np.ndarray[Any, Any]
-_Spec = tuple[str, tuple[int, ...]]
 
 _NUMERIC_KINDS = "biufc"
-_ALIGNMENT = 64
 
 
 class _Kind(enum.IntEnum):
@@ -100,8 +100,8 @@ class BroadcastStream(StreamAbove):
 
     ::
 
-        header := int64[3]: kind, bytes of the description, bytes of all
-        body   := uint8[bytes of all]: description (msgpack: dtypes, shapes), aligned arrays
+        header := int64[2]: kind, bytes
+        body   := uint8[bytes]: the dtype, shape and bytes of each array (msgpack), or an error's text
     """
 
     def __init__(self, stream: AbstractDataStream, *, worker: Worker | None = None) -> None:
@@ -132,7 +132,10 @@ class BroadcastStream(StreamAbove):
             # An error here must also reach the others.
             if self._batches is None:
                 self._batches = self.stream.get_epoch_iterator()
-            body, description_bytes = _packed(self.sources, next(self._batches))
+            batch = next(self._batches)
+            # A Mapping may return more arrays than it names.
+            names = [*self.sources, *map(str, range(len(self.sources), len(batch)))]
+            body = packed(_numbers(name, data) for name, data in zip(names, batch))
         except StopIteration:
             self._announce(_Kind.END)
             return None
@@ -140,21 +143,21 @@ class BroadcastStream(StreamAbove):
             # Raise the cause even if it cannot be sent to the others.
             with contextlib.suppress(PlatoonError):
                 text = f"{type(exc).__name__}: {exc}".encode(errors="replace")
-                self._announce(_Kind.FAILED, np.frombuffer(text, np.uint8).copy())
+                self._announce(_Kind.FAILED, np.frombuffer(text, np.uint8))
             raise
-        self._announce(_Kind.BATCH, body, description_bytes)
-        return _unpacked(body, description_bytes)
+        self._announce(_Kind.BATCH, body)
+        return unpacked(body)
 
-    def _announce(self, kind: _Kind, body: Array | None = None, description_bytes: int = 0) -> None:
+    def _announce(self, kind: _Kind, body: Array | None = None) -> None:
         size_bytes = 0 if body is None else len(body)
-        self._worker.broadcast([np.array([kind, description_bytes, size_bytes], np.int64)])
+        self._worker.broadcast([np.array([kind, size_bytes], np.int64)])
         if body is not None:
-            self._worker.broadcast([body])
+            self._worker.broadcast([body.copy()])  # The worker needs writable memory.
 
     def _receive(self) -> tuple[Array, ...] | None:
-        header = np.empty(3, np.int64)
+        header = np.empty(2, np.int64)
         self._worker.broadcast([header])
-        kind, description_bytes, size_bytes = header.tolist()
+        kind, size_bytes = header.tolist()
         if kind == _Kind.END:
             return None
         body = np.empty(size_bytes, np.uint8)
@@ -163,43 +166,22 @@ class BroadcastStream(StreamAbove):
             raise PlatoonError(
                 f"worker 0, which reads the data for all, failed with {body.tobytes().decode()}; see its log"
             )
-        return _unpacked(body, description_bytes)
+        return unpacked(body)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_worker": None}
 
 
-# Packing of arrays into one buffer.
+def packed(arrays: Iterable[Array]) -> Array:
+    """Return the bytes of arrays with their dtypes and shapes."""
+    parts = [(array.dtype.str, array.shape, array.tobytes()) for array in arrays]
+    return np.frombuffer(msgspec.msgpack.encode(parts), np.uint8)
 
 
-def _packed(sources: Sequence[str], batch: Sequence[Any]) -> tuple[Array, int]:
-    """Return a buffer with a description and all arrays, and the description's bytes."""
-    # A Mapping may return more arrays than it names.
-    names = [*sources, *map(str, range(len(sources), len(batch)))]
-    arrays = [_numbers(name, data) for name, data in zip(names, batch)]
-    specs = [(array.dtype.str, array.shape) for array in arrays]
-    description = msgspec.msgpack.encode(specs)
-    *_, end = _offsets(specs, len(description))
-    body = np.zeros(end, np.uint8)
-    body[: len(description)] = np.frombuffer(description, np.uint8)
-    for view, array in zip(_unpacked(body, len(description)), arrays):
-        view[...] = array
-    return body, len(description)
-
-
-def _unpacked(body: Array, description_bytes: int) -> tuple[Array, ...]:
-    """Return the arrays in a buffer, as views of it."""
-    specs = msgspec.msgpack.decode(body[:description_bytes], type=list[_Spec])
-    offsets = _offsets(specs, description_bytes)
-    return tuple(np.ndarray(shape, dtype, body, offset) for (dtype, shape), offset in zip(specs, offsets))
-
-
-def _offsets(specs: Sequence[_Spec], start: int) -> list[int]:
-    offsets, end = [], start
-    for dtype, shape in specs:
-        offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
-        end = offsets[-1] + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
-    return [*offsets, end]
+def unpacked(body: Array) -> tuple[Array, ...]:
+    """Return new arrays from the bytes of `packed`."""
+    parts = msgspec.msgpack.decode(body, type=list[tuple[str, tuple[int, ...], bytearray]])
+    return tuple(np.ndarray(shape, dtype, data) for dtype, shape, data in parts)
 
 
 def _numbers(source: str, data: Any) -> Array:
