@@ -16,9 +16,9 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.data import is_dataset, is_sequence, is_sharded, shard, shard_arrays
+from platoon_plugins.keras.model_state import require_stateless
 from platoon_plugins.keras.parts import NAMES, has_rows, is_part, leaves, map_arrays, rows_at
 from platoon_plugins.keras.read_order import REMEDY, ReadOrder, comparable, register, sources
-from platoon_plugins.keras.requirements import require_stateless
 from platoon_plugins.keras.same_data import require_same_data
 from platoon_plugins.keras.torch_loaders import every_nth
 

@@ -19,7 +19,15 @@ from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.data import is_sharded
 from platoon_plugins.keras.evaluation import Evaluation
 from platoon_plugins.keras.marks import unmark
-from platoon_plugins.keras.model_state import end_alike, first_values, values_were_set
+from platoon_plugins.keras.model_state import (
+    end_alike,
+    first_values,
+    require_distributable,
+    require_new,
+    require_no_other_average,
+    require_stateless,
+    values_were_set,
+)
 from platoon_plugins.keras.modes import Asynchronous, Mode, Synchronous, abandon_center
 from platoon_plugins.keras.optimizers import (
     all_optimizers,
@@ -31,12 +39,6 @@ from platoon_plugins.keras.optimizers import (
 )
 from platoon_plugins.keras.parts import is_part, leaves
 from platoon_plugins.keras.read_order import first_batches_agree
-from platoon_plugins.keras.requirements import (
-    require_distributable,
-    require_new,
-    require_no_other_average,
-    require_stateless,
-)
 from platoon_plugins.keras.reshuffling import LostRows, Reshuffling
 from platoon_plugins.keras.resuming import Resumption, agree_to_resume, given_initial_epoch, keep_epochs, warn_if_anew
 from platoon_plugins.keras.same_data import data_of_fit, described, warn_if_not_sharded

@@ -14,10 +14,10 @@ from platoon_base.sharding import shard_bounds
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.data import shard
 from platoon_plugins.keras.evaluation import Evaluation
+from platoon_plugins.keras.model_state import require_stateless
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.parts import NAMES, has_rows, map_arrays
 from platoon_plugins.keras.read_order import describe, require_same_orders
-from platoon_plugins.keras.requirements import require_stateless
 from platoon_plugins.keras.same_data import require_same_data
 
 __all__ = ["evaluate", "predict"]
