@@ -16,9 +16,10 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.worker import COMPUTE, LOADING, VALIDATION
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.learning_rate import warn_of_schedules
+from platoon_plugins.keras.marks import change_class
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch, warn_if_anew
-from platoon_plugins.keras.standby import Hooks, Standby, take_over, warn_of_own_runs
+from platoon_plugins.keras.standby import Hooks, Standby, overrides, take_over, warn_of_own_runs
 from platoon_plugins.keras.training import Settings, Training, report_epoch_begin, report_logs
 
 __all__ = [
@@ -293,11 +294,7 @@ def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:
 
 def hooks_into_batches(callback: Any) -> bool:
     """Return whether a callback overrides a hook at the end of a training batch."""
-    plain = keras.callbacks.Callback
-    return any(
-        getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)
-        for name in ("on_batch_end", "on_train_batch_end")
-    )
+    return overrides(callback, "on_batch_end") or overrides(callback, "on_train_batch_end")
 
 
 def in_center(callback: Any, fits: Fits) -> None:
@@ -318,8 +315,7 @@ def in_center(callback: Any, fits: Fits) -> None:
         return save_center
 
     methods = {name: saving(name) for name in _SAVES if hasattr(base, name)}
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    callback.__class__ = type(base.__name__, (base,), {**names, **methods, "saves_center": True})
+    change_class(callback, {**methods, "saves_center": True})
 
 
 def saves_in_mid_epoch(callback: Any) -> bool:

@@ -15,7 +15,7 @@ from platoon_base.frameworks import deterministic_seed
 from platoon_base.schedule import votes_suffice
 from platoon_base.worker import FlatBuffers
 from platoon_plugins.keras import backends
-from platoon_plugins.keras.marks import mark, unmark
+from platoon_plugins.keras.marks import change_class, mark, unmark
 
 __all__ = [
     "DONE",
@@ -102,9 +102,7 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
         return optimizer
     backend, base = backends.current(), type(optimizer)
     average = backend.average(worker)
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    methods = backend.apply_of(base, average)
-    optimizer.__class__ = type(base.__name__, (base,), {**names, **methods, "gradient_average": average})
+    change_class(optimizer, {**backend.apply_of(base, average), "gradient_average": average})
     mark(optimizer)
     return optimizer
 

@@ -17,6 +17,7 @@ from platoon_base.errors import ConfigurationError
 __all__ = [
     "arguments_of_fit",
     "callers",
+    "change_class",
     "in_loops",
     "is_marked",
     "mark",
@@ -93,6 +94,13 @@ def patch(owner: Any, name: str, new: Callable[..., Any]) -> None:
 
     setattr(patched, new.__name__, plain)
     setattr(owner, name, patched)
+
+
+def change_class(thing: Any, methods: dict[str, Any]) -> None:
+    """Give an object a class with other methods that looks like its own, also in saved models."""
+    base: Any = type(thing)
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    thing.__class__ = type(base.__name__, (base,), {**names, **methods})
 
 
 signature_of = functools.cache(inspect.signature)

@@ -13,7 +13,7 @@ from platoon_base import Worker
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.marks import callers
 
-__all__ = ["Hooks", "Standby", "quieten", "stand_by", "take_over", "warn_of_own_runs"]
+__all__ = ["Hooks", "Standby", "overrides", "quieten", "stand_by", "take_over", "warn_of_own_runs"]
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,11 @@ class Standby(Hooks):
             callback.on_epoch_end(self._epoch, logs)
 
 
+def overrides(callback: Any, hook: str) -> bool:
+    """Return whether a callback has a hook that is not Keras's own, which does nothing."""
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(keras.callbacks.Callback, hook)
+
+
 def stand_by(callback: Any) -> Standby:
     """Return the `Standby` that replaces a leader's callback on another worker."""
 
@@ -92,10 +97,8 @@ def stand_by(callback: Any) -> Standby:
 
         return hook
 
-    plain = keras.callbacks.Callback
     own = ("on_train_begin", "on_epoch_begin", "on_epoch_end")
-    has = [name for name in _HOOKS if getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)]
-    methods = {name: passing(name) for name in has if name not in own}
+    methods = {name: passing(name) for name in _HOOKS if name not in own and overrides(callback, name)}
     return type("Standby", (Standby,), methods)(callback)
 
 

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 from keras.src.backend.common import global_state
 
-from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, warn_of_added, watched
@@ -145,10 +144,6 @@ class Keras3(Backend):
 
     watches_batches = False
     variable: type[KerasVariable] = KerasVariable
-
-    def require_trainable(self, model: Any, averaged: bool) -> None:
-        if not getattr(model, "compiled", False):
-            raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
 
     def trains_together(self, model: Any) -> bool:
         """Return whether a keras.distribution, on JAX, trains on several processes."""
