@@ -42,35 +42,6 @@ class SyncPoint(NamedTuple):
     ends: bool
 
 
-class SyncPoints:
-    """The collective waits of one training; a main loop that ends informs the others at `END`."""
-
-    def __init__(self, worker: Worker, name: str, stops_together: bool, timeout_s: float) -> None:
-        self.ranks: list[int] = []
-        self._worker = worker
-        self._name = name
-        self._stops_together = stops_together
-        self._timeout_s = timeout_s
-
-    def attend(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait for all main loops at a named point; None if this main loop has to end now."""
-        rank = self._worker.global_rank
-        while True:
-            told = self._worker.gather(
-                [rank, point, int(vote)], name=f"meeting of {self._name}", timeout_s=self._timeout_s
-            )
-            points = {rank: point for rank, point, _ in told}
-            self.ranks = list(points)
-            if len(set(points.values())) == 1:
-                return SyncPoint(self.ranks, {r for r, _, v in told if v}, any(v == Vote.END for _, _, v in told))
-            if END not in points.values():
-                raise ConfigurationError(_at_different_points(points))
-            ends_now = point != END if self._stops_together else point == END
-            if ends_now:
-                return None
-            # Wait again: the remaining main loops either end too, or continue without those that have ended.
-
-
 def _at_different_points(points: dict[int, str]) -> str:
     told = "; ".join(f"worker {rank} is at {point}" for rank, point in sorted(points.items()))
     return (
@@ -127,7 +98,9 @@ class Training:
         # Weak, so that the main loop is freed when the script drops it.
         self._main_loop_ref = weakref.ref(main_loop)
         self._name = f"main loop {next(_numbers)}"
-        self._sync_points = SyncPoints(worker, self._name, stops_together or self.lockstep, self.timeout_s)
+        self._stops_together = stops_together or self.lockstep
+        # The ranks at the latest `meet`.
+        self.ranks: list[int] = []
         self._statistics = Statistics(worker, self._name, self.timeout_s)
         self._rule = self._chosen_rule(main_loop.algorithm)
         self._synchronized_at = self._evaluated_at = 0
@@ -140,10 +113,6 @@ class Training:
         # The value at the latest `meet`, since the leader may change at any time.
         self._led = worker.is_leader
         self._longest = settings.period or 0
-
-    @property
-    def ranks(self) -> list[int]:
-        return self._sync_points.ranks
 
     @property
     def leads(self) -> bool:
@@ -341,11 +310,11 @@ class Training:
             )
 
     def meet(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait for all workers at a point; see `SyncPoints.attend`."""
+        """Wait for all workers at a named point; None if this main loop has to end now."""
         # The others then read a center with this worker's contribution.
         if self.worker.advanced.round_under_way:
             self.worker.advanced.complete_round(timeout_s=self.timeout_s)
-        meeting = self._sync_points.attend(point, vote)
+        meeting = self._attend(point, vote)
         led, self._led = self._led, self.leads
         if self._led and not led:
             self.keeps_evaluated = True
@@ -357,6 +326,21 @@ class Training:
         if meeting is None and point != END:
             self.request_finish()
         return meeting
+
+    def _attend(self, point: str, vote: Vote) -> SyncPoint | None:
+        mine = [self.worker.global_rank, point, int(vote)]
+        while True:
+            told = self.worker.gather(mine, name=f"meeting of {self._name}", timeout_s=self.timeout_s)
+            points = {rank: point for rank, point, _ in told}
+            self.ranks = list(points)
+            if len(set(points.values())) == 1:
+                return SyncPoint(self.ranks, {r for r, _, v in told if v}, any(v == Vote.END for _, _, v in told))
+            if END not in points.values():
+                raise ConfigurationError(_at_different_points(points))
+            # A main loop that ends has told the others at `END`.
+            if point != END if self._stops_together else point == END:
+                return None
+            # Wait again: the remaining main loops either end too, or continue without those that have ended.
 
     def average_statistics(self) -> None:
         self._statistics.average(self._main_loop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,13 +144,41 @@ class Evaluation:
             return total
         # A worker without a batch has no logs and cannot decide alone.
         name = f"keras {phase} logs {self._epoch.number}"
-        chosen = self._worker.gather(len(logs) if is_of_own_step(logs, total) else 0, name=name)
+        chosen = self._worker.gather(len(logs) if set(logs) != set(total) else 0, name=name)
         if not any(chosen):
             return total
+        # A value that equals a metric's result on every worker becomes that metric over all data;
+        # another number becomes the mean over the workers. `logs` is empty without a batch.
         own = self._metrics.results_again(self._epoch.own_state[phase])
-        return over_all_workers(
-            logs, max(chosen), own, total, lambda arrays: list(self._worker.advanced.sum_arrays(name, arrays).arrays)
-        )
+        metrics, names = sorted(own), max(chosen)
+        matches, numbers = np.zeros((names, len(metrics))), np.zeros(names)
+        for i, (_, value) in enumerate(sorted(logs.items())):
+            matches[i] = [_is_same(value, own[metric]) for metric in metrics]
+            numbers[i] = float(value) if _is_number(value) else np.nan
+        arrays = [matches, numbers, np.array(float(bool(logs)))]
+        on_all, sums, workers = self._worker.advanced.sum_arrays(name, arrays).arrays
+        values: dict[str, Any] = {}
+        averaged = []
+        for key, counts, number in zip(sorted(logs), on_all, sums):
+            found = [metric for metric, count in zip(metrics, counts) if count == workers]
+            if found:
+                values[key] = total[key if key in found else found[0]]
+            elif _is_number(logs[key]):
+                values[key] = float(number / workers)
+                averaged.append(key)
+            else:
+                raise ConfigurationError(
+                    f"got {key!r} in the logs of an epoch, a {type(logs[key]).__name__} of which no metric of the "
+                    "model keeps track: only a number can be averaged over the workers; let the step update a metric "
+                    "(self.metrics) and return its result"
+                )
+        if averaged:
+            warn_once(
+                f"got {', '.join(map(repr, averaged))} in the logs of an epoch, of which no metric of the model keeps "
+                "track: the value is the mean of those of each worker's last batch; for one over all rows let the step "
+                "update a metric (self.metrics) and return its result"
+            )
+        return values
 
     def _batches_with_losses(self, phase: str) -> int:
         self._backend.settle()
@@ -172,51 +200,6 @@ class Evaluation:
             return results
         loss = self._losses.combined(phase, self._worker, f"keras {phase} losses {name or self._epoch.number}")
         return {**results, "loss": loss} if "loss" in results else results
-
-
-def is_of_own_step(logs: Mapping[str, Any], results: Mapping[str, Any]) -> bool:
-    """Return whether a step has returned ``logs``, with names that are not those of metrics."""
-    return bool(logs) and set(logs) != set(results)
-
-
-def over_all_workers(
-    logs: Mapping[str, Any],
-    names: int,
-    own: Mapping[str, Any],
-    total: Mapping[str, Any],
-    add_up: Callable[[list[Array]], list[Array]],
-) -> dict[str, Any]:
-    """Return the values of ``logs`` over the data of all workers; a collective call."""
-    # A value that equals a metric's result on every worker becomes that metric over all data;
-    # another number becomes the mean over the workers. `logs` is empty without a batch.
-    metrics = sorted(own)
-    matches, numbers = np.zeros((names, len(metrics))), np.zeros(names)
-    for i, name in enumerate(sorted(logs)):
-        matches[i] = [_is_same(logs[name], own[metric]) for metric in metrics]
-        numbers[i] = float(logs[name]) if _is_number(logs[name]) else np.nan
-    on_all, sums, workers = add_up([matches, numbers, np.array(float(bool(logs)))])
-    values: dict[str, Any] = {}
-    averaged = []
-    for name, counts, number in zip(sorted(logs), on_all, sums):
-        found = [metric for metric, count in zip(metrics, counts) if count == workers]
-        if found:
-            values[name] = total[name if name in found else found[0]]
-        elif _is_number(logs[name]):
-            values[name] = float(number / workers)
-            averaged.append(name)
-        else:
-            raise ConfigurationError(
-                f"got {name!r} in the logs of an epoch, a {type(logs[name]).__name__} of which no metric of the model "
-                "keeps track: only a number can be averaged over the workers; let the step update a metric "
-                "(self.metrics) and return its result"
-            )
-    if averaged:
-        warn_once(
-            f"got {', '.join(map(repr, averaged))} in the logs of an epoch, of which no metric of the model keeps "
-            "track: the value is the mean of those of each worker's last batch; for one over all rows let the step "
-            "update a metric (self.metrics) and return its result"
-        )
-    return values
 
 
 def _is_number(value: Any) -> bool:
