@@ -62,13 +62,9 @@ def build(model: Any, values: dict[str, Any]) -> None:
         batches = iter(x)
         batch = next(batches)
         if batches is x:  # A generator cannot be restarted.
-            values["x"] = _chained(batch, batches)
+            # Keras requires an object of the generator class.
+            values["x"] = (each for each in itertools.chain([batch], batches))
     model._symbolic_build(data_batch=batch)
-
-
-def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def batch_of(data: tuple[Any, ...], worker: Worker) -> tuple[Any, ...]:
@@ -158,12 +154,7 @@ def _part_of_generator(data: Any, worker: Worker, what: str) -> Iterator[Any]:
         counts = worker.gather(order.batches, name=f"keras {order.what}")
         for _ in every_nth(itertools.islice(data, max(counts) - order.batches), order, common, worker):
             pass
-    return _every(data, order, common, worker)
-
-
-def _every(data: Iterator[Any], order: ReadOrder, common: seeds.Common, worker: Worker) -> Iterator[Any]:
-    # Keras requires an object of the generator class.
-    yield from every_nth(data, order, common, worker)
+    return every_nth(data, order, common, worker)
 
 
 def _part_of_dataset(data: Any, worker: Worker, what: str) -> Any:

@@ -53,7 +53,8 @@ class Statistics:
 
     def changed(self) -> Array:
         """Return a flag for each variable: 1 if it has changed since the last agreement."""
-        return np.array([now != before for now, before in zip(self._compute_checksums(), self._checksums)], np.float64)
+        now = [checksum(variable.get_value(borrow=True)) for variable in self.variables]
+        return np.array([new != before for new, before in zip(now, self._checksums)], np.float64)
 
     def average(self, name: str, changed: Array) -> None:
         """Agree on the variables that changed on any worker; a collective call."""
@@ -84,9 +85,6 @@ class Statistics:
             self._checksums[i] = checksum(self.variables[i].get_value(borrow=True))
             if _rule_of(self.variables[i]) == "sum":
                 self._bases[i] = np.array(self.variables[i].get_value(borrow=True))
-
-    def _compute_checksums(self) -> list[int]:
-        return [checksum(variable.get_value(borrow=True)) for variable in self.variables]
 
 
 def _rule_of(variable: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from platoon_base import Worker
 
-__all__ = ["ADDED", "BatchLosses", "only_adds"]
+__all__ = ["ADDED", "BatchLosses", "losses_of", "only_adds"]
 
 _CALLS_ADD = ("assign_add", "assign_sub")
 _FRAMEWORKS = ("keras", "tensorflow", "torch", "jax", "jaxlib")
@@ -102,6 +103,14 @@ ADDED = (
     "N times as large: divide it by the number of rows, keras.ops.shape(x)[0]. If it is a mean, or of weights alone, "
     "all is well"
 )
+
+
+# The losses of each model that is watched.
+_losses: weakref.WeakKeyDictionary[Any, BatchLosses] = weakref.WeakKeyDictionary()
+
+
+def losses_of(model: Any) -> BatchLosses:
+    return _losses.setdefault(model, BatchLosses())
 
 
 class BatchLosses:

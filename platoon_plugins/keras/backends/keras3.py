@@ -16,7 +16,7 @@ from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_o
 from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.optimizers import all_optimizers, optimizers_of
-from platoon_plugins.keras.sums import BatchLosses
+from platoon_plugins.keras.sums import BatchLosses, losses_of
 
 __all__ = ["Keras3", "KerasVariable", "LossWeight", "loss_weights_of"]
 
@@ -249,10 +249,7 @@ class Keras3(Backend):
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
         """Patch ``compute_loss`` to record losses and their divisors."""
-        losses = getattr(model, _LOSSES, None)
-        if losses is None:
-            losses = BatchLosses()
-            setattr(model, _LOSSES, losses)
+        losses = losses_of(model)
         if getattr(model.compute_loss, "average", model) is not average:
             model.compute_loss = self._watched_loss(model, average, losses)
             if model.train_function is not None:  # The step is already traced.
@@ -339,10 +336,6 @@ def loss_weights_of(model: Any) -> list[LossWeight]:
     """Return the `LossWeight` of each optimizer of a model that averages gradients."""
     found = (getattr(type(optimizer), "loss_weight", None) for optimizer in optimizers_of(model))
     return [loss_weight for loss_weight in found if loss_weight is not None]
-
-
-# The attribute of a model with its `BatchLosses`.
-_LOSSES = "_platoon_batch_losses"
 
 
 def _are_same(variables: Sequence[Any], known: Sequence[Any]) -> bool:
