@@ -43,8 +43,9 @@ def trained_parameters(main_loop: Any) -> list[Any]:
         found = main_loop.model.parameters
     if not found:
         raise ConfigurationError(
-            f"got a main loop whose algorithm ({type(main_loop.algorithm).__name__}) has no parameters, and no model: "
-            "pass ParameterSync(..., parameters=[...]), the shared variables that are trained"
+            f"got a main loop whose algorithm ({type(main_loop.algorithm).__name__}) has no "
+            "parameters, and no model: pass the trained shared variables, ParameterSync(..., "
+            "parameters=[...])"
         )
     return list(found)
 
@@ -89,8 +90,9 @@ def require_loaded_model(main_loop: Any) -> None:
     trained = main_loop.model.get_parameter_dict().keys()
     if loaded != trained:
         raise LayoutMismatchError(
-            f"{path} has the parameters of another model: it lacks {_names(trained - loaded)} and has "
-            f"{_names(loaded - trained)}; load what this model was saved to, or leave Load out to begin anew"
+            f"{path} has the parameters of another model: it lacks {_names(trained - loaded)} and "
+            f"has {_names(loaded - trained)}; load a file of this model, or leave Load out to "
+            "start from the beginning"
         )
 
 
@@ -132,9 +134,10 @@ class Statistics:
         if collected_statistics(main_loop.algorithm):
             self._warned = True
             log.warning(
-                "rank %d: what is saved or evaluated now has the population statistics of BatchNormalization of this "
-                "worker alone, as the workers averaged theirs last after batch %d: put Checkpoint and "
-                "DataStreamMonitoring behind DistributedMonitoring, with the same triggers",
+                "rank %d: saved or evaluated values have the population statistics of "
+                "BatchNormalization of this worker alone, because the workers averaged theirs "
+                "last after batch %d: put Checkpoint and DataStreamMonitoring after "
+                "DistributedMonitoring, with the same triggers",
                 self._worker.global_rank,
                 self._averaged_at,
             )

@@ -56,7 +56,7 @@ class StreamAbove(AbstractDataStream):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "stream" not in vars(self):
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.stream, name)
 
     def reset(self) -> None:
@@ -117,7 +117,7 @@ class BroadcastStream(StreamAbove):
     def get_data(self, request: Any = None) -> tuple[Array, ...]:
         """Return the next batch, the same on every worker, in new, writable arrays."""
         if request is not None:
-            raise ValueError(f"got the request {request!r}: this stream takes none")
+            raise ValueError(f"got the request {request!r}: this stream takes no requests")
         if self._ended:
             raise StopIteration
         self._worker = connect() if self._worker is None else self._worker
@@ -188,8 +188,9 @@ def _numbers(source: str, data: Any) -> Array:
     array = data if isinstance(data, np.ndarray) else _array(data)
     if array.dtype.kind not in _NUMERIC_KINDS:
         raise ConfigurationError(
-            f"got {array.dtype} data of the source {source!r}: only arrays of numbers can be sent to the others; make "
-            "rows equally long (fuel.transformers.Padding), and text into numbers, before"
+            f"got {array.dtype} data of the source {source!r}: only arrays of numbers can be sent "
+            "to the others; before that make rows equally long (fuel.transformers.Padding), and "
+            "convert text to numbers"
         )
     return array
 
@@ -208,9 +209,10 @@ def _array(data: Any) -> Array:
 log = logging.getLogger(__name__)
 
 _REMEDY = (
-    "Each worker reads the whole stream and keeps every N-th batch, so the streams must give the same batches in the "
-    "same order. Give shuffles and random numbers in it a seed, such as numpy.random.RandomState(0), and all workers "
-    "the same files. If each worker is to draw batches of its own, leave shard_stream out"
+    "Each worker reads the whole stream and keeps every N-th batch, so the streams must give the "
+    "same batches in the same order. Seed shuffles and random numbers in it, for example with "
+    "numpy.random.RandomState(0), and use the same files on all workers. If each worker should "
+    "draw its own batches, leave shard_stream out"
 )
 
 
@@ -241,7 +243,7 @@ class DealtStream(StreamAbove):
 
     def get_data(self, request: Any = None) -> Any:
         if request is not None:
-            raise ValueError(f"got the request {request!r}: this stream takes none")
+            raise ValueError(f"got the request {request!r}: this stream takes no requests")
         if self._ended or self._batches is None:
             # Some streams would start the next epoch if they were read now.
             raise StopIteration
@@ -256,8 +258,9 @@ class DealtStream(StreamAbove):
             return together[rank % len(together)]
         if not read_before:
             raise ConfigurationError(
-                f"got {len(together)} {self._unit} in an epoch for {size} workers, and uneven={self.uneven!r} leaves "
-                f'worker {rank} without any; make batches smaller, use fewer workers, or uneven="wrap"'
+                f"got {len(together)} {self._unit} in an epoch for {size} workers, so "
+                f"uneven={self.uneven!r} leaves worker {rank} without any: make batches smaller, "
+                'use fewer workers, or uneven="wrap"'
             )
         if together and self.uneven == "drop":
             self._warn_of_dropped(len(together), rank)
@@ -283,7 +286,7 @@ class DealtStream(StreamAbove):
     def _warn_of_dropped(self, dropped: int, rank: int) -> None:
         if not self._warned and not rank:
             log.warning(
-                'uneven="drop" leaves out the last %d of %d %s in an epoch of the stream; uneven="wrap" uses them',
+                'uneven="drop" omits the last %d of %d %s in an epoch of the stream; uneven="wrap" uses them',
                 dropped,
                 self._read,
                 self._unit,
