@@ -256,7 +256,7 @@ def memory_of_python_objects(path):
 
 
 USE_SEGMENTS = {f"job/{name}.py" for name in ("attaching", "hosting", "backends", "files")}
-USE_SEGMENTS |= {f"cli/{name}.py" for name in ("doctor", "environment_report")}
+USE_SEGMENTS |= {f"cli/commands/{name}.py" for name in ("doctor", "env")}
 USE_SEGMENTS |= {f"centers/gossip{name}.py" for name in ("", "_memory", "_slots")}
 USE_SEGMENTS |= {f"centers/{name}.py" for name in ("host", "host_memory", "stripe_locks", "device", "device_directory")}
 USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py"}
