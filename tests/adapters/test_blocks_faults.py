@@ -152,7 +152,7 @@ REFUSED = {
     "two ParameterSync": (
         "[ParameterSync(EASGD()), ParameterSync(EASGD(), name='again')]", "Scale(0.1)", "ParameterSync twice",
     ),
-    "a rule and averages": ("[ParameterSync(EASGD())]", "AllReduceGradients(Scale(0.1))", "synchronize the workers twice"),
+    "a rule and averages": ("[ParameterSync(EASGD())]", "AllReduceGradients(Scale(0.1))", "the workers twice"),
     "neither": ("[StopTogether()]", "Scale(0.1)", "its own model"),
     "other learning rates": (
         "[ParameterSync(None)]", "AllReduceGradients(Scale(0.1 * (rank + 1)))",
