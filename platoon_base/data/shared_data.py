@@ -90,7 +90,8 @@ class SharedData:
         self.name = _next_name(worker) if name is None else name
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(
-                f"got name={self.name!r}: it becomes part of a file name; take up to 64 letters, digits, '_', '.', '-'"
+                f"got name={self.name!r}, which becomes part of a file name: use up to 64 "
+                "letters, digits, '_', '.', '-'"
             )
         given = None if callable(data) else _as_array(data)
         self._take(_memory_of(worker, self.name, data if given is None else given, timeout_s), worker)
@@ -98,9 +99,9 @@ class SharedData:
             found = self._memory.form
             self.close()
             raise ConfigurationError(
-                f"got {Form.of(given, '')} for the shared data {self.name!r}, another worker has shared {found} under "
-                "this name, or other values: load the same data in the same order on every worker, or give each data "
-                "set a name of its own"
+                f"got {Form.of(given, '')} for the shared data {self.name!r}, and another worker "
+                f"has shared {found} under this name, or other values: load the same data in the "
+                "same order on every worker, or use a different name for each data set"
             )
 
     @classmethod
@@ -118,8 +119,9 @@ class SharedData:
             zero = np.broadcast_to(np.zeros((), dtype), shape)
         except (ValueError, TypeError, OverflowError) as exc:
             raise ConfigurationError(
-                f"got shape={shape!r} and dtype={dtype!r} for shared data ({exc}): pass the number of rows and the "
-                "shape of a row, none of them negative, and a dtype of numbers"
+                f"got shape={shape!r} and dtype={dtype!r} for shared data ({exc}): pass the "
+                "number of rows and the shape of a row, all of them 0 or more, and a numeric "
+                "dtype"
             ) from exc
         return cls(zero, name, worker=worker, timeout_s=timeout_s)
 
@@ -273,11 +275,13 @@ class SharedArrays:
         """Return zeros like an array; the k-th call of each worker returns the same memory."""
         if not (hasattr(array, "dtype") and hasattr(array, "shape")):
             raise ConfigurationError(
-                f"got {type(array).__name__} to share: pass an array of the shape and dtype that the memory is to have"
+                f"got {type(array).__name__} to share: pass an array with the shape and dtype of the memory"
             )
         files = files_of(self._worker)
         if files is None:
-            raise ConfigurationError("a single-worker job has no other worker to share an array with: use numpy.zeros")
+            raise ConfigurationError(
+                "a job with a single worker has no other worker to share an array with: use numpy.zeros"
+            )
         number, values = len(self._segments), Part("values", np.dtype(array.dtype), tuple(array.shape))
         self._worker.advanced.require_same(
             f"the array of shared() call {number}", f"{values.dtype}{list(values.shape)}", _REMEDY

@@ -52,8 +52,9 @@ class Form(NamedTuple):
         dtype = np.dtype(data.dtype)
         if dtype.hasobject or dtype.names is not None or not len(data.shape):
             raise ConfigurationError(
-                f"got data of shape {tuple(data.shape)} and dtype {dtype}: rows of numbers can be shared; pass an "
-                "array with a first axis, without Python objects, and each field of a structured one by itself"
+                f"got data of shape {tuple(data.shape)} and dtype {dtype}: only rows of numbers "
+                "can be shared; pass an array with a first axis and without Python objects, and "
+                "each field of a structured array separately"
             )
         shape = tuple(int(n) for n in data.shape)
         return cls(shape[0], shape[1:], dtype.str, fingerprint)
@@ -212,7 +213,7 @@ class JobMemory:
     def _make(self, form: Form, fill: Fill) -> None:
         text = json.dumps(form).encode()
         if len(text) > _FORM_BYTES:
-            raise ConfigurationError(f"got rows of {len(form.row_shape)} dimensions: that is too many")
+            raise ConfigurationError(f"got rows of {len(form.row_shape)} dimensions, which is too many")
         made = _DATA.create(self._segment_name, more=form.size_bytes(form.rows), rows=form.rows, form=text)
         with made.segment as segment:
             try:
@@ -236,8 +237,9 @@ class JobMemory:
                 except BlockingIOError:
                     if awake() > deadline:
                         raise CollectiveTimeoutError(
-                            f"another worker has been making or changing the shared data {self.name!r} for "
-                            f"{timeout_s:g} s: pass a longer timeout_s, or load the data before"
+                            "another worker has been creating or changing the shared data "
+                            f"{self.name!r} for {timeout_s:g} s: pass a longer timeout_s, or load the "
+                            "data before"
                         ) from None
                     time.sleep(_POLL_INTERVAL_S)
             yield
@@ -254,11 +256,11 @@ def _open_lock(path: Path) -> int:
     try:
         return open_own(path, stat.S_IFREG)
     except FileNotFoundError as exc:
-        raise ConfigurationError(f"the job's folder {path.parent} is gone: the job has ended") from exc
+        raise ConfigurationError(f"the job's folder {path.parent} no longer exists: the job has ended") from exc
 
 
 def closed_error() -> ConfigurationError:
-    return ConfigurationError("these shared data are closed: nothing can be read after close()")
+    return ConfigurationError("these shared data are closed: they cannot be read after close()")
 
 
 def _header_of(segment: Segment) -> Any:
@@ -311,8 +313,8 @@ def _map_numpy(path: str | os.PathLike[str]) -> Array:
         )
     if not found.flags.c_contiguous:
         raise ConfigurationError(
-            f"{os.fspath(path)} holds an array in Fortran's order, whose rows are not contiguous: save "
-            "numpy.ascontiguousarray(array)"
+            f"{os.fspath(path)} holds an array in Fortran order, whose rows are not contiguous: "
+            "save numpy.ascontiguousarray(array)"
         )
     return found.view(np.ndarray)
 
@@ -328,11 +330,11 @@ def _map_hdf5(path: str | os.PathLike[str], dataset: str) -> Array:
             shape, dtype, offset = found.shape, found.dtype, found.id.get_offset()
             plain = found.chunks is None and found.external is None and offset is not None
     except (OSError, KeyError, AttributeError) as exc:
-        raise ConfigurationError(f"{os.fspath(path)} has no data set {dataset!r} that can be read: {exc}") from exc
+        raise ConfigurationError(f"{os.fspath(path)} has no readable data set {dataset!r}: {exc}") from exc
     if dtype.hasobject:
         raise ConfigurationError(
-            f"the data set {dataset!r} of {os.fspath(path)} has dtype object, such as texts of any length, which are "
-            "not rows of numbers"
+            f"the data set {dataset!r} of {os.fspath(path)} has dtype object, such as strings of "
+            "variable length, which are not rows of numbers"
         )
     if not plain:
         raise ConfigurationError(
