@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.host_rounds import Rounds, StripeArrays, use_other
+from platoon_base.centers.host_rounds import Rounds, use_other
 from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.dtypes import sum_dtype
 from platoon_base.errors import CollectiveTimeoutError
@@ -28,16 +28,18 @@ __all__ = [
     "Overwrites",
     "RoundTotals",
     "Shift",
-    "are_gathered",
-    "await_count",
-    "gather",
+    "await_hosts",
     "is_finite",
-    "read_own",
     "weighted_mean",
     "wide",
 ]
 
 Array = np.ndarray[Any, Any]
+
+log = logging.getLogger(__name__)
+
+_HOST_BITS = 16
+_PATIENCE_S = 1.0  # Maximum wait for a locked stripe.
 
 
 class AcrossHosts(Protocol):
@@ -82,9 +84,6 @@ class AcrossHosts(Protocol):
         ...
 
 
-_HOST_BITS = 16
-
-
 class Overwrites:
     """Words in a center's header that pass a worker's overwrite to the other hosts of a job.
 
@@ -112,14 +111,13 @@ class Overwrites:
 
     def await_all_hosts(self, count: int, timeout_s: float) -> None:
         """Wait until all other hosts have an overwrite, or raise `CollectiveTimeoutError`."""
-        await_count(
-            lambda: self.spread, count, timeout_s, "the other hosts to get the center that this worker has overwritten"
-        )
+        what = "the other hosts to get the center that this worker has overwritten"
+        await_hosts(lambda: self.spread >= count, timeout_s, what)
 
 
-def await_count(read: Callable[[], int], count: int, timeout_s: float, what: str) -> None:
-    """Wait until the courier's count reaches ``count``, or raise `CollectiveTimeoutError`."""
-    if not wait_until(lambda: read() >= count, timeout_s):
+def await_hosts(done: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait until the courier has done something, or raise `CollectiveTimeoutError`."""
+    if not wait_until(done, timeout_s):
         raise CollectiveTimeoutError(
             f"waited {timeout_s:g} s for {what}: is the network slow or cut, or a host suspended? Look into the "
             "logs of the launchers and couriers, or give a longer timeout_s"
@@ -186,9 +184,6 @@ class Shift:
         stripe.holder["shifts"] += 1
 
 
-_PATIENCE_S = 1.0  # Maximum wait for a locked stripe.
-
-
 class RoundTotals:
     """One host's totals of one round, in a flat buffer that can be sent."""
 
@@ -246,11 +241,7 @@ class HostsRounds:
         return RoundTotals(self._layout, [stripe.pieces for stripe in self._stripes])
 
     def wait(self, number: int, timeout_s: float) -> None:
-        if not wait_until(lambda: self.are_gathered(number), timeout_s):
-            raise CollectiveTimeoutError(
-                f"waited {timeout_s:g} s for the contributions of other hosts to round {number}: is the network slow "
-                "or cut? Look into the logs of the launchers, or give a longer timeout_s"
-            )
+        await_hosts(lambda: self.are_gathered(number), timeout_s, f"the contributions of other hosts to round {number}")
 
     def are_gathered(self, number: int) -> bool:
         holders = self._holders
@@ -263,7 +254,12 @@ class HostsRounds:
         totals.counts[:] = totals.parts[:] = 0
 
         def copy(stripe: Stripe) -> None:
-            read_own(self._rounds.stripes[stripe.index], stripe, totals, number)
+            arrays, index = self._rounds.stripes[stripe.index], stripe.index
+            # The sum over all hosts may have replaced this host's own totals.
+            used = int(arrays.words["in_use"]) ^ _is_gathered(arrays.words, number)
+            totals.counts[index], totals.parts[index] = arrays.words["count"][used], arrays.words["parts"][used]
+            for target, total in zip(cut(totals.arrays, stripe.pieces), arrays.totals[used]):
+                target[...] = total if totals.counts[index] else 0  # Without a contribution it is undefined.
 
         if self._visit(copy, _PATIENCE_S):
             totals.number = 0
@@ -274,7 +270,18 @@ class HostsRounds:
         """Replace this host's totals by the sum of several hosts' totals, in order; see `read`."""
 
         def put(stripe: Stripe) -> None:
-            gather(self._rounds.stripes[stripe.index], stripe, totals, number)
+            arrays, index = self._rounds.stripes[stripe.index], stripe.index
+            if _is_gathered(arrays.words, number):
+                return
+            own = [cut(each.arrays, stripe.pieces) for each in totals]
+            for piece, into in enumerate(arrays.totals[1 - int(arrays.words["in_use"])]):
+                into[...] = own[0][piece] if own else 0
+                # The step leaves out elements that are not finite.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    for other in own[1:]:
+                        into += other[piece]
+            count = sum(int(each.counts[index]) for each in totals)
+            use_other(arrays.words, count, sum(float(each.parts[index]) for each in totals), number)
 
         return not self._visit(put, _PATIENCE_S)
 
@@ -292,44 +299,9 @@ class HostsRounds:
         return not self._visit(put, _PATIENCE_S)
 
 
-def read_own(arrays: StripeArrays, stripe: Stripe, totals: RoundTotals, number: int) -> None:
-    """Copy this host's own totals of a locked stripe, even if the sum has replaced them."""
-    words, index = arrays.words, stripe.index
-    used = int(words["in_use"])
-    if are_gathered(words, number):
-        used = 1 - used
-    totals.counts[index], totals.parts[index] = words["count"][used], words["parts"][used]
-    targets = cut(totals.arrays, stripe.pieces)
-    if totals.counts[index]:
-        copy_all(targets, arrays.totals[used])
-    else:  # Without a contribution, the totals are undefined.
-        for target in targets:
-            target[...] = 0
-
-
-def are_gathered(words: Any, number: int) -> bool:
+def _is_gathered(words: Any, number: int) -> bool:
     """Return whether a stripe holds the sum over all hosts for a round, or its step was made."""
     return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
-
-
-def gather(arrays: StripeArrays, stripe: Stripe, totals: Sequence[RoundTotals], number: int) -> None:
-    """Replace a locked stripe's totals by the sum of several hosts' totals."""
-    words, index = arrays.words, stripe.index
-    if are_gathered(words, number):
-        return
-    target = arrays.totals[1 - int(words["in_use"])]
-    own = [cut(each.arrays, stripe.pieces) for each in totals]
-    for piece, into in enumerate(target):
-        into[...] = own[0][piece] if own else 0
-        # The step leaves out elements that are not finite.
-        with np.errstate(over="ignore", invalid="ignore"):
-            for other in own[1:]:
-                into += other[piece]
-    count = sum(int(each.counts[index]) for each in totals)
-    use_other(words, count, sum(float(each.parts[index]) for each in totals), number)
-
-
-log = logging.getLogger(__name__)
 
 
 class HostsMeans:
@@ -361,7 +333,7 @@ class HostsMeans:
         self._layout = Layout(specs if average is None else specs * 2)
 
     def wait(self, number: int, timeout_s: float) -> None:
-        await_count(lambda: self.made, number, timeout_s, "the mean of the centers of all hosts")
+        await_hosts(lambda: self.made >= number, timeout_s, "the mean of the centers of all hosts")
 
     def new_totals(self) -> RoundTotals:
         return RoundTotals(self._layout, ())
