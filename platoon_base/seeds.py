@@ -10,34 +10,24 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Common", "seed_alike", "seed_imported"]
+__all__ = ["Common", "seed_alike"]
 
 _one_at_a_time = threading.Lock()
-# The common seed of all workers, once set.
-_alike: list[int] = []
 # This is added to the job's seed, to differ from each worker's own seed.
 _ALIKE = 33
 _numpy: Any = np.random  # The types of NumPy lack functions of it.
 
 
-def seed_alike(seed: int) -> None:
-    """Seed Python, NumPy, torch and TensorFlow alike on all workers, for scripts without seeds."""
-    # A seed of the script is kept: TensorFlow's, and the others if NumPy has drawn no number since.
+def seed_alike(seed: int) -> int:
+    """Seed Python, NumPy and torch alike on all workers, for scripts without seeds; return it."""
+    # A seed of the script is kept: NumPy has drawn no number since.
     number = int(np.random.SeedSequence([seed, _ALIKE]).generate_state(1)[0])
     if not _just_seeded():
         random.seed(number)
         np.random.seed(number)
         if "torch" in sys.modules:
             sys.modules["torch"].manual_seed(number)
-    if "tensorflow" in sys.modules and sys.modules["tensorflow"].compat.v1.get_seed(None) == (None, None):
-        sys.modules["tensorflow"].random.set_seed(number)
-    _alike[:] = [number]
-
-
-def seed_imported(module: Any) -> None:
-    """Seed torch or TensorFlow, just imported, as `seed_alike` has seeded the others."""
-    for number in _alike:
-        module.manual_seed(number) if module.__name__ == "torch" else module.random.set_seed(number)
+    return number
 
 
 def _just_seeded() -> bool:

@@ -171,32 +171,6 @@ class GradientAverage:
                 self._average(self._begun(early))
         self.worker.advanced.count_step()
 
-    def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the batches of a loader; then None for each batch that another worker has more.
-
-        For loaders of different lengths: with None make the step without a backward pass, and with
-        weight 0. A collective call at the start of each epoch; if the loader of a worker has no
-        length, such as a DataLoader of an IterableDataset, also before each batch.
-        """
-        if self.worker.global_size == 1:
-            yield from self.worker.loading(loader)
-            return
-        length = _length_of(loader)
-        lengths = self.worker.gather(length, name="batches of an epoch", timeout_s=self._timeout_s)
-        if None in lengths:
-            for batch in self.worker.loading(loader):
-                self._gather_more(True)
-                yield batch
-            while self._gather_more(False):
-                yield None
-            return
-        yield from self.worker.loading(loader)
-        for _ in range(max(lengths) - length):
-            yield None
-
-    def _gather_more(self, more: bool) -> bool:
-        return any(self.worker.gather(more, name="one more batch", timeout_s=self._timeout_s))
-
     def close(self) -> None:
         """Remove the hooks of `overlapping` from the parameters."""
         if self._early is not None:
@@ -373,13 +347,6 @@ def _leaves(model: Any) -> list[Tensor]:
                 seen.add(id(child))
                 modules.append(child)
     return found
-
-
-def _length_of(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # A DataLoader of a dataset without length has the method too.
-        return None
 
 
 def _require_averageable(parameters: Sequence[tuple[str, Tensor]]) -> None:

@@ -296,7 +296,7 @@ class AsyncLoop(Loop):
         self._given, self._sync_every, scaling, self._on_nonfinite = settings[1:]
         if scaling is not None:
             self._given = AveragedEASGD(scale=None if scaling == "none" else float(scaling))
-        self._rule: Any = None
+        self.rule: Any = None
         self._stepped: dict[int, int] = {}
         self._filled: list[Any] = []
         self._last: Any = None  # The optimizer after whose steps the workers synchronize.
@@ -312,7 +312,7 @@ class AsyncLoop(Loop):
     def close(self) -> None:
         super().close()
         self.leave()
-        if self._rule is not None:
+        if self.rule is not None:
             self.worker.release_shared_params()
 
     def gradients_come(self, groups: Sequence[int]) -> None:
@@ -326,7 +326,7 @@ class AsyncLoop(Loop):
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         super().before_step(optimizer, args, kwargs)
         self.leave()
-        if self._rule is None and id(optimizer) not in self._stepped and _closure_of(args, kwargs) is None:
+        if self.rule is None and id(optimizer) not in self._stepped and _closure_of(args, kwargs) is None:
             # The optimizer then makes the moments of all parameters, which are shared.
             self._filled = [p for p in _parameters_of(optimizer) if p.requires_grad and p.grad is None]
             for parameter in self._filled:
@@ -339,12 +339,12 @@ class AsyncLoop(Loop):
             parameter.grad = None
         self._filled = []
         self._stepped[id(optimizer)] = steps = self._stepped.get(id(optimizer), 0) + 1
-        if self._rule is None:
+        if self.rule is None:
             if len(self._stepped) == len(self.optimizers) or steps >= _STEPS_UNTIL_SHARED:
                 self._last = optimizer
                 self._share()
         elif optimizer is self._last:
-            overlap = overlap_of(self._rule)
+            overlap = overlap_of(self.rule)
             if self._period.due():
                 self.worker.sync_params()
             elif overlap and self.worker.advanced.round_under_way and self._period.is_past(overlap):
@@ -357,11 +357,11 @@ class AsyncLoop(Loop):
         if rule is None:
             rule = default_rule(default_period("auto") if self._sync_every is None else self._sync_every, dtypes)
         period = default_period(rule) if self._sync_every is None else self._sync_every
-        self._rule, self._period = at_period(rule, period), EveryN(period)
+        self.rule, self._period = at_period(rule, period), EveryN(period)
         moments = None
-        if shares_moments(self._rule):
+        if shares_moments(self.rule):
             moments = [moment for each in self.optimizers for moment in found_moments(each)[0]]
-        self.worker.init_shared_params(parameters, self._rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        self.worker.init_shared_params(parameters, self.rule, moments=moments, on_nonfinite=self._on_nonfinite)
         self.intent.used = True
 
     def draws(self, one: Pass, rows: int) -> None:
@@ -371,14 +371,14 @@ class AsyncLoop(Loop):
 
     def pass_ends(self, one: Pass, loss: float) -> None:
         """Let all workers have the center, as far as all have trained."""
-        if self._rule is None:
+        if self.rule is None:
             return
         self.leave()
         self.worker.sync_params(part=self._period.part, whole=True)
         self._period.restart()
         self.worker.barrier("the end of a pass")
         self.worker.average_hosts()
-        if self._losses.epoch_ends(loss, self._rule, tells=self.worker.is_leader):
+        if self._losses.epoch_ends(loss, self.rule, tells=self.worker.is_leader):
             self.worker.advanced.shorten_steps()
         for model in self.models:
             average_buffers(self.worker, model, one.rows)
@@ -395,7 +395,7 @@ class AsyncLoop(Loop):
 
     def enter(self) -> None:
         """Give the models the center's values, until training goes on."""
-        if self._rule is not None and self._center is None:
+        if self.rule is not None and self._center is None:
             self._center = contextlib.ExitStack()
             self._center.enter_context(self.worker.center_params())
             atexit.register(self._forget)

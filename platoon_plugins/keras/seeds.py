@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from platoon_base import seeds
 from platoon_base.frameworks import deterministic_seed
-from platoon_base.seeds import Common, seed_alike, seed_imported
+from platoon_base.seeds import Common
 from platoon_base.sharding import shard_seed
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
 ]  # fmt: skip
 
 _ended: list[int] = [0]
+# The common seed of all workers, once set.
+_alike: list[int] = []
 
 
 def state() -> Any:
@@ -51,6 +55,20 @@ def go_on(state: Any) -> None:
     random.random()
     np.random.random_sample()
     _ended[0] += 1
+
+
+def seed_alike(seed: int) -> None:
+    """Seed Python, NumPy, torch and TensorFlow alike on all workers, for scripts without seeds."""
+    number = seeds.seed_alike(seed)
+    if "tensorflow" in sys.modules and sys.modules["tensorflow"].compat.v1.get_seed(None) == (None, None):
+        sys.modules["tensorflow"].random.set_seed(number)
+    _alike[:] = [number]
+
+
+def seed_imported(module: Any) -> None:
+    """Seed torch or TensorFlow, just imported, as `seed_alike` has seeded the others."""
+    for number in _alike:
+        module.manual_seed(number) if module.__name__ == "torch" else module.random.set_seed(number)
 
 
 def fits() -> int:

@@ -66,7 +66,7 @@ for case in sys.argv[2:]:
         model.train()
         assert equal(model), case
     if worker.global_size > 1:
-        rule = loops.current()._rule
+        rule = loops.current().rule
         assert type(rule) is RULES[case], rule
         assert worker.advanced.sharing, "shared"
     assert scheduler.last_epoch == 3 * 25
