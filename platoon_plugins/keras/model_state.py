@@ -9,7 +9,7 @@ import numpy as np
 
 from platoon_base import Worker, connect
 from platoon_base.fingerprint import checksum
-from platoon_base.worker import copy_first_values, make_equal
+from platoon_base.worker import checksums, copy_first_values, make_equal
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.backends.base import Backend, Variable
 from platoon_plugins.keras.moving_averages import decay_for
@@ -101,10 +101,7 @@ def _all_state_of(model: Any, backend: Backend) -> list[Variable]:
 
 
 def state_checksum(model: Any, backend: Backend) -> int:
-    total = 0
-    for variable in state_of(model, backend):
-        total = checksum(variable.get_value(borrow=True), total)
-    return total
+    return checksum(np.array(checksums(state_of(model, backend))))
 
 
 class _FirstEpoch:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker
-from platoon_base.fingerprint import checksum
-from platoon_base.worker import State, agree, agree_in_step, default_rule_of
+from platoon_base.worker import State, agree, agree_in_step, checksums, default_rule_of
 from platoon_plugins.keras.backends.base import Backend
 
 __all__ = ["Statistics"]
@@ -43,7 +42,7 @@ class Statistics:
 
     def changed(self) -> Array:
         """Return a flag for each variable: 1 if it has changed since the last agreement."""
-        return np.array([now != before for now, before in zip(self._compute_checksums(), self._checksums)], np.float64)
+        return np.array([now != before for now, before in zip(checksums(self.variables), self._checksums)], np.float64)
 
     def average(self, name: str, changed: Array) -> None:
         """Agree on the variables that changed on any worker; a collective call."""
@@ -70,13 +69,10 @@ class Statistics:
             self._record(numbers)
 
     def _record(self, numbers: Iterable[int]) -> None:
-        for i in numbers:
-            self._checksums[i] = checksum(self.variables[i].get_value(borrow=True))
+        for i, now in zip(numbers, checksums([self.variables[i] for i in numbers])):
+            self._checksums[i] = now
             if _rule_of(self.variables[i]) == "sum":
                 self._bases[i] = np.array(self.variables[i].get_value(borrow=True))
-
-    def _compute_checksums(self) -> list[int]:
-        return [checksum(variable.get_value(borrow=True)) for variable in self.variables]
 
 
 def _rule_of(variable: Any) -> str:
