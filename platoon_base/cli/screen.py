@@ -105,13 +105,13 @@ class Screen:
             call(**kwargs)
         except Exception:
             self._ended = True
-            log.exception("nothing more is shown of this job, which goes on")
+            log.exception("the screen failed and shows nothing more of this job; the job continues")
 
     def _hand_over(self) -> None:
         """Remove the table when a worker stops at a breakpoint: its debugger needs the terminal."""
         if self._terminal_request.exists():
             if self._display.pause():
-                self._print(Text("worker 0 is at a breakpoint: no table from here on; Ctrl-C ends the job"))
+                self._print(Text("worker 0 is at a breakpoint: the table is off from here on; Ctrl-C ends the job"))
             self._terminal_request.unlink(missing_ok=True)
 
     def _poll(self, last: bool = False) -> None:
@@ -173,7 +173,7 @@ class Screen:
         if self._events is not None:
             self._events.abandon()
             self._events = None
-        text = f"WARNING: nothing more is written for TensorBoard: {type(error).__name__}: {error}"
+        text = f"WARNING: stopped writing for TensorBoard: {type(error).__name__}: {error}"
         self._print(Text(text, style="bold red"))
 
     def _new_output(self, last: bool) -> Iterator[Text]:
