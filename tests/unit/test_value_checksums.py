@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from platoon_base.worker import checksums
-from platoon_base.worker.value_checksums import _on_host
 
 
 class _Variable:
@@ -22,9 +21,10 @@ def _values():
 
 
 def test_c_and_numpy_give_the_same_checksums(monkeypatch):
-    compiled = [_on_host(value) for value in _values()]
+    variables = [_Variable(value) for value in _values()]
+    compiled = checksums(variables)
     monkeypatch.setattr("platoon_base.worker.value_checksums.EXTENSION", None)
-    assert [_on_host(value) for value in _values()] == compiled
+    assert checksums(variables) == compiled
 
 
 def test_a_checksum_by_hand():
