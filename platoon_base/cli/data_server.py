@@ -19,6 +19,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import JOB, LAUNCHER, RANK
 from platoon_base.system.orphan import DATA_SERVER, end_with
 from platoon_base.system.own_files import open_log
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process import child
 from platoon_base.worker_process.program import Program, python_main
 
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 LOG_FILE = "data_server.log"
 _EXIT_GRACE_S = 1.0  # to exit by itself after all workers
-_EXIT_TIMEOUT_S = 2.0  # after SIGTERM
 
 
 def split_words(text: str | None) -> list[str]:
@@ -102,7 +102,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_EXIT_TIMEOUT_S)
+            process.wait(timeout("end"))
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

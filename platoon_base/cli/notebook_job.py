@@ -26,12 +26,12 @@ from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import BackendUnavailableError, ConfigurationError, WorkerFailedError
 from platoon_base.job.hosting import JobOptions
+from platoon_base.timeouts import POLL_S
 from platoon_base.worker_process.program import Program
 
 __all__ = ["run"]
 
 _PROGRAM = Program("platoon_base.cli.notebook_worker", is_module=True)
-_POLL_INTERVAL_S = 0.2
 
 
 def run(
@@ -61,7 +61,7 @@ def run(
             seed=seed,
             center=choose_center("auto", chosen),
             observer=observe,
-            observe_every_s=_POLL_INTERVAL_S,
+            observe_every_s=POLL_S,
             fail_fast="early",
             grace_s=grace_s,
         )

@@ -47,8 +47,6 @@ def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signal
             here,
             signals,
             say,
-            timeout_s=hosts.timeout_s,
-            host_timeout_s=hosts.host_timeout_s,
             encrypted=hosts.encrypted,
             compression=hosts.compression,
         ) as table:
@@ -88,7 +86,7 @@ def serve_other_host(
 
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        link, welcome = stack.enter_context(arrive(hosts.endpoint_there, here, signals, say, timeout_s=hosts.timeout_s))
+        link, welcome = stack.enter_context(arrive(hosts.endpoint_there, here, signals, say))
         if problem is not None:
             with contextlib.suppress(ConfigurationError):
                 welcome()  # Waits until the first host has refused this one.
@@ -124,8 +122,8 @@ def _serve_job(
             f"host 0 ({world.names[0]}), which has the table; logs in {folder}",
         )
         origin = Origin([*program.argv, *args], list(devices), str(folder.absolute()))
-        deputy = stack.enter_context(host_deputy(link, welcome, origin))
         adopt_training(os.environ, welcome.training)
+        deputy = stack.enter_context(host_deputy(link, welcome, origin))
         environment = worker_environment("cpu", len(devices), os.environ)
         stack.enter_context(data_server(server, deputy.files.folder, environment, folder))
         starts = worker_starts(program, args, devices, folder, world, welcome.framework_address)

@@ -27,6 +27,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
 from platoon_base.system.output import lenient_output, watch_output
 from platoon_base.system.signals import catches, default_sigchld
+from platoon_base.timeouts import POLL_S
 from platoon_base.worker_process.program import Program, python_main
 
 __all__ = ["main"]
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 
 OK, FAILED, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER = range(5)
 _PR_SET_PDEATHSIG = 1
-_POLL_INTERVAL_S = 0.2
 _WITH_TEXT = ("-c", "--controller-args", "-w", "--workers-args")
 
 
@@ -166,7 +166,7 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
             preexec_fn=_end_with_parent(),
         )
         while process.poll() is None:
-            for number in signals.take(_POLL_INTERVAL_S):
+            for number in signals.take(POLL_S):
                 process.send_signal(number)
             for number in signals.take_for_workers():
                 if catches(process.pid, number):

@@ -27,11 +27,11 @@ from platoon_base.job.starting import thread_limits
 from platoon_base.rules import parse_rule
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program
 
 __all__ = ["Run", "Study", "Tuning", "require_optuna", "rule_of_script", "tune"]
 
-_GRACE_S = 5.0
 _DROPPED = "dropped: other methods were better"
 _ENDED = ("batches >=", "seconds >=", "no end within", _DROPPED)  # reasons that are no failures
 _PERCENTS = range(30, 100, 10)  # of the budget, at which methods are compared
@@ -236,7 +236,7 @@ class _Runs:
             on_report=take,
             budget=budget,
             fail_fast="early",
-            grace_s=_GRACE_S,
+            grace_s=timeout("grace"),
         )
         folder.mkdir()
         words = [*tuning.args, *method.words]

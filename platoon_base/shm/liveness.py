@@ -9,11 +9,10 @@ from typing import Any, Protocol
 from platoon_base.shm.calls import Call
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.progress_watch import ProgressWatch
+from platoon_base.timeouts import SHORT_POLL_S, timeout
 
 __all__ = ["JobLiveness", "Liveness"]
 
-# The controller records how a process ended shortly after its locks are free.
-_CAUSE_TIMEOUT_S = 1.5
 _STUCK_S = 1.0
 
 
@@ -128,8 +127,8 @@ class JobLiveness:
         return False
 
     def _exit_reason(self, rank: int) -> str:
-        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
+        deadline = time.monotonic() + timeout("cause")
         while not (cause := self._job_state.read_text(rank, "ending")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(SHORT_POLL_S)
         verb = "has left the job" if self._job_state.row(rank)["left"] else "is lost"
         return f"rank {rank} {verb}{f' ({cause})' if cause else ''}"

@@ -8,10 +8,9 @@ import numpy as np
 
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import LIVENESS_S
 
 __all__ = ["ProgressWatch", "stalled_text"]
-
-_POLL_INTERVAL_S = 0.5  # A poll takes 20 us.
 
 
 class ProgressWatch:
@@ -28,7 +27,7 @@ class ProgressWatch:
         now = awake() if now is None else now
         if now < self._next_poll_at:
             return
-        self._next_poll_at = now + _POLL_INTERVAL_S
+        self._next_poll_at = now + LIVENESS_S
         signs = self._job_state.signs()
         self._moved[(signs != self._signs).any(axis=0)] = now
         self._signs = signs

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["accept_interrupts", "catches", "default_sigchld", "keep_interrupts"]
+from platoon_base.timeouts import SHORT_POLL_S
 
-_POLL_INTERVAL_S = 0.01
+__all__ = ["accept_interrupts", "catches", "default_sigchld", "keep_interrupts"]
 
 
 def accept_interrupts() -> None:
@@ -44,7 +44,7 @@ def _unraisable(plain: Any, unraisable: Any) -> None:
 def _interrupt_again() -> None:
     """Interrupt the main thread once it has left `_unraisable`, which drops exceptions too."""
     while _is_within(sys._current_frames().get(threading.main_thread().ident or 0)):
-        time.sleep(_POLL_INTERVAL_S)
+        time.sleep(SHORT_POLL_S)
     _thread.interrupt_main()
 
 

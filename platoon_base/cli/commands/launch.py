@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 from pathlib import Path
@@ -13,7 +12,14 @@ import click
 
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
-from platoon_base.cli.commands.arguments import SCRIPT, hint_of_misplaced, program_and_args, result_file
+from platoon_base.cli.commands.arguments import (
+    SCRIPT,
+    hint_of_misplaced,
+    program_and_args,
+    result_file,
+    timeout_alias,
+    timeout_option,
+)
 from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.deterministic import deterministic_job, deterministic_options
@@ -30,7 +36,6 @@ from platoon_base.cli.run_report import RunReport, chart_notes, report_option, r
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.cli.trace_file import trace_option, tracing
-from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
@@ -40,6 +45,7 @@ from platoon_base.system.determinism import threads_of
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 from platoon_base.system.limits import available_cores
 from platoon_base.system.output import lenient_output
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process.breakpoints import lend_terminal
 
 __all__ = ["command"]
@@ -50,12 +56,6 @@ def _folder(context: click.Context, parameter: click.Parameter, name: str | None
     if name == "":
         raise click.BadParameter("got an empty name: name a folder")
     return None if name is None else Path(name)
-
-
-def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
-    if not 0 <= seconds < math.inf:  # also refuses NaN
-        raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
-    return seconds
 
 
 def _rule_text(text: str) -> str:
@@ -143,14 +143,10 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     metavar="DIR",
     help="Go on from the newest checkpoint in DIR, if there is one, and save there.",
 )
-@click.option(
+@timeout_alias(
     "--grace",
-    type=float,
-    default=GRACE_S,
-    show_default=True,
-    metavar="S",
-    callback=_seconds,
-    help="After Ctrl-C give the workers S seconds to save something; a second Ctrl-C ends them at once.",
+    "grace",
+    "After Ctrl-C give the workers S seconds to save something; a second Ctrl-C ends them immediately.",
 )
 @click.option(
     "--tee",
@@ -180,6 +176,7 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
 @click.option(
     "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
 )
+@timeout_option
 @engine_options
 @host_options
 @deterministic_options
@@ -200,7 +197,6 @@ def command(
     max_restarts: int,
     checkpoint_every: float | None,
     resume: Path | None,
-    grace: float,
     tee: str,
     allow_failures: bool,
     fail_fast: bool,
@@ -254,7 +250,9 @@ def command(
     center = choose_center("host" if center == "auto" and place.hosts > 1 else center, chosen.devices)
     folder = log_dir or new_log_folder(program.title)
     fatal = "never" if allow_failures else "always" if fail_fast else "early"
-    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=grace, fail_fast=fatal)
+    options = JobOptions(
+        seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=timeout("grace"), fail_fast=fatal
+    )
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         table = None

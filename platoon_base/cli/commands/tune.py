@@ -18,6 +18,7 @@ from platoon_base.cli.commands.arguments import (
     hint_of_misplaced,
     program_and_args,
     result_file,
+    timeout_option,
 )
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
 from platoon_base.cli.json_file import no_job_fails_by, write_json, write_text
@@ -101,6 +102,7 @@ def _file(option: str, name: str, callback: Any, text: str) -> Callable[[_F], _F
 @_file("--summary", "summary_file", result_file, "Write all results as JSON.")
 @_file("--plot", "picture_file", _svg_file, "Draw the values of each method as SVG.")
 @_file("--report", "report_file", result_file, "Write table, advice and picture as an HTML page.")
+@timeout_option
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a dotted module name.")
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
