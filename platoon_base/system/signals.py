@@ -14,8 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from platoon_base.timeouts import SHORT_POLL_S
-
 __all__ = ["accept_interrupts", "catches", "default_sigchld", "keep_interrupts"]
 
 
@@ -44,7 +42,7 @@ def _unraisable(plain: Any, unraisable: Any) -> None:
 def _interrupt_again() -> None:
     """Interrupt the main thread once it has left `_unraisable`, which drops exceptions too."""
     while _is_within(sys._current_frames().get(threading.main_thread().ident or 0)):
-        time.sleep(SHORT_POLL_S)
+        time.sleep(0.01)
     _thread.interrupt_main()
 
 

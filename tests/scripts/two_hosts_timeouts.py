@@ -6,7 +6,7 @@ from platoon_base.timeouts import DEFAULT_TIMEOUT_S, timeout
 worker.init_shared_params([np.zeros(3, "float32")], ASGD())
 worker.barrier("shared")
 siblings = psutil.Process().parent().children()
-couriers = [each for each in siblings if "platoon_base.courier.process" in each.cmdline()]
+couriers = [each for each in siblings if "platoon_base.courier.process" in " ".join(each.cmdline())]
 told = [each.environ()["PLATOON_TIMEOUTS"] for each in couriers]
 say(DEFAULT_TIMEOUT_S, timeout("wait"), timeout("exchange"), told)
 worker.barrier("seen")
