@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,11 @@ from platoon_base.cli.host_options import HostOptions, host_options
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
-from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
+from platoon_base.cli.observers import Observed, Observer, Observers
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.run_file import config_option, of_script, of_workers
-from platoon_base.cli.run_report import RunReport, chart_notes, report_option, reporting
 from platoon_base.cli.screen import TEES, Screen
-from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
-from platoon_base.cli.trace_file import trace_option, tracing
+from platoon_base.cli.trackers import tracker_options
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
@@ -180,10 +179,7 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
 @engine_options
 @host_options
 @deterministic_options
-@tensorboard_option
-@report_option
-@trace_option
-@metrics_option
+@tracker_options
 @data_server_option
 @config_option
 @click.argument("script", type=click.Path())
@@ -203,15 +199,12 @@ def command(
     summary_file: Path | None,
     module: bool,
     config: Path | None,
-    tensorboard: Path | None,
-    report_file: Path | None,
-    trace_file: Path | None,
-    metrics_port: tuple[str, int] | None,
     data_server: list[str],
     script: str,
     args: tuple[str, ...],
     hosts: HostOptions,
     deterministic: bool,
+    trackers: Callable[[Observed], list[Observer]],
 ) -> None:
     """Run SCRIPT with ARGS as N workers of one job; - is a script on standard input, and -- ends the options.
 
@@ -271,21 +264,17 @@ def command(
             lines.append(f"each worker has {threads_of(os.environ)}; another number of threads makes other bits")
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
-        served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
-        lines += chart_notes(report_file) + ([f"Prometheus reads {served.url}"] if served.url else [])
+        observers = trackers(Observed(program.title, " ".join([*program.argv, *args]), folder))
+        lines += filter(None, (each.opening for each in observers))
         # The logs come last, because this moves earlier ones.
         stack.enter_context(_open_logs(folder, options.saving))
         for line in lines:
             report.print_line(console, line)
         lend_terminal(size)
-        events = None if tensorboard is None else EventFiles(tensorboard)
-        run = None if report_file is None else RunReport(report_file, " ".join([*program.argv, *args]), folder)
-        screen_of_job = Screen(console, folder, size, tee, events, run, program.shown)
-        with tracing(trace_file, folder), reporting(run), screen_of_job as screen:
-            options = options._replace(observer=served.beside(screen.observe))
+        with Screen(console, folder, size, tee, program.shown) as screen, Observers([screen, *observers]) as observing:
+            options = options._replace(observer=observing.take)
             result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
-            if run is not None:
-                run.result = result
+            observing.result = result
         if allow_failures:
             result = result.with_failures_allowed()
         report.print_result(console, result, size, folder, screen.failures)
