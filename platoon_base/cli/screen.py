@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from platoon_base.cli.data_server import LOG_FILE
 from platoon_base.cli.display import Display, is_live
 from platoon_base.cli.failures import Failures
 from platoon_base.cli.log_folder import log_file
@@ -27,7 +26,7 @@ from platoon_base.cli.stragglers import StragglerWatch
 from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.departures import leader_of
 from platoon_base.controller.outcome import Result, Snapshot
-from platoon_base.worker_process.breakpoints import terminal_request_file
+from platoon_base.system.job_paths import path_of
 
 __all__ = ["TEES", "Screen"]
 
@@ -56,11 +55,11 @@ class Screen:
         self._display = Display(console, summary_follows=True, title=title)
         self._stragglers = StragglerWatch()
         self.failures = Failures(folder, workers)
-        self._terminal_request = terminal_request_file(folder)
+        self._terminal_request = path_of(folder, "terminal")
         self._follows_leader = tee == "0"
         whole: Sequence[int] = range(workers) if tee == "all" else [0] if tee == "0" else []
         self._shows_rank_0 = 0 in whole
-        paths = [*(log_file(folder, rank) for rank in range(workers)), folder / LOG_FILE]
+        paths = [*(log_file(folder, rank) for rank in range(workers)), path_of(folder, "server_log")]
         self._lines = LogLines(paths, whole, _TERMINAL_BYTES if console.is_terminal else _PIPE_BYTES)
         self._warnings = WorkerWarnings(workers)
         self._thread = threading.Thread(target=self._run, name="screen", daemon=True)

@@ -21,6 +21,7 @@ from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import PHASES, STEP
 from platoon_base.system.environment import TRACE
+from platoon_base.system.job_paths import path_of
 from platoon_base.worker.tracing import Spans
 
 __all__ = ["TRACKER", "TraceFile", "events_of"]
@@ -50,7 +51,7 @@ class TraceFile:
     def __init__(self, path: Path, folder: Path) -> None:
         self._path, self._folder = path, folder
         self._wall, self._start = time.time(), time.monotonic()
-        self._parts = folder.absolute() / "trace"  # Workers make it.
+        self._parts = path_of(folder.absolute(), "trace")  # Workers make it.
         os.environ[TRACE] = str(self._parts)
 
     def take(self, snapshot: Snapshot) -> None:

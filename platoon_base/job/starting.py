@@ -26,6 +26,7 @@ from platoon_base.system.environment import (
     TIMEOUTS,
     WORKERS,
 )
+from platoon_base.system.job_paths import path_of
 from platoon_base.system.limits import available_cores
 from platoon_base.worker_process.failure import error_file
 from platoon_base.worker_process.program import Program, Start, python_main
@@ -49,7 +50,7 @@ _ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 
 
 def log_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.log"
+    return path_of(folder, "log", rank=rank)
 
 
 def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -16,6 +15,7 @@ from platoon_base.compression.codecs import codec_of
 from platoon_base.courier import messages as between
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost.courier_process import CourierProcess
+from platoon_base.system.job_paths import path_of
 from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import python_main
 
@@ -63,7 +63,7 @@ class CourierKeeper:
         with contextlib.ExitStack() as stack:
             output = None
             if log_folder:
-                path = Path(log_folder, f"courier{host}.log")
+                path = path_of(log_folder, "courier_log", host=host)
                 with contextlib.suppress(OSError):
                     output = stack.enter_context(open(path, "ab", 0))
             try:

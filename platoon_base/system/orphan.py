@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from platoon_base.system.environment import JOB
+from platoon_base.system.job_paths import path_of
 from platoon_base.timeouts import timeout
 
 __all__ = ["DATA_SERVER", "WORKER", "OrphanPolicy", "end_with", "end_without", "found_out", "is_watched"]
@@ -77,7 +77,7 @@ def found_out() -> None:
     """Record that this process has detected the loss of its launcher, and may be saving."""
     if not _found_out.is_set() and os.environ.get(JOB):
         with contextlib.suppress(OSError):
-            Path(os.environ[JOB], f"detected-{os.getpid()}").touch()
+            path_of(os.environ[JOB], "detected", pid=os.getpid()).touch()
     _found_out.set()
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from platoon_base.system.job_paths import path_of
 from platoon_base.system.orphan import WORKER
 from platoon_base.system.process import readable
 from platoon_base.timeouts import timeout
@@ -20,7 +21,6 @@ __all__ = ["Warden", "end_by_warden"]
 log = logging.getLogger(__name__)
 
 _MAIN = Path(__file__).with_name("warden_main.py")
-_PID_FILE = "warden"
 _ENDED_TIMEOUT_S = 20.0
 
 
@@ -49,7 +49,7 @@ class Warden:
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-                Path(self._folder, _PID_FILE).write_text(str(self._process.pid))
+                path_of(self._folder, "warden").write_text(str(self._process.pid))
             self._send(b"%d\n" % pid)
         except OSError as exc:
             log.warning("no process ends the workers if this one is killed while they are stuck: %s", exc)
@@ -76,7 +76,7 @@ class Warden:
 def end_by_warden(folder: str) -> bool:
     """Let the warden of a job without a launcher end the workers; return whether it did."""
     try:
-        pid = int(Path(folder, _PID_FILE).read_text())
+        pid = int(path_of(folder, "warden").read_text())
         fd = os.pidfd_open(pid)
     except (OSError, ValueError):
         return False

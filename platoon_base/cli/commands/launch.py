@@ -42,6 +42,7 @@ from platoon_base.multihost.rendezvous import Introduction, fingerprint
 from platoon_base.rules import parse_rule
 from platoon_base.system.determinism import threads_of
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
+from platoon_base.system.job_paths import path_of
 from platoon_base.system.limits import available_cores
 from platoon_base.system.output import lenient_output
 from platoon_base.timeouts import timeout
@@ -255,7 +256,7 @@ def command(
         size = len(chosen.devices) if table is None else table.world.size
         lines = [report.opening(chosen, center, folder, None if table is None else table.world)]
         if checkpoint_every is not None or resume is not None:
-            kept = resume or folder / "checkpoints"
+            kept = resume or path_of(folder, "checkpoints")
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
             options = options._replace(saving=saving, resume=checkpoint)
             lines.insert(0, report.resumed_from(kept, checkpoint, size))
