@@ -15,25 +15,22 @@ from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import (
     SCRIPT,
-    hint_of_misplaced,
-    program_and_args,
     result_file,
     timeout_alias,
-    timeout_option,
 )
-from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.deterministic import deterministic_job, deterministic_options
 from platoon_base.cli.display import summary
 from platoon_base.cli.engine_options import engine_options
 from platoon_base.cli.host_options import HostOptions, host_options
 from platoon_base.cli.json_file import write_json
-from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
+from platoon_base.cli.launcher import choose_center, launch, open_checkpoints
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.observers import Observed, Observer, Observers
 from platoon_base.cli.other_host import other_hosts, serve_other_host
-from platoon_base.cli.run_file import config_option, of_script, of_workers
+from platoon_base.cli.run_file import config_option
 from platoon_base.cli.screen import TEES, Screen
+from platoon_base.cli.start_options import StartOptions, start_options
 from platoon_base.cli.trackers import tracker_options
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
@@ -44,7 +41,6 @@ from platoon_base.system.determinism import threads_of
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 from platoon_base.system.job_paths import path_of
 from platoon_base.system.limits import available_cores
-from platoon_base.system.output import lenient_output
 from platoon_base.timeouts import timeout
 from platoon_base.worker_process.breakpoints import lend_terminal
 
@@ -74,30 +70,7 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
 
 
 @click.command("launch", context_settings=SCRIPT)
-@click.option(
-    "-n",
-    "--workers",
-    type=int,
-    metavar="N",
-    callback=of_workers,
-    help="Number of workers: on the first N CUDA devices, or on the CPU.",
-)
-@click.option(
-    "-D",
-    "--devices",
-    multiple=True,
-    metavar="DEV ...",
-    callback=of_workers,
-    help="One worker for each device, such as cuda0 cuda1. Or one word: cuda, all CUDA devices; cpu, with -n; auto, "
-    "cuda where there is one, else cpu.  [auto]",
-)
-@click.option(
-    "--center",
-    type=click.Choice(CENTERS),
-    default="auto",
-    show_default=True,
-    help="Where the shared parameters live: in shared memory, or on the GPUs, a part on each.",
-)
+@start_options
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
@@ -173,22 +146,13 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     callback=result_file,
     help="Write the summary as JSON to this file.",
 )
-@click.option(
-    "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
-)
-@timeout_option
 @engine_options
 @host_options
 @deterministic_options
 @tracker_options
 @data_server_option
 @config_option
-@click.argument("script", type=click.Path())
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, callback=of_script)
 def command(
-    workers: int | None,
-    devices: tuple[str, ...],
-    center: str,
     log_dir: Path | None,
     seed: int | None,
     max_restarts: int,
@@ -198,14 +162,12 @@ def command(
     allow_failures: bool,
     fail_fast: bool,
     summary_file: Path | None,
-    module: bool,
     config: Path | None,
     data_server: list[str],
-    script: str,
-    args: tuple[str, ...],
     hosts: HostOptions,
     deterministic: bool,
     trackers: Callable[[Observed], list[Observer]],
+    **words: Any,
 ) -> None:
     """Run SCRIPT with ARGS as N workers of one job; - is a script on standard input, and -- ends the options.
 
@@ -230,18 +192,12 @@ def command(
     """  # noqa: D301
     if fail_fast and allow_failures:
         raise click.UsageError("got --fail-fast and --allow-failures: either a failure ends the job, or it does not")
-    lenient_output()
-    console = report.open_console()
-    report.log_to(console)
-    program, _ = program_and_args(["-m", script] if module else [script])
-    if hint := hint_of_misplaced(click.get_current_context(), program, args):
-        report.print_line(console, hint)
-    place = hosts.place
+    start = StartOptions.read(**words)
+    console, program, place = start.console, start.program, hosts.place
     if place.host:
-        sys.exit(serve_other_host(console, hosts, program, args, workers, devices, center, log_dir, data_server))
-    chosen = chosen_devices(workers, devices)
-    require_runnable(program, chosen.devices)
-    center = choose_center("host" if center == "auto" and place.hosts > 1 else center, chosen.devices)
+        sys.exit(serve_other_host(start, hosts, log_dir, data_server))
+    chosen = start.choose()
+    center = choose_center("host" if start.center == "auto" and place.hosts > 1 else start.center, chosen.devices)
     folder = log_dir or new_log_folder(program.title)
     fatal = "never" if allow_failures else "always" if fail_fast else "early"
     options = JobOptions(
@@ -251,7 +207,7 @@ def command(
         signals = stack.enter_context(StopSignals())
         table = None
         if place.hosts > 1:
-            here = Introduction(place, chosen.devices, fingerprint(program, args))
+            here = Introduction(place, chosen.devices, fingerprint(program, start.args))
             table = stack.enter_context(other_hosts(console, hosts, here, signals))
         size = len(chosen.devices) if table is None else table.world.size
         lines = [report.opening(chosen, center, folder, None if table is None else table.world)]
@@ -265,7 +221,7 @@ def command(
             lines.append(f"each worker has {threads_of(os.environ)}; another number of threads makes other bits")
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
-        observers = trackers(Observed(program.title, " ".join([*program.argv, *args]), folder))
+        observers = trackers(Observed(program.title, " ".join(start.command), folder))
         lines += filter(None, (each.opening for each in observers))
         # The logs come last, because this moves earlier ones.
         stack.enter_context(_open_logs(folder, options.saving))
@@ -274,7 +230,7 @@ def command(
         lend_terminal(size)
         with Screen(console, folder, size, tee, program.shown) as screen, Observers([screen, *observers]) as observing:
             options = options._replace(observer=observing.take)
-            result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
+            result = launch(program, start.args, chosen.devices, folder, options, signals, data_server, table)
             observing.result = result
         if allow_failures:
             result = result.with_failures_allowed()
