@@ -64,10 +64,10 @@ def framework_checks() -> Iterator[Check]:
                 earlier[check.name] = check
                 yield check
         except Exception as exc:  # The check belongs to another project.
-            remedy = f"report it to the project that has the entry point {name!r} in the group {GROUP}"
+            remedy = f"report it to the project that defines the entry point {name!r} in the group {GROUP}"
             yield Check(name, False, f"its check failed: {type(exc).__name__}: {exc}", remedy)
     for name, why in found.broken.items():
-        remedy = f"repair or uninstall the distribution that has the entry point {name!r} in the group {GROUP}"
+        remedy = f"repair or uninstall the distribution that defines the entry point {name!r} in the group {GROUP}"
         yield Check(name, False, why, remedy)
     if not found.frameworks:
         yield Check(
@@ -87,11 +87,11 @@ def _compiled(name: str, found: bool) -> Check:
     if found:
         return Check(name, True, "C extension")
     if os.environ.get(NO_KERNELS):
-        return Check(name, False, "switched off: NumPy is used", "unset PLATOON_NO_KERNELS")
+        return Check(name, False, "switched off: NumPy is used instead", "unset PLATOON_NO_KERNELS")
     return Check(
         name,
         False,
-        "not built: NumPy is used, several times slower",
+        "not built: NumPy is used instead, several times slower",
         "install gcc, then pip install --force-reinstall --no-deps platoon-plugins",
     )
 
@@ -140,7 +140,7 @@ def _nccl() -> Check:
         load_nccl()
     except BackendUnavailableError as exc:
         why, _, remedy = str(exc).rpartition(": ")
-        return Check("NCCL", False, f"{why}: all-reduces pass through the host", remedy)
+        return Check("NCCL", False, f"{why}: all-reduces use host memory", remedy)
     return Check("NCCL", True, "all-reduces between GPUs")
 
 
@@ -148,7 +148,7 @@ def _nvrtc() -> Check:
     try:
         version = nvrtc_version()
     except BackendUnavailableError:
-        why = f"not there: the center of {_users_of_nvrtc()} is in shared memory"
+        why = f"not installed: the center of {_users_of_nvrtc()} is in shared memory"
         return Check("NVRTC", False, why, "pip install 'platoon-plugins[cuda]'")
     return Check("NVRTC", True, f"{version}: kernels for the center of {_users_of_nvrtc()}")
 

@@ -101,7 +101,7 @@ class LogLines:
             left_out += sum(map(len, lines[:first])) + first
             if left_out:
                 yield from (line for line in self._found(i, lines[:first]) if line.is_warning)
-                yield NewLine(i, f"... {left_out:,} bytes left out, see {log.follower.path}", False)
+                yield NewLine(i, f"... {left_out:,} bytes omitted, see {log.follower.path}", False)
             yield from self._found(i, lines[first:])
 
     def unfinished(self, file: int) -> str:

@@ -71,8 +71,8 @@ def run(
         _require_success(result, folder)
         if not returned.exists():
             raise WorkerFailedError(
-                "rank 0 ended its process within the function, by sys.exit() or the like, so there is no value: return "
-                f"from the function instead; the workers' logs: {folder}"
+                "rank 0 exited inside the function, with sys.exit() for example, so there is no "
+                f"value: return from the function instead; the workers' logs: {folder}"
             )
         return _cloudpickle().loads(returned.read_bytes())
 
@@ -82,8 +82,8 @@ def _cloudpickle() -> Any:
         import cloudpickle  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as exc:
         raise BackendUnavailableError(
-            "notebook_launcher needs cloudpickle, which sends functions of a notebook to other processes: "
-            "pip install cloudpickle"
+            "notebook_launcher needs cloudpickle to send a function of the notebook to other "
+            "processes: pip install cloudpickle"
         ) from exc
     return cloudpickle
 
@@ -96,8 +96,9 @@ def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     except Exception as exc:
         name = getattr(function, "__name__", repr(function))
         raise ConfigurationError(
-            f"got {name}, which cannot be sent to another process ({type(exc).__name__}: {exc}): what it uses of the "
-            "notebook must be such that it can be pickled; open files, sessions and the like within the function"
+            f"got {name}, which cannot be sent to another process ({type(exc).__name__}: {exc}): "
+            "everything it uses of the notebook must be picklable; open files, sessions and the "
+            "like in the function"
         ) from exc
     pickled: bytes = _cloudpickle().dumps((list(sys.path), cells, call))
     return pickled
@@ -138,8 +139,8 @@ class _Output:
 
 def _require_success(result: Result, folder: Path) -> None:
     if result.interrupted and result.status == 128 + signal.SIGINT:
-        raise KeyboardInterrupt("all workers have been ended")
+        raise KeyboardInterrupt("all workers have ended")
     if result.failed is not None:
         raise WorkerFailedError(f"{describe(folder, result.failed)}\nAll workers have ended; their logs: {folder}")
     if result.status:
-        raise WorkerFailedError(f"the job has ended by {result.stopped_by}; the workers' logs: {folder}")
+        raise WorkerFailedError(f"the job ended with {result.stopped_by}; the workers' logs: {folder}")

@@ -100,4 +100,4 @@ class Observers:
                 self._failed.append(observer)
                 what = (observer.name, type(exc).__name__, exc)
                 is_bug = not isinstance(exc, OSError)  # A full disk is none.
-                log.warning("nothing more is written for %s: %s: %s", *what, exc_info=is_bug)
+                log.warning("stopped writing for %s: %s: %s", *what, exc_info=is_bug)

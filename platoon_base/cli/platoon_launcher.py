@@ -63,14 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="platoon-launcher",
-        description="Run EXPERIMENT_worker.py on each device, served by EXPERIMENT_controller.py if there is one. "
-        "Logs are in PLATOON_LOGS/EXPERIMENT/. Devices: -D, else PLATOON_DEVICES, else .platoonrc, else every GPU, "
-        "else a worker for each core. Exit status: 0 success, 1 a worker or the controller failed, 2 wrong arguments, "
-        "3 error of the system, 4 any other.",
+        description="Run EXPERIMENT_worker.py on each device, and EXPERIMENT_controller.py if "
+        "there is one. Logs are in PLATOON_LOGS/EXPERIMENT/. Devices: -D, else "
+        "PLATOON_DEVICES, else .platoonrc, else every GPU, else a worker for each "
+        "core. Exit status: 0 success, 1 a worker or the controller failed, 2 wrong "
+        "arguments, 3 error of the system, 4 any other error.",
     )
-    parser.add_argument("experiment_name", metavar="EXPERIMENT", help="What the names of the scripts begin with.")
+    parser.add_argument("experiment_name", metavar="EXPERIMENT", help="The common beginning of the scripts' names.")
     parser.add_argument("-D", "--devices", nargs="+", default=[], metavar="DEV", help="One worker for each device.")
-    parser.add_argument("-H", "--hosts", nargs="+", default=[], metavar="HOST", help="This host alone, as yet.")
+    parser.add_argument("-H", "--hosts", nargs="+", default=[], metavar="HOST", help="Only this host is supported.")
     parser.add_argument("-c", "--controller-args", default="", metavar="ARGS", help="Arguments of the controller.")
     parser.add_argument("-w", "--workers-args", default="", metavar="ARGS", help="Arguments of the workers.")
     return parser
@@ -108,7 +109,7 @@ def _run(args: argparse.Namespace) -> int:
             status = _run_script(controller, [*words, f"--workers-args={args.workers_args}"])
         if status:
             how = f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
-            logs = f"its output is above, that of the workers in {folder}"
+            logs = f"its output is above, the workers' output is in {folder}"
             click.echo(f"platoon-launcher: {controller.name} ended with {how}; {logs}", err=True)
         return FAILED if status else OK
     serving = Controller(
@@ -128,8 +129,8 @@ def _require_experiment(name: str, worker: Program) -> None:
     experiment = re.sub(r"(_worker|_controller)?(\.py)?$", "", name)
     if not worker.files() and experiment not in ("", name):
         raise ConfigurationError(
-            f"got {name!r}, and there is no script {worker.name!r}: give the experiment's name, {experiment!r}, for "
-            f"{experiment}_worker.py"
+            f"got {name!r}, and there is no script {worker.name!r}: pass the experiment's name, "
+            f"{experiment!r}, for {experiment}_worker.py"
         )
     worker.require()
 

@@ -180,8 +180,9 @@ def _steps(lanes: Mapping[int, Lane]) -> list[str]:
     return [
         "<h2>Time of one step</h2>",
         f'<div class="wide"><table><tr><th></th>{heads}</tr><tr><th></th>{below}</tr>{"".join(rows)}</table></div>',
-        '<p class="faint">90 % of the steps take no longer than the second number. The numbers are from counts in '
-        "classes, exact to a fifth. Synchronization includes the waits within collective calls on arrays.</p>",
+        '<p class="faint">90 % of the steps take no longer than the second number. The numbers '
+        "are accurate to a fifth, because steps are counted in classes of time. Synchronization "
+        "includes the waits within collective calls on arrays.</p>",
     ]
 
 
@@ -218,5 +219,5 @@ def _values_by_chart(values: Mapping[str, Sequence[Value]]) -> list[tuple[str, l
 
 def _story(story: Sequence[Entry]) -> str:
     lines = "\n".join(escape(entry.line) for entry in story)
-    summary = "<summary>All changes, as platoon jobs --story shows them</summary>"
+    summary = "<summary>All events, as platoon jobs --story shows them</summary>"
     return f"<details>{summary}<pre>{lines}</pre></details>"

@@ -24,12 +24,13 @@ _PHRASES = {
     "validation": "validation",
 }
 _ADVICE = {
-    "synchronization": "Synchronize less often (every_n_batches, a rule that makes several steps alone), or give the "
-    "workers larger batches",
-    "waiting": "Find what makes the others late, below; where none is slow, the batches of one step take unequal "
-    "times: a rule that does not wait (CenterMomentum, EASGD) needs no equal ones",
+    "synchronization": "Synchronize less often (a larger every_n_batches, or a rule that makes "
+    "several local steps), or use larger batches",
+    "waiting": "Find the cause of the slow worker, below. If no worker is slow, the batches of "
+    "one step take unequal times: use a rule that does not wait (CenterMomentum, "
+    "EASGD)",
     "loading": "Load ahead (platoon_base.data.load_ahead, or more processes of the loader), or read from a faster disk",
-    "validation": "Validate less often, on fewer batches, or on all workers (each its shard)",
+    "validation": "Validate less often, on fewer batches, or on all workers (each on its shard)",
 }
 
 
@@ -56,30 +57,30 @@ def verdict(lanes: Mapping[int, Lane], result: Result | None, story: Sequence[En
     if straggler is not None:
         found.append(Sentence("bad", f"{straggler.line[0].upper()}{straggler.line[1:]}."))
     elif len(timed) > 1:
-        found.append(Sentence("good", "No worker is slower than the others by itself."))
+        found.append(Sentence("good", "No worker is slower than the others."))
     return [*found, *_of_losses(result, story)]
 
 
 def _outcome(result: Result | None) -> Sentence:
     if result is None:
-        return Sentence("bad", "The job could not be run to its end: the launcher's output says why.")
+        return Sentence("bad", "The job did not run to its end: see the output of the launcher.")
     after = f"after {duration(result.seconds)}: {result.stopped_by}"
     if result.interrupted:
         return Sentence("note", f"The job was stopped {after}.")
     if result.status:
         return Sentence("bad", f"The job ended with status {result.status} {after}.")
-    return Sentence("good", f"The job ended well {after}.")
+    return Sentence("good", f"The job succeeded {after}.")
 
 
 def _of_time(lanes: Mapping[int, Lane]) -> list[Sentence]:
     """Return sentences about the phases in which workers do not compute."""
     if not lanes:
-        return [Sentence("note", "No worker has counted steps (Worker.progress), so nothing is known of its time.")]
+        return [Sentence("note", "No worker has counted steps (Worker.progress), so the use of its time is unknown.")]
     total = Shares()
     for lane in lanes.values():
         total = total.plus(lane.shares)
     unknown = not any(lane.has_loading for lane in lanes.values())
-    with_loading = " (loading is in it: the loop does not say when it loads)" if unknown else ""
+    with_loading = " (including loading, which the loop does not measure)" if unknown else ""
     computing = f"The workers computed for {percent(total.compute / total.total)} of their time{with_loading}"
     found = []
     for name, phrase in _PHRASES.items():
@@ -92,7 +93,7 @@ def _of_time(lanes: Mapping[int, Lane]) -> list[Sentence]:
             text = f"{percent(share)} of rank {worst.rank}'s time is {phrase}{mean}{advised}."
             found.append((share, Sentence("bad" if high else "note", text)))
     found.sort(key=lambda each: -each[0])
-    rest = "" if found else "; no other phase takes a tenth of any worker's"
+    rest = "" if found else "; every other phase takes less than a tenth of each worker's time"
     level = "note" if found else "good"
     return [*(sentence for _, sentence in found), Sentence(level, f"{computing}{rest}.")]
 

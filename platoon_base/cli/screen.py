@@ -103,13 +103,13 @@ class Screen:
             call(**kwargs)
         except Exception:
             self._ended = True
-            log.exception("nothing more is shown of this job, which goes on")
+            log.exception("the screen failed and shows nothing more of this job; the job continues")
 
     def _hand_over(self) -> None:
         """Remove the table when a worker stops at a breakpoint: its debugger needs the terminal."""
         if self._terminal_request.exists():
             if self._display.pause():
-                self._print(Text("worker 0 is at a breakpoint: no table from here on; Ctrl-C ends the job"))
+                self._print(Text("worker 0 is at a breakpoint: the table is off from here on; Ctrl-C ends the job"))
             self._terminal_request.unlink(missing_ok=True)
 
     def _poll(self, last: bool = False) -> None:

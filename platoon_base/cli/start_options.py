@@ -26,7 +26,7 @@ _OPTIONS = (
         type=int,
         metavar="N",
         callback=of_workers,
-        help="Number of workers: on the first N CUDA devices, or on the CPU.",
+        help="Number of workers, on the first N CUDA devices or on the CPU.",
     ),
     click.option(
         "-D",
@@ -34,18 +34,18 @@ _OPTIONS = (
         multiple=True,
         metavar="DEV ...",
         callback=of_workers,
-        help="One worker for each device, such as cuda0 cuda1. Or one word: cuda, all CUDA devices; cpu, with -n; "
-        "auto, cuda where there is one, else cpu.  [auto]",
+        help="One worker for each device, such as cuda0 cuda1. Or one word: cuda for all CUDA "
+        "devices, cpu (with -n), or auto, which is cuda if there is one and else cpu.  [auto]",
     ),
     click.option(
         "--center",
         type=click.Choice(CENTERS),
         default="auto",
         show_default=True,
-        help="Where the shared parameters live: in shared memory, or on the GPUs, a part on each.",
+        help="Where the shared parameters are: in shared memory, or on the GPUs, a part on each.",
     ),
     click.option(
-        "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
+        "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module; run it as python -m does."
     ),
     timeout_option,
     click.argument("script", type=click.Path()),

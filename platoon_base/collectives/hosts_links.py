@@ -106,7 +106,7 @@ class Link:
         elif kind == WAITING and offset <= links.call:
             known = length % 4 == 0
         if not known:
-            raise BrokenStreamError(f"got a record of tag {tag} out of turn", altered=True)
+            raise BrokenStreamError(f"got a record of tag {tag} out of order", altered=True)
         self._buffer = bytearray(length)
         return memoryview(self._buffer)
 
@@ -274,7 +274,7 @@ class Links:
         silent = [(link.to.name, 0.0 if link.closed else link.stream.unanswered_s()) for link in self.all]
         least_s = timeout("link")
         found = [f"{name} has been unreachable for {seconds:.0f} s" for name, seconds in silent if seconds > least_s]
-        return f"{'; '.join(found)}. Is the network between the hosts slow or cut?" if found else ""
+        return f"{'; '.join(found)}. Is the network between the hosts slow or down?" if found else ""
 
     def send_last_record(self, how: int | None, text: bytes) -> None:
         """Report a failed call (``how``), or that this rank leaves (None), before queued data."""

@@ -25,7 +25,7 @@ class StreamAbove(AbstractDataStream):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "stream" not in vars(self):
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.stream, name)
 
     def reset(self) -> None:

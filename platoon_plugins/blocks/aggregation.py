@@ -58,7 +58,7 @@ def register_aggregation(scheme: type, *combinations: str) -> None:
         raise ConfigurationError(f"got {scheme!r}: pass a subclass of blocks.monitoring.aggregation.AggregationScheme")
     unknown = [name for name in combinations if name not in _COMBINATIONS]
     if unknown:
-        raise ConfigurationError(f"got {unknown[0]!r}: a combination is one of {', '.join(_COMBINATIONS)}")
+        raise ConfigurationError(f"got {unknown[0]!r}: a combination must be one of {', '.join(_COMBINATIONS)}")
     _known[scheme] = combinations
 
 
@@ -78,8 +78,9 @@ class Accumulators:
         if len(known) != len(shared):
             names = ", ".join(sorted({type(v.tag.aggregation_scheme).__name__ for v in buffer.variables}))
             raise ConfigurationError(
-                f"got aggregation schemes ({names}) with {len(shared)} accumulators, {len(known)} expected: one has "
-                "others than register_aggregation was told; name one combination for each"
+                f"got aggregation schemes ({names}) with {len(shared)} accumulators, {len(known)} "
+                "expected: one of them has other accumulators than register_aggregation was "
+                "given; name one combination for each"
             )
 
     def values(self) -> list[Array]:
@@ -104,8 +105,9 @@ def _combinations_for(variable: Any) -> tuple[str, ...]:
     if base is not None and scheme.get_aggregator is base.get_aggregator:
         return _known[base]
     raise ConfigurationError(
-        f"got {variable.name} with the aggregation scheme {scheme.__name__}: how its accumulators on several workers "
-        f"are combined is not known; tell it by register_aggregation({scheme.__name__}, ...)"
+        f"got {variable.name} with the aggregation scheme {scheme.__name__}: it is unknown how to "
+        "combine its accumulators of several workers; call "
+        f"register_aggregation({scheme.__name__}, ...)"
     )
 
 
@@ -114,8 +116,9 @@ def _require_same_shapes(accumulator: _Accumulator, parts: Sequence[Array | None
     shapes = {part.shape[1:] if rows else part.shape for part in parts if part is not None}
     if len(shapes) > 1 and accumulator.combination != "last":
         raise ConfigurationError(
-            f"got values of {accumulator.name} of shapes {sorted(shapes)} on different workers: only values of one "
-            "shape can be put together; monitor a value that does not depend on the size of a batch, such as its mean"
+            f"got values of {accumulator.name} of shapes {sorted(shapes)} on different workers: "
+            "only values of one shape can be combined; monitor a value that does not depend on "
+            "the batch size, such as its mean"
         )
 
 

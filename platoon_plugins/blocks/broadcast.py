@@ -58,7 +58,7 @@ class BroadcastStream(StreamAbove):
     def get_data(self, request: Any = None) -> tuple[Array, ...]:
         """Return the next batch, the same on every worker, in new, writable arrays."""
         if request is not None:
-            raise ValueError(f"got the request {request!r}: this stream takes none")
+            raise ValueError(f"got the request {request!r}: this stream takes no requests")
         if self._ended:
             raise StopIteration
         self._worker = connect() if self._worker is None else self._worker
@@ -147,8 +147,9 @@ def _numbers(source: str, data: Any) -> Array:
     array = data if isinstance(data, np.ndarray) else _array(data)
     if array.dtype.kind not in _NUMERIC_KINDS:
         raise ConfigurationError(
-            f"got {array.dtype} data of the source {source!r}: only arrays of numbers can be sent to the others; make "
-            "rows equally long (fuel.transformers.Padding), and text into numbers, before"
+            f"got {array.dtype} data of the source {source!r}: only arrays of numbers can be sent "
+            "to the others; before that make rows equally long (fuel.transformers.Padding), and "
+            "convert text to numbers"
         )
     return array
 

@@ -22,9 +22,10 @@ __all__ = ["DealtStream"]
 log = logging.getLogger(__name__)
 
 _REMEDY = (
-    "Each worker reads the whole stream and keeps every N-th batch, so the streams must give the same batches in the "
-    "same order. Give shuffles and random numbers in it a seed, such as numpy.random.RandomState(0), and all workers "
-    "the same files. If each worker is to draw batches of its own, leave shard_stream out"
+    "Each worker reads the whole stream and keeps every N-th batch, so the streams must give the "
+    "same batches in the same order. Seed shuffles and random numbers in it, for example with "
+    "numpy.random.RandomState(0), and use the same files on all workers. If each worker should "
+    "draw its own batches, leave shard_stream out"
 )
 
 
@@ -55,7 +56,7 @@ class DealtStream(StreamAbove):
 
     def get_data(self, request: Any = None) -> Any:
         if request is not None:
-            raise ValueError(f"got the request {request!r}: this stream takes none")
+            raise ValueError(f"got the request {request!r}: this stream takes no requests")
         if self._ended or self._batches is None:
             # Some streams would start the next epoch if they were read now.
             raise StopIteration
@@ -70,8 +71,9 @@ class DealtStream(StreamAbove):
             return together[rank % len(together)]
         if not read_before:
             raise ConfigurationError(
-                f"got {len(together)} {self._unit} in an epoch for {size} workers, and uneven={self.uneven!r} leaves "
-                f'worker {rank} without any; make batches smaller, use fewer workers, or uneven="wrap"'
+                f"got {len(together)} {self._unit} in an epoch for {size} workers, so "
+                f"uneven={self.uneven!r} leaves worker {rank} without any: make batches smaller, "
+                'use fewer workers, or uneven="wrap"'
             )
         if together and self.uneven == "drop":
             self._warn_of_dropped(len(together), rank)
@@ -97,7 +99,7 @@ class DealtStream(StreamAbove):
     def _warn_of_dropped(self, dropped: int, rank: int) -> None:
         if not self._warned and not rank:
             log.warning(
-                'uneven="drop" leaves out the last %d of %d %s in an epoch of the stream; uneven="wrap" uses them',
+                'uneven="drop" omits the last %d of %d %s in an epoch of the stream; uneven="wrap" uses them',
                 dropped,
                 self._read,
                 self._unit,

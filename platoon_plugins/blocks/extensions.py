@@ -177,7 +177,7 @@ def _settings_of(main_loop: Any) -> Settings:
     found = [each.settings for each in _ours(main_loop) if each.settings is not None]
     if len(found) > 1:
         raise ConfigurationError(
-            "got ParameterSync twice in one main loop: there is one center; give all triggers to one of them"
+            "got ParameterSync twice in one main loop, which has one center: give all triggers to one of them"
         )
     return found[0] if found else Settings(rule=None, leader_only=LEADER_ONLY)
 
@@ -195,7 +195,7 @@ def _new_training(main_loop: Any) -> Training | None:
     settings = _settings_of(main_loop)
     stops = [extension for extension in _ours(main_loop) if extension.stops_together]
     if len(stops) > 1:
-        raise ConfigurationError("got StopTogether twice in one main loop: there is one decision; leave one out")
+        raise ConfigurationError("got StopTogether twice in one main loop: leave one out")
     worker = _worker_of(main_loop)
     alone = worker.global_size == 1
     # With a broadcast stream each worker makes as many steps as one process.

@@ -38,8 +38,9 @@ def trained_parameters(main_loop: Any) -> list[Any]:
         found = main_loop.model.parameters
     if not found:
         raise ConfigurationError(
-            f"got a main loop whose algorithm ({type(main_loop.algorithm).__name__}) has no parameters, and no model: "
-            "pass ParameterSync(..., parameters=[...]), the shared variables that are trained"
+            f"got a main loop whose algorithm ({type(main_loop.algorithm).__name__}) has no "
+            "parameters, and no model: pass the trained shared variables, ParameterSync(..., "
+            "parameters=[...])"
         )
     return list(found)
 
@@ -84,8 +85,9 @@ def require_loaded_model(main_loop: Any) -> None:
     trained = main_loop.model.get_parameter_dict().keys()
     if loaded != trained:
         raise LayoutMismatchError(
-            f"{path} has the parameters of another model: it lacks {_names(trained - loaded)} and has "
-            f"{_names(loaded - trained)}; load what this model was saved to, or leave Load out to begin anew"
+            f"{path} has the parameters of another model: it lacks {_names(trained - loaded)} and "
+            f"has {_names(loaded - trained)}; load a file of this model, or leave Load out to "
+            "start from the beginning"
         )
 
 

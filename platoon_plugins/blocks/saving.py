@@ -53,16 +53,14 @@ def _compare(path: Any) -> None:
         return
     _known.add(name)
     kind = type(extension).__name__
-    remedy = f"prepare(main_loop, leader_only=({kind},)) lets the first worker write it, with the center's values"
+    remedy = f"prepare(main_loop, leader_only=({kind},)) makes only the first worker write it, with the center's values"
     # The request itself may open files.
     _asking = True
     try:
         worker.advanced.require_same(f"the writer of {name}"[:256], f"rank {worker.global_rank}", remedy)
     except ConfigurationError:
         # This is raised on the worker that writes later.
-        warn_once(
-            f"{kind} writes {name}, which another worker has written too, each with parameters of its own: {remedy}"
-        )
+        warn_once(f"{kind} writes {name}, which another worker has written too, each with its own parameters: {remedy}")
     except PlatoonError:
         pass  # The job ends, and its end is reported elsewhere.
     finally:

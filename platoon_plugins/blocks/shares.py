@@ -51,8 +51,8 @@ def _pack(share: Share) -> Array:
     for array in arrays:
         if array.dtype.kind not in "biuf":
             raise ConfigurationError(
-                f"got a value of dtype {array.dtype}: workers put together real numbers; monitor its real and "
-                "imaginary parts, or its absolute value"
+                f"got a value of dtype {array.dtype}: workers combine only real numbers; monitor "
+                "its real and imaginary parts, or its absolute value"
             )
     head = [share.batches, len(share.accumulators), len(share.records), len(arrays)]
     head += [number for array in arrays for number in (array.ndim, *array.shape)]

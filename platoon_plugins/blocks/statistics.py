@@ -46,9 +46,10 @@ class Statistics:
         if collected_statistics(main_loop.algorithm):
             self._warned = True
             log.warning(
-                "rank %d: what is saved or evaluated now has the population statistics of BatchNormalization of this "
-                "worker alone, as the workers averaged theirs last after batch %d: put Checkpoint and "
-                "DataStreamMonitoring behind DistributedMonitoring, with the same triggers",
+                "rank %d: saved or evaluated values have the population statistics of "
+                "BatchNormalization of this worker alone, because the workers averaged theirs "
+                "last after batch %d: put Checkpoint and DataStreamMonitoring after "
+                "DistributedMonitoring, with the same triggers",
                 self._worker.global_rank,
                 self._averaged_at,
             )

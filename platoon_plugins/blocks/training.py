@@ -27,8 +27,9 @@ __all__ = ["Settings", "Training", "refuse_on_nonfinite"]
 log = logging.getLogger(__name__)
 
 _SAME_MODEL = (
-    "averaged gradients keep models the same only if all workers take the same steps: give all of them the same step "
-    "rule and learning rate, and the same extensions that change parameters or the learning rate"
+    "averaged gradients keep models the same only if all workers make the same steps: use the "
+    "same step rule and learning rate on all of them, and the same extensions that change "
+    "parameters or the learning rate"
 )
 # Short, as the main loop has an error to report.
 _LEAVING_TIMEOUT_S = 10.0
@@ -103,20 +104,22 @@ class Training:
         if self.averages:
             if rule not in ("auto", None):
                 raise ConfigurationError(
-                    f"got {rule} and an algorithm that averages gradients: the workers would be kept together twice; "
-                    "use ParameterSync(None) with AllReduceGradients, or the rule with the plain step rule"
+                    f"got {rule} and an algorithm that averages gradients, which would "
+                    "synchronize the workers twice: use ParameterSync(None) with "
+                    "AllReduceGradients, or the rule with the plain step rule"
                 )
             refuse_on_nonfinite(self.settings.on_nonfinite)
             return None
         if rule in ("auto", None) and has_averaging_rule(algorithm):
             raise ConfigurationError(
-                "got a main loop that was made with one worker, where there is nothing to average, and pickled: make "
-                "it anew, and bring the values by Load(path)"
+                "got a main loop that was created with one worker, which averages nothing, and "
+                "then pickled: create it again, and restore the values with Load(path)"
             )
         if rule is None:
             raise ConfigurationError(
-                "got neither a rule nor averaged gradients: each worker would train a model of its own; pass a rule, "
-                "as in ParameterSync(EASGD()), or use the step rule AllReduceGradients(...)"
+                "got neither a rule nor averaged gradients, so each worker would train its own "
+                "model: pass a rule, such as ParameterSync(EASGD()), or use the step rule "
+                "AllReduceGradients(...)"
             )
         period, chosen = self.settings.period, rule
         if rule == "auto":
@@ -154,9 +157,9 @@ class Training:
         self._statistics.start(main_loop)
         if self.worker.resume_at.steps and not main_loop.status["iterations_done"] and not self.worker.global_rank:
             log.warning(
-                "this training had come to epoch %d, and its main loop begins again at the first, with the parameters "
-                "that it had: to go on with its log, its step rule and its data too, run the main loop that Checkpoint "
-                "saved",
+                "this training was at epoch %d, and its main loop starts at the first epoch "
+                "again, with the restored parameters: to restore its log, step rule and data "
+                "too, run the main loop that Checkpoint saved",
                 self.worker.resume_at.epoch,
             )
         self._synchronized_at = self._evaluated_at = main_loop.status["iterations_done"]
@@ -213,9 +216,9 @@ class Training:
         if never and not self._warned:
             self._warned = True
             log.warning(
-                "rank %d: %d batches came before an evaluation, fewer than every_n_batches=%d: the workers "
-                "synchronized for it, as they will for each that no period came before; make it smaller, or evaluate "
-                "less often",
+                "rank %d: %d batches preceded an evaluation, fewer than every_n_batches=%d, so "
+                "the workers synchronized for the evaluation, and will do so each time: make "
+                "every_n_batches smaller, or evaluate less often",
                 self.worker.global_rank,
                 self._main_loop.status["iterations_done"] - self._evaluated_at,
                 self.settings.period,
@@ -279,8 +282,9 @@ class Training:
         missing, self._owners[name] = self._owners.get(name, set()) - set(ranks), set(ranks)
         if missing and self.worker.global_rank == min(ranks):
             log.warning(
-                "%s: the batches of rank %s are missing from now on, which only it had (sharded=True): its records are "
-                "not comparable with the earlier ones, nor is the best of them",
+                "%s: from now on the batches of rank %s are missing, which only that rank had "
+                "(sharded=True): its records, and the best of them, are not comparable with the "
+                "earlier ones",
                 name,
                 ", ".join(map(str, sorted(missing))),
             )
@@ -295,7 +299,7 @@ class Training:
         if self._led and not led:
             self.keeps_evaluated = True
             log.warning(
-                "rank %d prints and saves from now on, as all ranks before it are gone", self.worker.global_rank
+                "rank %d prints and saves from now on, because all lower ranks are lost", self.worker.global_rank
             )
         if meeting is not None and self.started:
             self._require_same_model()
@@ -317,11 +321,11 @@ class Training:
             together = self._end_together()
         except (CollectiveTimeoutError, WorkerLostError) as error:
             # Others still train, or the controller is lost.
-            log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
+            log.warning("rank %d leaves the job without further waiting: %s", self.worker.global_rank, error)
             together = False
         except KeyboardInterrupt:
             # Blocks has removed its signal handler, but extensions that save must still run.
-            log.warning("rank %d was interrupted at its end: it no longer waits for others", self.worker.global_rank)
+            log.warning("rank %d was interrupted at its end and no longer waits for others", self.worker.global_rank)
             together = False
         if not together:
             self._leave(self.timeout_s)
@@ -349,8 +353,9 @@ class Training:
             return
         if self.lockstep and isinstance(error, PlatoonError):
             log.error(
-                "rank %d: these workers process each batch together, and one of them did not come to the next. If none "
-                'has died, see that all have as many: shard_stream(stream, uneven="drop"), the same extensions',
+                "rank %d: these workers process each batch together, and one of them did not "
+                "reach the next batch. If none has failed, make sure that all have the same "
+                'number of batches: shard_stream(stream, uneven="drop"), and the same extensions',
                 self.worker.global_rank,
             )
         self.finished, self._evaluated = True, []
@@ -383,6 +388,6 @@ def _values_in(parameters: Sequence[Any], values: Sequence[Any]) -> Iterator[Non
 def refuse_on_nonfinite(choice: str) -> None:
     if choice != "raise":
         raise ConfigurationError(
-            f"got on_nonfinite={choice!r} and no rule: averaged gradients bring a NaN of one worker to all at once; "
-            "use RemoveNotFinite() behind AllReduceGradients()"
+            f"got on_nonfinite={choice!r} and no rule: averaged gradients send a NaN of one "
+            "worker to all others; use RemoveNotFinite() after AllReduceGradients()"
         )

@@ -43,7 +43,7 @@ def test_alone_a_broadcast_stream_reads_for_itself(solo_worker):
             np.testing.assert_array_equal(batch["reals"], batch["bytes"].reshape(3, -1))
             np.testing.assert_array_equal(batch["flags"], batch["bytes"] % 2 == 0)
     assert stream.produces_examples
-    with pytest.raises(ValueError, match="takes none"):
+    with pytest.raises(ValueError, match="takes no requests"):
         stream.get_data(3)
 
 

@@ -190,7 +190,7 @@ def test_blocks_completes_a_round_after_its_part_of_the_period(run_blocks):
 def test_blocks_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_blocks):
     outcome = run_blocks(script_path("rounds_in_adapters_blocks_evaluates_what_was_learned")).require_success()
     for log in outcome.logs:
-        assert log.count("5 batches came before an evaluation, fewer than every_n_batches=50") == 1, log
+        assert log.count("5 batches preceded an evaluation, fewer than every_n_batches=50") == 1, log
 
 
 @needs_blocks
@@ -209,7 +209,7 @@ main_loop.run()
 assert made == [1.0, 1.0], made  # nor at the end of training, which would change what was evaluated
 """
     ).require_success()
-    assert not any("batches came before an evaluation" in log for log in outcome.logs)
+    assert not any("batches preceded an evaluation" in log for log in outcome.logs)
 
 
 @needs_theano

@@ -513,4 +513,4 @@ def test_a_summary_into_a_named_pipe_needs_a_reader(tmp_path):
 @pytest.mark.timeout(200)
 def test_a_named_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "rank0.log")
-    assert "is a named pipe or a device, and no file" in tail(tmp_path / "rank0.log")
+    assert "is a named pipe or a device, not a file" in tail(tmp_path / "rank0.log")

@@ -123,5 +123,5 @@ def test_an_error_in_the_report_costs_the_report_and_not_the_job(tmp_path, caplo
     broken, other = BrokenReport(tmp_path / "x", "train.py", tmp_path), RunReport(tmp_path / "y", "train.py", tmp_path)
     with pytest.raises(KeyError, match="of the job"), Observers([broken, other]):
         raise KeyError("of the job")
-    assert "nothing more is written for the report: ZeroDivisionError: in the page" in caplog.text
+    assert "stopped writing for the report: ZeroDivisionError: in the page" in caplog.text
     assert "train.py" in (tmp_path / "y").read_text()

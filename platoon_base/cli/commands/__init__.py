@@ -26,17 +26,17 @@ __all__ = ["SUBCOMMANDS", "main", "spread_devices"]
 # The module of each name has its `command`; the texts are for the overview.
 SUBCOMMANDS = {
     "clean": "Remove what this user's dead jobs left behind.",
-    "doctor": "Print what is installed and works, and how to get the rest.",
-    "env": "Print versions, limits and settings, for a report of a fault.",
+    "doctor": "Print what is installed and works, and how to install the rest.",
+    "env": "Print versions, limits and settings for a bug report.",
     "export": "Write the parameters in a checkpoint as safetensors.",
     "jobs": "List this user's running jobs.",
     "join": "Add one more worker to a running job.",
     "launch": "Run a script as N workers.",
-    "logs": "Show what the workers of a running job write.",
-    "run": "Run a script alone, with the repairs it may need.",
-    "stop": "End a running job in order, from any terminal.",
+    "logs": "Show the output of the workers of a running job.",
+    "run": "Run a script as one process, with the repairs it may need.",
+    "stop": "Stop a running job in order, from any terminal.",
     "top": "Show a running job live, from any terminal.",
-    "tune": "Find out which method to train a script with.",
+    "tune": "Compare the methods to train a script with.",
 }
 
 
@@ -56,8 +56,8 @@ class _Overview(click.Group):
             return name, None, rest
         if not sys.platform.startswith("linux"):
             raise ConfigurationError(
-                f"jobs run on Linux, and this is {sys.platform}: run the script as one process, python SCRIPT, or use "
-                "platoon in a container or in WSL 2"
+                f"jobs run only on Linux, and this is {sys.platform}. Run the script as one "
+                "process with python SCRIPT, or use platoon in a container or in WSL 2"
             )
         return name, importlib.import_module(f"{__name__}.{known.name}").command, rest
 
@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
         why = lost_output()  # Empty if the reader has closed the pipe.
         lenient_output()
         if why:
-            click.echo(f"platoon: the output cannot be written: {why}", err=True)
+            click.echo(f"platoon: cannot write the output: {why}", err=True)
         sys.exit(1)
 
 
@@ -143,7 +143,7 @@ def _flushed() -> Iterator[None]:
             sys.stdout.flush()
 
 
-_NO_FOLDER = "platoon: the working directory is gone: something has removed it; cd to one that exists"
+_NO_FOLDER = "platoon: the working directory was removed: cd to one that exists"
 
 
 def _has_working_folder() -> bool:

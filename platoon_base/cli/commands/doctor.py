@@ -1,4 +1,4 @@
-"""``platoon doctor``: what is installed, what works, and how to get the rest."""
+"""``platoon doctor``: what is installed, what works, and how to install the rest."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _INDENT = 4 + _NAME
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="For programs: a list with an entry for each check.")
-@click.option("--all", "every", is_flag=True, help="Say of each thing that is not here how to get it.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON: a list with an entry for each check.")
+@click.option("--all", "every", is_flag=True, help="Also show how to install everything that is missing.")
 def command(as_json: bool, every: bool) -> None:
-    """Print what is installed, which back ends work, and how to get the rest.
+    """Print what is installed, which back ends work, and how to install the rest.
 
-    Frameworks are tried one after the other, which takes seconds. One of them is enough.
+    Each framework is imported, which takes seconds. One working framework is enough.
     """
     if as_json:
         click.echo(json.dumps([check._asdict() for check in checks()], indent=2))
@@ -44,19 +44,19 @@ def command(as_json: bool, every: bool) -> None:
         _print(check)
     if absent and not every:
         names = ", ".join(check.name for check in absent)
-        for line in _broken(f"not here: {names} (platoon doctor --all says how to get them)"):
+        for line in _broken(f"not installed: {names} (platoon doctor --all shows how to install them)"):
             click.echo(line)
     shown = [check for check in found if every or check not in absent]
     missing = [check for check in shown if not check.works]
     text = f"{len(shown) - len(missing)} of {len(shown)} checks are ok"
     needed = [check.name for check in missing if check.needed]
     if needed:
-        text += f"; without {', '.join(needed)} no job runs well: do what stands there first"
+        text += f"; jobs need {', '.join(needed)}: repair that first"
     elif missing:
-        text += "; what is not is optional: install what your scripts import"
+        text += "; the others are optional: install what your scripts import"
     frameworks = [check for check in found if check.group == "frameworks" and check.name != "mpi4py"]
     if frameworks and not any(check.works for check in frameworks):
-        text += "; no framework works here, so only loops on NumPy arrays can be trained"
+        text += "; no framework works, so only loops on NumPy arrays can be trained"
     click.echo(text)
 
 

@@ -1,4 +1,4 @@
-"""``platoon env``: versions, limits and settings, for a report of a fault."""
+"""``platoon env``: versions, limits and settings, for a bug report."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["command"]
 
 
 @click.command("env")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(as_json: bool) -> None:
-    """Print what a report of a fault needs: versions, machine, limits, devices, and the variables that count.
+    """Print versions, machine, limits, devices and relevant variables, for a bug report.
 
-    Only variables about jobs, frameworks and threads are shown. Values whose names tell of keys, tokens or passwords
-    are hidden. Read it before you publish it.
+    Only variables about jobs, frameworks and threads are shown. Values of variables whose names
+    suggest keys, tokens or passwords are hidden. Read the output before you publish it.
     """
     report = environment_report()
     if as_json:
