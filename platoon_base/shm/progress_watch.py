@@ -10,7 +10,7 @@ from platoon_base.shm.job_state import JobState
 from platoon_base.system.awake import awake
 from platoon_base.timeouts import LIVENESS_S
 
-__all__ = ["ProgressWatch", "stalled_text"]
+__all__ = ["CallWatch", "ProgressWatch", "stalled_text"]
 
 
 class ProgressWatch:
@@ -37,6 +37,20 @@ class ProgressWatch:
         self.poll()
         updated = float(self._job_state.row(rank)["updated"])
         return float(max(self._moved[rank], updated + awake() - time.monotonic() if updated else -np.inf))
+
+
+class CallWatch:
+    """Measures how long workers have been in one collective call, from one poll to the next."""
+
+    def __init__(self, job_state: JobState) -> None:
+        self._job_state = job_state
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def seconds(self, rank: int) -> float:
+        count, now = int(self._job_state.row(rank)["waits"]), awake()
+        if rank not in self._seen or self._seen[rank][0] != count:
+            self._seen[rank] = count, now
+        return now - self._seen[rank][1] if count % 2 else 0.0  # The count is odd within a call.
 
 
 def stalled_text(moved: float) -> str:
