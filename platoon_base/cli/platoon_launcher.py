@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
+import functools
 import logging
 import os
 import re
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -26,6 +26,7 @@ from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
 from platoon_base.system.output import lenient_output, watch_output
+from platoon_base.system.process import die_with
 from platoon_base.system.signals import catches, default_sigchld
 from platoon_base.timeouts import POLL_S
 from platoon_base.worker_process.program import Program, python_main
@@ -35,7 +36,6 @@ __all__ = ["main"]
 log = logging.getLogger(__name__)
 
 OK, FAILED, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER = range(5)
-_PR_SET_PDEATHSIG = 1
 _WITH_TEXT = ("-c", "--controller-args", "-w", "--workers-args")
 
 
@@ -164,7 +164,7 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
             [*python_main("platoon_base.worker_process.child"), *program.argv, *args],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Otherwise Ctrl-C would reach it twice.
-            preexec_fn=_end_with_parent(),
+            preexec_fn=functools.partial(die_with, os.getpid(), signal.SIGTERM),
         )
         while process.poll() is None:
             for number in signals.take(POLL_S):
@@ -173,14 +173,3 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
                 if catches(process.pid, number):
                     process.send_signal(number)
         return process.returncode
-
-
-def _end_with_parent() -> Callable[[], None]:
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def run() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return run
