@@ -1,4 +1,4 @@
-"""Combination of the accumulators of Blocks' monitoring over the batches of all workers."""
+"""Accumulators of Blocks' monitoring, exchanged and combined over the workers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,67 @@ from blocks.monitoring.aggregation import (
 )
 from blocks.monitoring.evaluators import AggregationBuffer, MonitoredQuantityBuffer
 
+from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.blocks.shares import Array, Share
+from platoon_plugins.blocks.streams import packed, unpacked
 
-__all__ = ["Accumulators", "RecordedQuantities", "register_aggregation"]
+__all__ = ["Accumulators", "Array", "RecordedQuantities", "Share", "gather_shares", "register_aggregation"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Share(NamedTuple):
+    """One worker's number of batches, real accumulators, and quantity values for each batch."""
+
+    batches: int
+    accumulators: list[Array]
+    records: list[list[Array]]
+
+
+def gather_shares(
+    worker: Worker, name: str, share: Share, ranks: Sequence[int], *, timeout_s: float
+) -> tuple[list[Share], list[int]]:
+    """Gather the shares of ``ranks``, or no shares if one is lost, and the ranks that took part."""
+    # A collective call. Values become float64, so integers beyond 2^53 are rounded.
+    mine = _pack(share)
+    # The lengths may differ. Each worker adds its values at its own position of a vector of zeros.
+    told = worker.gather([worker.global_rank, len(mine)], name=f"{name}, lengths", timeout_s=timeout_s)
+    lengths = {rank: length for rank, length in told}
+    if list(lengths) != list(ranks):
+        return [], list(lengths)
+    ends = np.cumsum(list(lengths.values()))
+    end = ends[list(ranks).index(worker.global_rank)]
+    everything = np.zeros(ends[-1])
+    everything[end - len(mine) : end] = mine
+    summed = worker.advanced.sum_arrays(name, [everything], timeout_s=timeout_s)
+    if summed.ranks != list(ranks):
+        return [], summed.ranks
+    return [_unpack(row) for row in np.split(summed.arrays[0], ends[:-1])], summed.ranks
+
+
+def _pack(share: Share) -> Array:
+    """Pack a share into one vector: four counts, and all arrays in words of 32 bits."""
+    arrays = [np.asarray(array) for array in [*share.accumulators, *(v for values in share.records for v in values)]]
+    for array in arrays:
+        if array.dtype.kind not in "biuf":
+            raise ConfigurationError(
+                f"got a value of dtype {array.dtype}: workers combine only real numbers; monitor "
+                "its real and imaginary parts, or its absolute value"
+            )
+    body = packed(arrays)
+    counts = [share.batches, len(share.accumulators), len(share.records), len(body)]
+    # Sums of such words and zeros are exact.
+    return np.concatenate([counts, np.pad(body, (0, -len(body) % 4)).view(np.uint32)])
+
+
+def _unpack(row: Array) -> Share:
+    batches, accumulators, records, size = row[:4].astype(int).tolist()
+    body = row[4:].astype(np.uint32).view(np.uint8)[:size]
+    arrays = [array.astype(np.float64) for array in unpacked(body)]
+    values = arrays[accumulators:]
+    each = len(values) // records if records else 0
+    return Share(batches, arrays[:accumulators], [values[i * each : (i + 1) * each] for i in range(records)])
+
 
 _REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 _COMBINATIONS = (*_REDUCTIONS, "last", "concatenate")

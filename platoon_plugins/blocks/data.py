@@ -17,11 +17,11 @@ from fuel.transformers import BackgroundProcess, Batch, Cache, Filter, MultiProc
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import require_uneven
-from platoon_plugins.blocks.broadcast import BroadcastStream
-from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Shard, ShardedScheme, all_schemes
 from platoon_plugins.blocks.streams import (
+    BroadcastStream,
+    DealtStream,
     all_streams,
     draw_by_rank,
     is_broadcast,

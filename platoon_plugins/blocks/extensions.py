@@ -19,11 +19,10 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import COMPUTE, LOADING
 from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
-from platoon_plugins.blocks.saving import watch_files
-from platoon_plugins.blocks.statistics import decay_statistics
+from platoon_plugins.blocks.model import decay_statistics
 from platoon_plugins.blocks.streams import is_broadcast
 from platoon_plugins.blocks.training import Settings, Training
-from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader
+from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader, watch_files
 
 __all__ = [
     "LEADER_ONLY",
@@ -36,7 +35,6 @@ __all__ = [
     "report_cost",
     "report_limits",
     "report_records",
-    "training_of",
 ]
 
 LEADER_ONLY = (Printing, ProgressBar, Checkpoint)

@@ -12,10 +12,8 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.worker import SAME_DATA_REMEDY
-from platoon_plugins.blocks.above import streams_below
-from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
-from platoon_plugins.blocks.streams import all_streams, is_broadcast
+from platoon_plugins.blocks.streams import DealtStream, all_streams, is_broadcast, streams_below
 
 __all__ = ["require_dealt_out", "require_same_stream"]
 

@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job import connected
 from platoon_base.sharding import require_uneven
 
-__all__ = ["CurrentShard", "Shard", "ShardedRequests", "ShardedScheme", "all_schemes", "same_epoch"]
+__all__ = ["CurrentShard", "Shard", "ShardedScheme", "all_schemes", "same_epoch"]
 
 
 class Shard(NamedTuple):

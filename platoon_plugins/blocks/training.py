@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import itertools
 import logging
 import weakref
@@ -16,13 +17,38 @@ from platoon_base.schedule import part_is_over
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule, warn_of_sums
-from platoon_plugins.blocks.model import hyperparameters, moments_of, step_rule_state, trained_parameters
+from platoon_plugins.blocks.model import Statistics, hyperparameters, moments_of, step_rule_state, trained_parameters
 from platoon_plugins.blocks.same_data import require_dealt_out
-from platoon_plugins.blocks.statistics import Statistics
 from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
-from platoon_plugins.blocks.sync_points import END, SyncPoint, SyncPoints, Vote
 
-__all__ = ["Settings", "Training", "refuse_on_nonfinite"]
+__all__ = ["END", "Settings", "Training", "Vote", "refuse_on_nonfinite"]
+
+END = "the end of training"
+
+
+class Vote(enum.IntEnum):
+    """A worker's vote on stopping; `END` stops all workers, whatever the policy."""
+
+    NO = 0
+    YES = 1
+    END = 2
+
+
+class SyncPoint(NamedTuple):
+    """The result of a collective wait: its ranks, those that voted to stop, and any `Vote.END`."""
+
+    ranks: list[int]
+    voters: set[int]
+    ends: bool
+
+
+def _at_different_points(points: dict[int, str]) -> str:
+    told = "; ".join(f"worker {rank} is at {point}" for rank, point in sorted(points.items()))
+    return (
+        f"the main loops of this job are at different places: {told}. Give all workers the same extensions with the "
+        'same triggers, and as many batches in an epoch: shard_stream(stream, uneven="drop")'
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +99,9 @@ class Training:
         # Weak, so that the main loop is freed when the script drops it.
         self._main_loop_ref = weakref.ref(main_loop)
         self._name = f"main loop {next(_numbers)}"
-        self._sync_points = SyncPoints(worker, self._name, stops_together or self.lockstep, self.timeout_s)
+        self._stops_together = stops_together or self.lockstep
+        # The ranks at the latest `meet`.
+        self.ranks: list[int] = []
         self._statistics = Statistics(worker, self._name, self.timeout_s)
         self._rule = self._chosen_rule(main_loop.algorithm)
         self._synchronized_at = self._evaluated_at = 0
@@ -86,10 +114,6 @@ class Training:
         # The value at the latest `meet`, since the leader may change at any time.
         self._led = worker.is_leader
         self._longest = settings.period or 0
-
-    @property
-    def ranks(self) -> list[int]:
-        return self._sync_points.ranks
 
     @property
     def leads(self) -> bool:
@@ -290,11 +314,11 @@ class Training:
             )
 
     def meet(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait for all workers at a point; see `SyncPoints.attend`."""
+        """Wait for all workers at a named point; None if this main loop has to end now."""
         # The others then read a center with this worker's contribution.
         if self.worker.advanced.round_under_way:
             self.worker.advanced.complete_round(timeout_s=self.timeout_s)
-        meeting = self._sync_points.attend(point, vote)
+        meeting = self._attend(point, vote)
         led, self._led = self._led, self.leads
         if self._led and not led:
             self.keeps_evaluated = True
@@ -306,6 +330,21 @@ class Training:
         if meeting is None and point != END:
             self.request_finish()
         return meeting
+
+    def _attend(self, point: str, vote: Vote) -> SyncPoint | None:
+        mine = [self.worker.global_rank, point, int(vote)]
+        while True:
+            told = self.worker.gather(mine, name=f"meeting of {self._name}", timeout_s=self.timeout_s)
+            points = {rank: point for rank, point, _ in told}
+            self.ranks = list(points)
+            if len(set(points.values())) == 1:
+                return SyncPoint(self.ranks, {r for r, _, v in told if v}, any(v == Vote.END for _, _, v in told))
+            if END not in points.values():
+                raise ConfigurationError(_at_different_points(points))
+            # A main loop that ends has told the others at `END`.
+            if point != END if self._stops_together else point == END:
+                return None
+            # Wait again: the remaining main loops either end too, or continue without those that have ended.
 
     def average_statistics(self) -> None:
         self._statistics.average(self._main_loop)

@@ -13,8 +13,8 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices, require_uneven, shard_bounds, take
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.dataset_order import comparable, sources
-from platoon_plugins.keras.parts import Cut, is_nested, keep_part, keep_returned, leaves, map_arrays
+from platoon_plugins.keras.parts import Cut, is_nested, keep_part, leaves, map_arrays, rows_at
+from platoon_plugins.keras.read_order import comparable, sources
 from platoon_plugins.keras.same_data import SameBatches, require_same_data
 from platoon_plugins.keras.torch_loaders import is_loader, is_share, shard_loader
 
@@ -180,9 +180,7 @@ def _rows(array: Any, cut: Cut, reshuffle: bool, checked: bool) -> Any:
         return array
     array = _with_rows(array)
     mine = _first_rows(array, cut)
-    keep_returned(mine)
-    if reshuffle and cut.size > 1:
-        keep_part(mine, array, cut, checked)
+    keep_part(mine, array, cut, reshuffle and cut.size > 1, checked)
     return mine
 
 
@@ -202,7 +200,7 @@ def _first_rows(array: Any, cut: Cut) -> Any:
     if uneven == "drop":
         stop -= left_over
     chosen = slice(start + rank, stop, size)  # A slice makes a view where possible.
-    return array.iloc[chosen] if hasattr(array, "iloc") else array[chosen]
+    return rows_at(array, chosen)
 
 
 # Sets of batches.

@@ -13,7 +13,8 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import Warmup, scaled
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends
-from platoon_plugins.keras.optimizers import optimizers_of, with_inner
+from platoon_plugins.keras.optimizers import all_optimizers, schedule_of
+from platoon_plugins.keras.standby import Hooks
 
 __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_schedules"]
 
@@ -99,7 +100,7 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
 
 def warn_of_schedules(model: Any, worker: Worker, params: Mapping[str, Any]) -> None:
     """Warn on rank 0 if a schedule was not scaled and does not end with the fit."""
-    for optimizer in [inner for outer in optimizers_of(model) for inner in with_inner(outer)]:
+    for optimizer in all_optimizers(model):
         if worker.global_rank == 0:
             _warn_of_schedule(optimizer, worker.global_size, params)
 
@@ -111,11 +112,8 @@ def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -
             f"the optimizer {type(optimizer).__name__} has decay={optimizer.initial_decay:g}, which acts at each step "
             f"of its own worker: {fewer}; multiply it by connect().global_size, if that is not done yet"
         )
-    schedule = getattr(optimizer, "_learning_rate", None)
-    schedules = getattr(keras.optimizers, "schedules", None)
-    if schedules is None or not isinstance(schedule, schedules.LearningRateSchedule):
-        return
-    if hasattr(type(schedule), "steps_scaled_by"):
+    schedule = schedule_of(optimizer)
+    if schedule is None or hasattr(type(schedule), "steps_scaled_by"):
         return
     name, ends_at, epochs = type(schedule).__name__, _last_step(schedule), int(params.get("epochs") or 0)
     steps = (steps_in_epoch(params) or 0) * epochs
@@ -143,7 +141,7 @@ def _last_step(schedule: Any) -> float:
     return float(schedule.decay_steps + (getattr(schedule, "warmup_steps", None) or 0))
 
 
-class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateWarmup(Hooks):
     """Raise the learning rate batch by batch from that of one worker to that of N.
 
     It follows the equation of `platoon_base.learning_rate.Warmup`, which is Horovod's for
@@ -182,11 +180,6 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_per_epoch = steps_per_epoch
         self._backend = backends.current()
         self._epoch = 0
-        self._owner: Any = None
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self._owner = model  # `self.model` would fetch JAX's state at every batch.
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
@@ -202,7 +195,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         if rate is None:
             return
         try:
-            self._backend.set_learning_rate(self._owner, rate)
+            self._backend.set_learning_rate(self.owner, rate)
         except TypeError as exc:
             raise ConfigurationError(
                 "the optimizer follows a LearningRateSchedule, which a callback cannot change: compile with a number, "

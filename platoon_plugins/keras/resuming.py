@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import trained
+from platoon_plugins.keras import marks
 
-__all__ = [
-    "Resumption",
-    "agree_to_resume",
-    "given_initial_epoch",
-    "keep_epochs",
-    "resume_loops_of_keras_2",
-    "warn_if_anew",
-]
+__all__ = ["Resumption", "agree_to_resume", "given_initial_epoch", "keep_epochs", "warn_if_anew"]
 
 log = logging.getLogger(__name__)
 _KEPT = "epochs of the first keras fit"
@@ -74,31 +64,4 @@ def warn_if_anew(worker: Worker, first_epoch: int) -> None:
 
 
 def given_initial_epoch(model: Any) -> int:
-    """Return the ``initial_epoch`` of the calling ``fit``; Keras does not pass it to callbacks."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return int(frame.f_locals.get("initial_epoch") or 0)
-        frame = frame.f_back
-    return 0
-
-
-def resume_loops_of_keras_2(first_epoch: Callable[[Any, dict[str, Any]], int]) -> None:
-    """Patch the training loops of Keras 2, as callbacks cannot set their first epoch."""
-    from keras.engine import training_arrays, training_generator
-
-    for module, name in (training_arrays, "fit_loop"), (training_generator, "fit_generator"):
-        setattr(module, name, _resuming(getattr(module, name), first_epoch))
-
-
-def _resuming(loop: Callable[..., Any], first_epoch: Callable[[Any, dict[str, Any]], int]) -> Callable[..., Any]:
-    @functools.wraps(loop)
-    def resumed(model: Any, *args: Any, **options: Any) -> Any:
-        options["initial_epoch"] = first_epoch(model, options)
-        trained.in_loops.add(model)
-        try:
-            return loop(model, *args, **options)
-        finally:
-            trained.in_loops.discard(model)
-
-    return resumed
+    return int(marks.arguments_of_fit(model).get("initial_epoch") or 0)

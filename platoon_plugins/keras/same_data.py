@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,9 +15,9 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.fingerprint import fingerprint, plain
 from platoon_base.worker import kind_of, warn_once
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.dataset_order import is_in_order, sources
+from platoon_plugins.keras.marks import arguments_of_fit
 from platoon_plugins.keras.parts import is_part, leaves
-from platoon_plugins.keras.read_order import labels_of
+from platoon_plugins.keras.read_order import is_in_order, labels_of, sources
 from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 
 __all__ = ["SameBatches", "data_of_fit", "described", "require_same_data", "warn_if_not_sharded"]
@@ -167,14 +166,9 @@ def _compared(dataset: Any) -> Iterator[Any]:
 
 
 def data_of_fit(model: Any) -> tuple[Any, ...] | None:
-    """Return x and y of the calling ``fit``, which Keras does not pass to callbacks; or None."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in ("fit", "fit_generator") and frame.f_locals.get("self") is model:
-            values = frame.f_locals
-            return values["generator"] if "generator" in values else values.get("x"), values.get("y")
-        frame = frame.f_back
-    return None
+    """Return x and y of the calling ``fit``; or None."""
+    values = arguments_of_fit(model)
+    return (values.get("generator", values.get("x")), values.get("y")) if values else None
 
 
 def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:

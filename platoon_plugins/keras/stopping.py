@@ -8,7 +8,7 @@ from typing import Any
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import votes_suffice
-from platoon_plugins.keras.mode import Mode
+from platoon_plugins.keras.modes import Mode
 from platoon_plugins.keras.read_order import describe, require_same_orders
 
 __all__ = ["Stopping"]

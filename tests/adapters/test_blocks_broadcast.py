@@ -12,8 +12,7 @@ fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it 
 from fuel.transformers import Transformer
 from fuel_shards import iterable
 
-from platoon_plugins.blocks.broadcast import BroadcastStream
-from platoon_plugins.blocks.streams import is_sharded
+from platoon_plugins.blocks.streams import BroadcastStream, is_sharded
 
 
 class Reshape(Transformer):

@@ -40,10 +40,9 @@ from fuel_shards import epoch, iterable, joined, labels, rounds, sharded, stream
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks import ShardedScheme, shard_stream
-from platoon_plugins.blocks.broadcast import BroadcastStream
 from platoon_plugins.blocks.data import with_scheme
 from platoon_plugins.blocks.schemes import same_epoch
-from platoon_plugins.blocks.streams import is_sharded
+from platoon_plugins.blocks.streams import BroadcastStream, is_sharded
 
 
 @pytest.fixture

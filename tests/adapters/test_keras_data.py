@@ -26,13 +26,12 @@ from platoon_plugins.keras import (
     seeds,
     shard,
 )
-from platoon_plugins.keras.dataset_order import comparable, is_in_order
 from platoon_plugins.keras.fit_arguments import divide
 from platoon_plugins.keras.learning_rate import warn_of_schedules
-from platoon_plugins.keras.moving_averages import decay_for, watch_batch_normalization
-from platoon_plugins.keras.read_order import describe
+from platoon_plugins.keras.read_order import comparable, describe, is_in_order
 from platoon_plugins.keras.same_data import SameBatches
 from platoon_plugins.keras.standby import Standby
+from platoon_plugins.keras.statistics import decay_for, watch_batch_normalization
 
 pytestmark = pytest.mark.keras
 

@@ -84,6 +84,6 @@ class ByAClosure(_Counted):
 
 @pytest.mark.parametrize("kind", [Adds, Contains, LeavesOneOut, Highest, ByAMethod, ByAClosure])
 def test_a_metric_that_only_adds_is_recognized(kind):
-    from platoon_plugins.keras.adding import only_adds
+    from platoon_plugins.keras.sums import only_adds
 
     assert only_adds(kind(name="mine")) == (kind in (Adds, Contains))

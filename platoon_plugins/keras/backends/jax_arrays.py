@@ -147,15 +147,12 @@ class Later(Protocol):
 
     def put_off(self, indices: Sequence[int], queue: Queue) -> bool:
         """Let the program call ``queue`` for some arrays; return False if it cannot."""
-        ...
 
     def flush(self) -> None:
         """Make the deferred calls that the program has not made."""
-        ...
 
     def values(self) -> list[Any]:
         """Return the arrays, changed by all calls so far."""
-        ...
 
 
 class AwaitedArrays(JaxArrays):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
 from collections.abc import Iterator
@@ -14,9 +13,10 @@ from keras.src.backend import get_keras_mask  # There is no public function.
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
-from platoon_plugins.keras.batch_losses import ADDED
+from platoon_plugins.keras.marks import patch
+from platoon_plugins.keras.sums import ADDED
 
-__all__ = ["BatchWeight", "Term", "batch_weight", "require_one_kind", "warn_of_added", "watched"]
+__all__ = ["batch_weight", "require_one_kind", "warn_of_added", "watched"]
 
 _watching = threading.local()
 
@@ -43,7 +43,7 @@ class BatchWeight(NamedTuple):
 @contextlib.contextmanager
 def watched() -> Iterator[list[Term]]:
     """List the losses that this thread computes within the ``with`` block."""
-    _install()
+    patch(keras.losses.Loss, "__call__", _reporting)
     outer, _watching.terms = _terms(), []
     try:
         yield _watching.terms
@@ -57,38 +57,29 @@ def _terms() -> list[Term] | None:
     return terms
 
 
-def _install() -> None:
-    """Patch the losses of Keras for `watched`; never undone, as threads may share it."""
-    plain = keras.losses.Loss.__call__
-    if hasattr(plain, "reports_terms"):
-        return
+def _reporting(plain: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    """Compute a loss as Keras does, and append it to the list of this thread, if there is one."""
+    terms = _terms()
+    if terms is None:
+        return plain(loss, y_true, y_pred, sample_weight)
+    values: list[Any] = []
+    own_call = loss.call
 
-    @functools.wraps(plain)
-    def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        terms = _terms()
-        if terms is None:
-            return plain(loss, y_true, y_pred, sample_weight)
-        values: list[Any] = []
-        own_call = loss.call
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        values[:] = [own_call(*args, **kwargs)]
+        return values[0]
 
-        def keep(*args: Any, **kwargs: Any) -> Any:
-            values[:] = [own_call(*args, **kwargs)]
-            return values[0]
-
-        # Losses inside a loss are not listed.
-        _watching.terms, loss.call = None, keep
-        try:
-            result = plain(loss, y_true, y_pred, sample_weight)
-        finally:
-            _watching.terms = terms
-            del loss.call
-        masks = [mask for mask in map(get_keras_mask, (y_pred, values[0])) if mask is not None]
-        mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
-        terms.append(Term(loss, values[0], mask, sample_weight))
-        return result
-
-    call.reports_terms = True  # type: ignore[attr-defined]
-    keras.losses.Loss.__call__ = call
+    # Losses inside a loss are not listed.
+    _watching.terms, loss.call = None, keep
+    try:
+        result = plain(loss, y_true, y_pred, sample_weight)
+    finally:
+        _watching.terms = terms
+        del loss.call
+    masks = [mask for mask in map(get_keras_mask, (y_pred, values[0])) if mask is not None]
+    mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
+    terms.append(Term(loss, values[0], mask, sample_weight))
+    return result
 
 
 def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:

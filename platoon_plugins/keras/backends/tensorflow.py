@@ -84,7 +84,6 @@ class _TensorFlow(Keras3):
     variable = _TensorFlowVariable
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
-        super().require_trainable(model, averaged)
         if not model.built:
             raise ConfigurationError(
                 "got a model without weights: on TensorFlow fit builds it in its first step, after the workers have "

@@ -42,7 +42,6 @@ class _Torch(Keras3):
     variable = _TorchVariable
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
-        super().require_trainable(model, averaged)
         if self.trains_together(model):
             raise ConfigurationError(
                 f"got torch.distributed initialized: Keras {keras.__version__} then trains by "
