@@ -45,8 +45,8 @@ def test_two_hosts_with_one_rank(make_laboratory):
         time.sleep(0.01)
     refused, stays = (second, third) if second.poll() is not None else (third, second)
     assert refused.poll() == 2
-    assert "give each another --node-rank" in " ".join(refused.text().split())
-    first.until("was refused")
+    assert "pass a different --node-rank on each host" in " ".join(refused.text().split())
+    first.until("refused")
     name = "h1" if refused is second else "h2"
     assert f"{name} (process" in job.output(0)
     host = job.laboratory.hosts[2 if stays is second else 1]
@@ -65,7 +65,7 @@ def test_another_version(job):
     path.write_text(text.replace(line, '__version__ = "0.0.1"'))
     assert launch_both(job, *SHORT, second={"environment": {"PYTHONPATH": str(copy)}}) == [2, 2], job.text()
     for host in (0, 1):
-        assert "has platoon-plugins 0.0.1, the first host has" in job.output(host)
+        assert "has platoon-plugins 0.0.1, and host 0 has" in job.output(host)
         assert "install one version on all hosts" in job.output(host)
 
 
@@ -77,12 +77,12 @@ MISTAKES = {
     "a name without an address": (
         {},
         {"endpoint": "no-such-host"},
-        "host 1 of 2 did not come to",
+        "host 1 of 2 did not join at",
         "'no-such-host' of --rdzv-endpoint does not resolve",
     ),
-    "an address of nobody": ({}, {"endpoint": NOWHERE}, "host 1 of 2 did not come to", f"nobody answers at {NOWHERE}"),
-    "the first listens elsewhere": ({"endpoint": "10.77.0.2"}, {}, "10.77.0.2", "nobody answers"),
-    "each finds itself": ({"endpoint": "localhost"}, {"endpoint": "localhost"}, "did not come", "nobody answers"),
+    "an address of nobody": ({}, {"endpoint": NOWHERE}, "host 1 of 2 did not join at", f"no answer from {NOWHERE}"),
+    "the first listens elsewhere": ({"endpoint": "10.77.0.2"}, {}, "10.77.0.2", "no answer from"),
+    "each finds itself": ({"endpoint": "localhost"}, {"endpoint": "localhost"}, "did not join", "no answer from"),
     "two first hosts": ({}, {"rank": 0}, "", ""),
 }
 
@@ -114,7 +114,7 @@ def test_no_key(job):
     shutil.rmtree(job.laboratory.hosts[1].outside("/tmp/home/.platoon"))
     assert launch_both(job, "--rdzv-timeout", "2") == [2, 2], job.text()
     assert "there is no key in /tmp/home/.platoon/key" in job.output(1)
-    assert "copy the file from the first host" in job.output(1)
+    assert "copy the file from host 0" in job.output(1)
 
 
 def test_the_key_is_on_no_command_line_and_in_no_log(laboratory):
@@ -205,7 +205,7 @@ def test_monotonic_clocks_a_day_apart(job):
     job.until_said("meets")
     job.launchers[0].send_signal(2)
     assert job.wait(20) == [130, 130], job.text()
-    assert "is silent" not in job.output(0) + job.output(1)
+    assert "no heartbeat" not in job.output(0) + job.output(1)
 
 
 def test_an_ipv6_address_will_do(job):

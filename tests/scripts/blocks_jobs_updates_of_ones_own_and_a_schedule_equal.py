@@ -29,5 +29,5 @@ np.testing.assert_allclose(together, train(stream(64, batch=16), False), rtol=1e
 assert (everyones(together) == together).all()
 center = train(shard_stream(stream(64)), False, lambda params: ParameterSync(EASGD(), parameters=params))
 assert (everyones(center) == center).all()
-with raises(ConfigurationError, "pass ParameterSync(..., parameters=[...])"):
+with raises(ConfigurationError, "ParameterSync(..., parameters=[...])"):
     train(shard_stream(stream(64)), False, lambda params: ParameterSync(EASGD()))

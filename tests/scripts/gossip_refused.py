@@ -7,7 +7,7 @@ from refusing import raises
 
 worker = connect()
 x = np.zeros(4)
-with raises(ConfigurationError, "leaves the moments of each worker to itself"):
+with raises(ConfigurationError, "keeps separate moments on each worker"):
     worker.init_shared_params([x], GoSGD(), moments=[np.zeros(4)])
 worker.init_shared_params([x], GoSGD())
 for call in (lambda: worker.center_arrays, lambda: worker.update_center(lambda center: None)):

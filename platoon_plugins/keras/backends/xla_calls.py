@@ -23,7 +23,7 @@ import numpy as np
 
 from platoon_base.dtypes import XLA_CODES
 
-__all__ = ["Block", "Filler", "Gate", "Queuer", "call_in_place", "call_on_stream", "gate_of"]
+__all__ = ["Block", "Gate", "call_in_place", "call_on_stream", "gate_of"]
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,6 @@ class Filler(Protocol):
 
     def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
         """Fill ``outs``, which may share memory with ``ins``; an exception ends the program."""
-        ...
 
 
 class Block(NamedTuple):
@@ -185,7 +184,6 @@ class Queuer(Protocol):
 
     def queue(self, blocks: Sequence[Block], stream: int) -> None:
         """Queue changes of ``blocks`` on a CUDA stream (0 on the CPU); errors end the program."""
-        ...
 
 
 # The handlers of calls, by their numbers in the programs.
