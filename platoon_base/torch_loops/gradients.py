@@ -53,6 +53,8 @@ class GradientAverage:
     bucket_bytes : int
         For `overlapping`: the size at which a group of gradients is averaged, during the rest of
         the backward pass.
+    intent : Intent, optional
+        What to mark as used, of `prepare`; by default one that warns if it is never called.
 
     Raises
     ------
@@ -79,11 +81,12 @@ class GradientAverage:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        intent: Any = None,
     ) -> None:
         self.worker = worker
         parameters, buffers = _tensors_of(model)
         self._named = [(name, tensor) for name, tensor in parameters if tensor.requires_grad]
-        self._parameters = [tensor for _, tensor in self._named]
+        self._parameters = self.parameters = [tensor for _, tensor in self._named]
         self._model = model if isinstance(model, (torch.nn.Module, torch.optim.Optimizer)) else parameters
         self._known = {id(tensor): tensor for tensor in _leaves(self._model) if tensor.requires_grad}
         _require_averageable(self._named)
@@ -113,7 +116,7 @@ class GradientAverage:
                 RunningStats(model, 1.0).keep()
             worker.advanced.announce(bound=2)
         versions = self._versions()
-        self._intent = worker.advanced.intend(
+        self._intent = intent or worker.advanced.intend(
             "the GradientAverage",
             "was never called: call it as average(len(x)) between backward() and optimizer.step()",
             lambda: self._versions() >= versions + _LEAST_CHANGES * len(self._parameters),
@@ -140,10 +143,14 @@ class GradientAverage:
             between workers. Each step, on a device each 100th, compares up to 64 values of one
             parameter with their mean. If only one worker raises, the others lose it.
         """
+        self.average(weight)
+        self.worker.advanced.count_step()
+
+    def average(self, weight: float = 1.0) -> None:
+        """Do the same as a call, but count no step."""
         if self.worker.global_size > 1:
             self._begin(weight)
             self._average()
-        self.worker.advanced.count_step()
 
     @contextlib.contextmanager
     def overlapping(self, weight: float = 1.0) -> Iterator[None]:
@@ -163,32 +170,6 @@ class GradientAverage:
                 yield
                 self._average(self._begun(early))
         self.worker.advanced.count_step()
-
-    def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the batches of a loader; then None for each batch that another worker has more.
-
-        For loaders of different lengths: with None make the step without a backward pass, and with
-        weight 0. A collective call at the start of each epoch; if the loader of a worker has no
-        length, such as a DataLoader of an IterableDataset, also before each batch.
-        """
-        if self.worker.global_size == 1:
-            yield from self.worker.loading(loader)
-            return
-        length = _length_of(loader)
-        lengths = self.worker.gather(length, name="batches of an epoch", timeout_s=self._timeout_s)
-        if None in lengths:
-            for batch in self.worker.loading(loader):
-                self._gather_more(True)
-                yield batch
-            while self._gather_more(False):
-                yield None
-            return
-        yield from self.worker.loading(loader)
-        for _ in range(max(lengths) - length):
-            yield None
-
-    def _gather_more(self, more: bool) -> bool:
-        return any(self.worker.gather(more, name="one more batch", timeout_s=self._timeout_s))
 
     def close(self) -> None:
         """Remove the hooks of `overlapping` from the parameters."""
@@ -214,8 +195,9 @@ class GradientAverage:
             if id(tensor) not in self._known and tensor.requires_grad:
                 name = next((name for name, found in _tensors_of(self._model)[0] if found is tensor), "a parameter")
                 raise ConfigurationError(
-                    f"got {name}, which was added, replaced or unfrozen after its GradientAverage was made: it would "
-                    "differ between workers; make a new GradientAverage on all of them"
+                    f"got {name}, which was added, replaced or unfrozen after its GradientAverage "
+                    "was created, so it would differ between workers: create a new "
+                    "GradientAverage on all of them"
                 )
         if not self._usual_weight:
             # The buffers have the memory order of the parameters, since gradients are copied faster to the same order.
@@ -368,13 +350,6 @@ def _leaves(model: Any) -> list[Tensor]:
     return found
 
 
-def _length_of(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # A DataLoader of a dataset without length has the method too.
-        return None
-
-
 def _require_averageable(parameters: Sequence[tuple[str, Tensor]]) -> None:
     if not parameters:
         raise ConfigurationError("got no parameter that requires a gradient: there is nothing to average")
@@ -387,8 +362,9 @@ def _require_averageable(parameters: Sequence[tuple[str, Tensor]]) -> None:
             )
         if tensor.dtype not in _DTYPES or (on_host and tensor.dtype is torch.bfloat16):
             raise ConfigurationError(
-                f"got {name}, a tensor of {tensor.dtype} on {tensor.device}, whose gradients cannot be averaged there: "
-                "keep the parameters in torch.float32, and compute in the other type by torch.autocast"
+                f"got {name}, a tensor of {tensor.dtype} on {tensor.device}, whose gradients "
+                "cannot be averaged there: keep the parameters in torch.float32, and compute in "
+                "the other type with torch.autocast"
             )
 
 
@@ -396,8 +372,8 @@ def _require_one_device(parameters: Sequence[Tensor]) -> None:
     devices = sorted({str(parameter.device) for parameter in parameters})
     if len(devices) > 1:
         raise ConfigurationError(
-            f"got parameters on {', '.join(devices)}: those of one GradientAverage must be on one device; make one for "
-            "each device"
+            f"got parameters on {', '.join(devices)}: the parameters of a GradientAverage must be "
+            "on one device; create one for each device"
         )
 
 
@@ -405,12 +381,14 @@ def _require_dense(gradients: Any) -> None:
     for gradient in gradients:
         if gradient is not None and gradient.layout is not torch.strided:
             raise ConfigurationError(
-                "got a sparse gradient: it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
+                "got a sparse gradient, which cannot be averaged: make the layer's gradient "
+                "dense, for example with sparse=False"
             )
 
 
 _DTYPES = {getattr(torch, name) for name in DEVICE_FLOATS}
 _CHANGED = (
-    "got gradients that changed after their average had begun: make one backward pass within overlapping(), and change "
-    "gradients behind the block; call average(weight) behind several backward passes"
+    "got gradients that changed after their average had started: make one backward pass within "
+    "overlapping(), and change gradients after the block; call average(weight) after several "
+    "backward passes"
 )
