@@ -138,7 +138,7 @@ class GradientAverage:
     # g := sum_i w_i g_i / sum_i w_i. Workers at the end of their epoch call without gradients, see
     # `ModelAverages`. Unused weights contribute zeros.
 
-    lags = False
+    on_device = False  # If so, headers are read after later steps have begun.
     _lists = False
 
     def __init__(self, worker: Worker) -> None:
@@ -217,10 +217,16 @@ class GradientAverage:
     def is_last_call(self) -> bool:
         """Make a call without gradients; return whether all workers have ended their epochs."""
         self._call_without_gradients()
+        self._catch_up()
         return bool((self._latest() == DONE).all())
 
     def settle(self) -> None:
-        """Read the flags of all calls so far, after all workers have made equally many."""
+        """Forget the flags of all calls so far, after all workers have made equally many."""
+        self._catch_up()
+        self._all.flags[:] = 0  # These flags must not affect the next epoch.
+
+    def _catch_up(self) -> None:
+        """Wait for the headers of all calls so far, and read them."""
 
     def count(self, steps: int) -> None:
         """Record steps of a compiled function that does not call `average` itself."""

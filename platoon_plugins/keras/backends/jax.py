@@ -174,10 +174,10 @@ class _Jax(Keras3):
         """Average gradients on the devices, if each worker has its own device and NCCL."""
         ordinal = self.gradient_device(model)
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
-        were_there = average.lags
+        were_there = average.on_device
         average.place(worker.advanced.device_all_reduce(ordinal) if all(on_devices) else None)
         # The step may have been traced for the other place.
-        if average.lags != were_there and model.train_function is not None:
+        if average.on_device != were_there and model.train_function is not None:
             model.make_train_function(force=True)
             model.train_function = self._guarded(model, average)
 
