@@ -28,7 +28,6 @@ __all__ = [
     "GradientHeader",
     "average_of",
     "plain_again",
-    "require_as_many",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -140,6 +139,7 @@ class GradientAverage:
 
     on_device = False  # If so, headers are read after later steps have begun.
     _lists = False
+    _calls_made = 0  # Collective calls on devices, which may still wait there.
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -165,11 +165,21 @@ class GradientAverage:
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
         """Start a fit; each call with gradients appends this average to ``calls``, if any."""
+        begun = self.worker.all_gather(np.array([self._calls_made]))[:, 0].tolist() if self.on_device else []
+        if len(set(begun)) > 1:
+            raise ConfigurationError(
+                f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
+                "of gradients, and those of some still wait on their devices; start the job anew"
+            )
+        self._forget()
         self.attached, self._calls = True, calls
         self._policy = policy
         self._usual_weight = 1.0
         self._expect([np.zeros_like(array) for array in like])
         self.send(0.0)
+
+    def _forget(self) -> None:
+        """Forget the calls and the errors of earlier fits."""
 
     def detach(self) -> None:
         """End the fit; the next one has to attach again."""
@@ -334,16 +344,6 @@ class GradientHeader:
                 "one on its own worker, so the models would become different; use the same weights on all workers, "
                 "without a branch on the rank"
             )
-
-
-def require_as_many(worker: Worker, calls: int) -> None:
-    """Raise on all workers if their numbers of calls differ; a collective call."""
-    begun = worker.all_gather(np.array([calls]))[:, 0].tolist()
-    if len(set(begun)) > 1:
-        raise ConfigurationError(
-            f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
-            "of gradients, and those of some still wait on their devices; start the job anew"
-        )
 
 
 def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Sequence[Array]:

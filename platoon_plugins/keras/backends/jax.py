@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.aligned import writable
-from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
+from platoon_plugins.keras.backends.jax_gradients import JaxAverage
 from platoon_plugins.keras.backends.jax_state import STATE, StepState
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.batch_losses import BatchLosses
@@ -24,10 +24,9 @@ from platoon_plugins.keras.model_averages import ModelAverages
 
 if hasattr(jax, "ffi"):
     from platoon_plugins.keras.backends.jax_arrays import on_cuda
-    from platoon_plugins.keras.backends.jax_gradients import JaxAverage
     from platoon_plugins.keras.backends.jax_groups import VariableGroup
 else:  # JAX before 0.5.
-    on_cuda = JaxAverage = VariableGroup = None
+    on_cuda = VariableGroup = None
 
 __all__ = ["backend"]
 
@@ -160,12 +159,12 @@ class _Jax(Keras3):
         model.jax_state_sync()
 
     def average(self, worker: Any) -> GradientAverage:
-        return CallbackAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
+        return JaxAverage(worker, self.settle)
 
     def gradient_device(self, model: Any) -> int | None:
         """Return the driver's number of the CUDA device with all trainable weights, or None."""
         devices = {device for weight in model.trainable_weights for device in weight.value.devices()}
-        if JaxAverage is None or len(devices) != 1:
+        if on_cuda is None or len(devices) != 1:
             return None
         (device,) = devices
         return int(device.local_hardware_id) if device.platform == "gpu" else None

@@ -1,4 +1,4 @@
-"""Averages of JAX's gradients that stay on CUDA devices, while the host is one batch ahead."""
+"""Averages of JAX's gradients; those on CUDA devices stay there, and the host is a batch ahead."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError
 from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback
-from platoon_plugins.keras.backends import xla_calls
-from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
-from platoon_plugins.keras.gradients import (
-    MIN_WEIGHT,
-    Batch,
-    GradientAverage,
-    GradientHeader,
-    require_as_many,
-)
+from platoon_plugins.keras.backends.compiled_gradients import CompiledAverage
+from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientHeader
+
+if hasattr(jax, "ffi"):
+    from platoon_plugins.keras.backends import xla_calls
+else:  # JAX before 0.5.
+    xla_calls = None  # type: ignore[assignment]
 
 __all__ = ["JaxAverage"]
 
@@ -34,7 +33,7 @@ _WIDE = np.dtype(np.float64)
 _KEPT = 1000
 
 
-class JaxAverage(CallbackAverage):
+class JaxAverage(CompiledAverage):
     """Averages gradients of JAX; on a device they are summed between the step's kernels."""
 
     # The header follows the gradients, or with compression precedes them. The host reads a batch's
@@ -47,9 +46,12 @@ class JaxAverage(CallbackAverage):
         self._queued = _Queued()
         # Handlers by kinds of calls, as compiled programs only have their numbers.
         self._handlers: dict[Any, Callable[..., None]] = {}
-        self._begin()
+        self._forget()
 
-    def _begin(self) -> None:
+    def _forget(self) -> None:
+        super()._forget()
+        if self.on_device:
+            self._settle_programs()
         self._queued.forget()
         self._per_batch = 0
         self._due = self._visible = self._queued.count
@@ -58,13 +60,9 @@ class JaxAverage(CallbackAverage):
         """Prepare for gradients on a device, summed by a `DeviceAllReduce`; None for the host."""
         self._sums, self.on_device = sums, sums is not None
 
-    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Start a fit; raise if an earlier one left gradients waiting on some devices."""
-        if self.on_device:
-            require_as_many(self.worker, self._queued.count)
-            self._settle_programs()
-        self._begin()
-        super().attach(policy, like, calls)
+    @property
+    def _calls_made(self) -> int:
+        return self._queued.count
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
         """Return the averages: on a device, in the memory of a CPU program, or by copies."""
@@ -73,10 +71,13 @@ class JaxAverage(CallbackAverage):
         if self.on_device:
             weight = jnp.maximum(jnp.asarray(weight, np.float32), MIN_WEIGHT)
             return self._sums_over_workers(batch._replace(weight=weight), counts=True, is_sum=is_sum)
-        if jax.default_backend() != "cpu":
-            return super().average_in_program(batch)
-        fill = self._handler(is_sum, self._fill_in_place, is_sum)
-        return xla_calls.call_in_place(fill, batch.gradients, weight)
+        if xla_calls is not None and jax.default_backend() == "cpu":
+            fill = self._handler(is_sum, self._fill_in_place, is_sum)
+            return xla_calls.call_in_place(fill, batch.gradients, weight)
+        shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in batch.gradients]
+        call = self._handler(("copies", is_sum), self._fill_copies, is_sum)
+        averages: Sequence[Any] = io_callback(call, shapes, list(batch.gradients), weight, ordered=True)
+        return averages
 
     def _handler(self, kind: Any, call: Callable[..., None], *first: Any) -> Callable[..., None]:
         """Return the call with its first arguments for this kind of call, always the same object."""
@@ -86,6 +87,12 @@ class JaxAverage(CallbackAverage):
 
     def _fill_in_place(self, is_sum: bool, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
         self.fill(Batch(ins, None if is_sum else scalar, [True] * len(ins)), outs)
+
+    def _fill_copies(self, is_sum: bool, gradients: Sequence[Any], weight: Any) -> list[Array]:
+        ins = [np.asarray(gradient, order="C") for gradient in gradients]
+        outs = [np.empty_like(array) for array in ins]
+        self._fill_in_place(is_sum, outs, ins, weight)
+        return outs
 
     def _queue(
         self, like: list[Array], names: Sequence[Any], counts: bool, blocks: Sequence[xla_calls.Block], stream: int

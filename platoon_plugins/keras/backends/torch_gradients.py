@@ -15,13 +15,7 @@ import torch
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import EarlyAverages, FlatAverage
 from platoon_base.worker import ErrorFeedback
-from platoon_plugins.keras.gradients import (
-    MIN_WEIGHT,
-    Batch,
-    GradientAverage,
-    GradientHeader,
-    require_as_many,
-)
+from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientAverage, GradientHeader
 
 __all__ = ["TorchAverage", "require_dense_layers"]
 
@@ -59,7 +53,6 @@ class TorchAverage(GradientAverage):
         self._feedback: dict[Any, dict[int, ErrorFeedback]] = defaultdict(lambda: defaultdict(ErrorFeedback))
         self._arriving = _Arriving(worker.global_size)
         self._exchanges = 0  # Averages of all buckets in this fit.
-        self._calls_made = 0
 
     def place(self, device: torch.device | None) -> None:
         self.watch_none()
@@ -70,11 +63,12 @@ class TorchAverage(GradientAverage):
         """Start averages in the backward pass of this fit if that is faster on all workers."""
         # Each training step must be within `EarlyAverages.step` of the result.
         self.watch_none()
-        if self._device is not None and self._compresses_on(self._device):
-            # The weights of all batches must be known before the first average.
+        device = self._device
+        # With compression the weights of all batches must be known before the first average.
+        if device is None or self.worker.advanced.compresses(torch.empty(0, device=device)):
             return None
-        if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
-            self._early = EarlyAverages(weights, self._fill_early, self._combine_early, self._device, _CHANGED)
+        if sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
+            self._early = EarlyAverages(weights, self._fill_early, self._combine_early, device, _CHANGED)
             self._early_weight = weight_of_batch
         return self._early
 
@@ -105,13 +99,9 @@ class TorchAverage(GradientAverage):
         super().detach()
         self.watch_none()
 
-    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Start a fit; raise if an earlier one left gradients waiting on some devices."""
+    def _forget(self) -> None:
         self._arriving.pending = False
-        super().attach(policy, like, calls)
         self._exchanges = 0
-        if self.on_device:
-            require_as_many(self.worker, self._calls_made)
 
     def average(self, batch: Batch) -> list[Tensor | None]:
         """Return the averages of a batch; on a device the next call overwrites them."""
@@ -206,10 +196,6 @@ class TorchAverage(GradientAverage):
         ranks = slice(0, 2 * self.worker.global_size)
         self._all.array[ranks] = self._arriving.header().array[ranks]
         self._usual_weight = self._all.usual_weight(self._usual_weight)
-
-    def _compresses_on(self, device: Any) -> bool:
-        """Return whether averages on a device are compressed; collective for a new device."""
-        return self._compresses and self.worker.advanced.compresses(torch.empty(0, device=device))
 
     def _flats_of_like(self) -> FlatAverage:
         if self._flats is None or self._flats.like is not self.like:
