@@ -49,12 +49,12 @@ class Bucket(NamedTuple):
 
 
 class FlatAverage:
-    """Flat buffers on a device, one for each dtype, in which gradients are averaged over the workers.
+    """Flat buffers on a device, one for each dtype, in which workers average their gradients.
 
     With compression they are summed; ``feedback`` are the residuals of the buckets. The float32
     buffer comes last and ends with the header. In each buffer the gradients of the last layers come
-    first, as in a backward pass. ``wholes`` are the buffers as one bucket each. The memory orders of
-    the gradients are the same on all workers; None stands for C order.
+    first, as in a backward pass. ``wholes`` are the buffers as one bucket each. The memory orders
+    of the gradients are the same on all workers; None stands for C order.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class JaxAverage(CompiledAverage):
         return averages
 
     def _handler(self, kind: Any, call: Callable[..., None], *first: Any) -> Callable[..., None]:
-        """Return the call with its first arguments for this kind of call, always the same object."""
+        """Return a call with its first arguments, always the same object for a kind of call."""
         if kind not in self._handlers:
             self._handlers[kind] = functools.partial(call, *first)
         return self._handlers[kind]

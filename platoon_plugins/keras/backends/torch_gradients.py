@@ -129,7 +129,7 @@ class TorchAverage(GradientAverage):
 
     @torch.no_grad()
     def _exchange(self, batch: Batch | None, begun: int = 0) -> FlatAverage:
-        """Average gradients, except buckets that have started, and the header; None for no batch."""
+        """Average the header and a batch, None for zeros, except buckets that have started."""
         flats, usual = self._flats_of_like(), self._usual_weight
         gradients, divisor, used = ([None] * len(self.like), None, 0) if batch is None else batch
         weight = 0.0 if batch is None else _bounded(divisor)

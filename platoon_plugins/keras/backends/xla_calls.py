@@ -185,7 +185,8 @@ _latest: tuple[Any, Any] = (None, None)
 
 def call_in_place(fill: Callable[..., None], arrays: Sequence[Any], scalar: Any) -> list[Any]:
     """Return what ``fill(outs, ins, scalar)`` makes of float arrays, in memory of a CPU program."""
-    # ``outs`` may share memory with ``ins``. The calls of one program are made in the order in which they were traced.
+    # ``outs`` may share memory with ``ins``. The calls of one program are made in the order in which
+    # they were traced.
     *outs, _ = _call(_TARGET, fill, [*arrays, jnp.asarray(scalar, np.float32)])
     return outs
 
