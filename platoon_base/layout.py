@@ -66,14 +66,14 @@ class Layout:
         arrays = list(arrays)
         names = [""] * len(arrays) if names is None else names
         if len(names) != len(arrays):
-            raise ConfigurationError(f"got {len(names)} names for {len(arrays)} arrays: give one for each")
+            raise ConfigurationError(f"got {len(names)} names for {len(arrays)} arrays: pass one for each")
         specs = tuple(
             ParameterSpec(legible(name), tuple(int(n) for n in array.shape), np.dtype(array.dtype).name)
             for name, array in zip(names, arrays)
         )
         if not specs:
             raise ConfigurationError(
-                "got no parameters: there is nothing to synchronize; pass the list of the model's parameters"
+                "got no parameters, so there is nothing to synchronize: pass the list of the model's parameters"
             )
         return cls(specs, moments)
 
@@ -138,10 +138,10 @@ class Layout:
         if self.fingerprint == other.fingerprint:
             return
         if len(self.specs) != len(other.specs):
-            problem = f"got {len(self.specs)} parameters, {whose} model has {len(other.specs)}"
+            problem = f"got {len(self.specs)} parameters, and {whose} model has {len(other.specs)}"
         else:
             index, mine, theirs = next((i, a, b) for i, (a, b) in enumerate(zip(self.specs, other.specs)) if a != b)
-            problem = f"got {mine} as parameter {index}, {whose} is {theirs}"
+            problem = f"got {mine} as parameter {index}, and {whose} is {theirs}"
         raise LayoutMismatchError(
             f"{problem}: averaging different models would mix unrelated numbers; "
             "build the same model, with its parameters in the same order, on every worker"

@@ -83,16 +83,16 @@ def scaled_schedule(schedule: Callable[[Any], Any], workers: int) -> Callable[[A
             f"got {schedule!r}: pass a function of the number of steps done; a number is scaled by scale_learning_rate"
         )
     if isinstance(schedule, functools.partial) and schedule.func is _at:
-        raise ConfigurationError("got a schedule that is scaled already: scale it once")
+        raise ConfigurationError("got a schedule that is scaled already: scale it only once")
     return schedule if workers == 1 else functools.partial(_at, schedule, workers)
 
 
 def unscaled_text(what: str, workers: int, remedy: str) -> str:
     """Return the warning about a schedule that counts a worker's batches and was not scaled."""
     return (
-        f"{what}: in an epoch a worker has 1/{workers} of those of one process with the same batch size, so a schedule "
-        f"that was written for one process ends {workers} times as late; {remedy}, unless the schedule was written for "
-        f"batches {workers} times as large"
+        f"{what}: in an epoch a worker makes 1/{workers} of the steps of one process with the "
+        f"same batch size, so a schedule for one process ends {workers} times as late; {remedy}, "
+        f"unless the schedule was written for batches {workers} times as large"
     )
 
 

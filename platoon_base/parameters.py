@@ -166,7 +166,7 @@ def _wrap(parameter: Any, index: int) -> Parameter:
         name, parameter = parameter
     if isinstance(parameter, np.ndarray):
         if not parameter.flags.writeable:
-            raise ConfigurationError(f"{name} is a read-only array: a synchronization changes it; pass a copy")
+            raise ConfigurationError(f"{name} is a read-only array, which a synchronization would change: pass a copy")
         return _NumPyParameter(parameter, name)
     if is_tensor(parameter):
         from platoon_base.torch_arrays import TensorParameter
@@ -177,8 +177,9 @@ def _wrap(parameter: Any, index: int) -> Parameter:
     if callable(getattr(parameter, "get_value", None)) and callable(getattr(parameter, "set_value", None)):
         return _SharedVariable(parameter, name)
     raise ConfigurationError(
-        f"got {type(parameter).__name__} as {name}: parameters must be NumPy arrays, Theano shared variables or "
-        f"tensors of torch; pass what holds the values{such_as_parameters()}"
+        f"got {type(parameter).__name__} as {name}: parameters must be NumPy arrays, Theano "
+        "shared variables or tensors of torch; pass the object that holds the "
+        f"values{such_as_parameters()}"
     )
 
 
@@ -208,9 +209,9 @@ class Parameters:
             require_plain(parameter.memory(), parameter.name)
             if array.dtype.kind != "f" or not array.dtype.isnative:
                 raise ConfigurationError(
-                    f"{parameter.name} is of dtype {array.dtype}: only floating-point parameters of this machine's "
-                    "byte order can be averaged; leave counters and seeds out, and keep complex numbers as pairs of "
-                    "real ones"
+                    f"{parameter.name} is of dtype {array.dtype}: only floating-point parameters "
+                    "of this machine's byte order can be averaged; leave counters and seeds out, "
+                    "and keep complex numbers as pairs of real numbers"
                 )
         self._require_apart()
         self.layout = Layout.of(arrays, [p.name for p in self._parameters], moments)
@@ -254,13 +255,13 @@ class Parameters:
         first: Any = None
         for spec, array in zip(self.layout.specs, self.borrow_on_device()):
             if array is None:
-                return f"{spec.name} is in the memory of the host"
+                return f"{spec.name} is in host memory"
             if memory_order(array) is None:
                 return f"{spec.name} is not contiguous (a transposed or sliced view)"
             first = array.context if first is None else first
             if array.context.ptr != first.ptr:
                 return f"{spec.name} is on another device than {self.layout.specs[0].name}"
-        return "" if first is None or first.kind == b"cuda" else f"{self.layout.specs[0].name} is on no CUDA device"
+        return "" if first is None or first.kind == b"cuda" else f"{self.layout.specs[0].name} is not on a CUDA device"
 
     def borrow_on_device(self) -> Sequence[Any]:
         """Return the values as device arrays, for `give_back`; None for each on the host."""
@@ -284,15 +285,15 @@ class Parameters:
         for start, stop, name, array in sorted(placed, key=lambda place: place[0]):
             if _overlaps_itself(array):
                 raise ConfigurationError(
-                    f"got {name}, of which several elements are the same memory, as broadcast_to and as_strided make "
-                    "it: a synchronization would change it several times; pass a copy"
+                    f"got {name}, several elements of which share memory, as with broadcast_to "
+                    "and as_strided, so a synchronization would change them several times: pass "
+                    "a copy"
                 )
             before = [place for place in before if place[1] > start]
             for _, _, other, earlier in before:
                 if np.shares_memory(array, earlier):
                     raise ConfigurationError(
-                        f"{other} and {name} are the same memory, or parts of it: it would be synchronized twice; "
-                        "give each parameter once"
+                        f"{other} and {name} share memory, which would be synchronized twice: pass each parameter once"
                     )
             before.append((start, stop, name, array))
 

@@ -74,9 +74,9 @@ def epoch_indices(
     """
     _check(rank, size)
     if seed < 0 or epoch < 0:
-        raise ConfigurationError(f"got seed={seed}, epoch={epoch}: neither can be negative")
+        raise ConfigurationError(f"got seed={seed}, epoch={epoch}: both must be 0 or more")
     if n < 0:
-        raise ConfigurationError(f"got n={n}: a number of rows cannot be negative")
+        raise ConfigurationError(f"got n={n}: it must be 0 or more")
     require_uneven(uneven)
     order = np.arange(n, dtype=np.int64)
     if shuffle:
@@ -84,8 +84,8 @@ def epoch_indices(
     if uneven == "drop":
         if 0 < n < size:
             raise ConfigurationError(
-                f'got {n} rows for {size} workers: uneven="drop" leaves none of them; pass uneven="wrap", which uses '
-                "some twice, or launch fewer workers"
+                f'got {n} rows for {size} workers, of which uneven="drop" would use none: pass '
+                'uneven="wrap", which uses some twice, or launch fewer workers'
             )
         order = order[: n - n % size]
     elif uneven == "wrap" and n:
@@ -108,7 +108,7 @@ def take(data: Any, indices: np.ndarray[Any, Any]) -> Any:
         return [data[i] for i in indices]
     if isinstance(data, Iterator):
         raise ConfigurationError(
-            "got an iterator: it can be read only once and has no length; pass an array, a list or a number of rows"
+            "got an iterator, which can be read only once and has no length: pass an array, a list or a number of rows"
         )
     raise ConfigurationError(f"got {type(data).__name__}: pass an array, a list or a number of rows")
 
@@ -123,8 +123,9 @@ def shard(data: Any, rank: int, size: int, *, shuffle: bool, seed: int, epoch: i
         return islice(data, rank, None, size)
     else:
         raise ConfigurationError(
-            f"got {type(data).__name__}: without a length it cannot be shuffled or evened; pass an array, a list, "
-            "a number of rows, or an iterable with no further arguments"
+            f"got {type(data).__name__}, which has no length, so it cannot be shuffled or divided "
+            "evenly: pass an array, a list, a number of rows, or an iterable without further "
+            "arguments"
         )
     rows = epoch_indices(n, rank, size, shuffle=shuffle, seed=seed, epoch=epoch, uneven=uneven)
     return rows if isinstance(data, (int, np.integer)) else take(data, rows)

@@ -194,7 +194,7 @@ class TensorParameter(TensorMemory):
         self.name = name
         self._tensor = tensor
         if tensor.layout is not torch.strided:
-            raise ConfigurationError(f"{name} is a tensor of layout {tensor.layout}: parameters are dense tensors")
+            raise ConfigurationError(f"{name} is a tensor of layout {tensor.layout}: parameters must be dense tensors")
         self._checked: torch.dtype | None = None
         self.tensor()
 
@@ -209,8 +209,9 @@ class TensorParameter(TensorMemory):
         if tensor.dtype is not self._checked:
             if not hasattr(np, str(tensor.dtype).rpartition(".")[2]):
                 raise ConfigurationError(
-                    f"{self.name} is a tensor of {tensor.dtype}, which NumPy has not: keep the parameters in "
-                    "torch.float32, and compute in the other type by torch.autocast"
+                    f"{self.name} is a tensor of {tensor.dtype}, which NumPy does not have: keep "
+                    "the parameters in torch.float32, and compute in the other type with "
+                    "torch.autocast"
                 )
             self._checked = tensor.dtype
         return tensor

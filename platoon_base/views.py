@@ -15,8 +15,9 @@ def require_plain(array: Any, name: str) -> None:
     """Raise for a subclass of ndarray that does not assign by copying, as a masked array."""
     if isinstance(array, np.ndarray) and type(array).__setitem__ is not np.ndarray.__setitem__:
         raise ConfigurationError(
-            f"got a {type(array).__name__} as {name}: workers exchange values alone, so its mask, unit or the like "
-            "would be lost; pass numpy.asarray(...) of it (a masked array's .filled(0)), and the rest separately"
+            f"got a {type(array).__name__} as {name}: workers exchange only values, so its mask, "
+            "unit and similar attributes would be lost; pass numpy.asarray(...) of it (a masked "
+            "array's .filled(0)), and the rest separately"
         )
 
 

@@ -76,9 +76,9 @@ class _Entry:
             if calls.inside is not None:
                 calls.lock.release()
                 raise ConfigurationError(
-                    f"got {self._call} from a signal handler that has interrupted {calls.call} of the same thread, "
-                    "which cannot go on meanwhile: in the handler call request_stop or set a flag, and make this call "
-                    "in the training loop"
+                    f"got {self._call} from a signal handler that has interrupted {calls.call} in "
+                    "the same thread, which cannot continue meanwhile: in the handler call "
+                    "request_stop or set a flag, and make this call in the training loop"
                 )
             calls.call = self._call
             calls.inside = weakref.ref(self, calls.abandon)
@@ -100,7 +100,8 @@ class _Entry:
         deadline = time.monotonic() + self._timeout_s
         if not self._calls.lock.acquire(timeout=min(max(self._timeout_s, 0.0), threading.TIMEOUT_MAX)):
             raise CollectiveTimeoutError(
-                f"{self._call} waited {self._timeout_s:g} s for another thread of this process, which is in "
-                f"{self._calls.call}: make such calls from one thread, or give a longer timeout_s"
+                f"{self._call} waited {self._timeout_s:g} s for another thread of this process, "
+                f"which is in {self._calls.call}: make such calls from one thread, or pass a "
+                "longer timeout_s"
             )
         return max(deadline - time.monotonic(), 0.0)

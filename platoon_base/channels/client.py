@@ -126,8 +126,9 @@ class ControlClient:
         encoded = encode_value(value)
         if len(encoded) > msg.MAX_VALUE_BYTES:
             raise ConfigurationError(
-                f"got a value of {len(encoded)} bytes to gather, the limit is {msg.MAX_VALUE_BYTES}: gather takes "
-                "numbers, texts and short lists; exchange arrays by sum_arrays or all_gather"
+                f"got a value of {len(encoded)} bytes to gather, and the limit is "
+                f"{msg.MAX_VALUE_BYTES}: gather is for numbers, strings and short lists; exchange "
+                "arrays with sum_arrays or all_gather"
             )
         reply = self.wait_for_all(msg.Gather(name=name, value=encoded, timeout_s=timeout_s), msg.Gathered)
         return [decode_value(other) for other in reply.values]
@@ -176,7 +177,7 @@ class ControlClient:
             if say_goodbye:
                 self.ask(msg.Leave(separate=separate), msg.Done, GRACE_S)
         except (WorkerLostError, CollectiveTimeoutError, ProtocolError) as exc:
-            log.debug("rank %d left without a word: %s", self._rank, exc)
+            log.debug("rank %d left without notice: %s", self._rank, exc)
         finally:
             self._row = None
             self._channel.close()

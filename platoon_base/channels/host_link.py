@@ -91,8 +91,8 @@ class LinkServer:
         except zmq.ZMQError as exc:
             self.close()
             raise ConfigurationError(
-                f"cannot listen for the other hosts at {address} ({exc}): --rdzv-endpoint must name an address of this "
-                "host, the first one, and a port that is free"
+                f"cannot listen for the other hosts at {address} ({exc}): --rdzv-endpoint must "
+                "name an address of this host, host 0, and a free port"
             ) from exc
         self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
         host, _, port = self.address.removeprefix("tcp://").rpartition(":")
@@ -248,7 +248,7 @@ class LinkClient:
             self._connect()
         except zmq.ZMQError as exc:
             self.close()
-            raise ConfigurationError(f"cannot connect to {address} ({exc}): --rdzv-endpoint takes HOST:PORT") from exc
+            raise ConfigurationError(f"cannot connect to {address} ({exc}): --rdzv-endpoint must be HOST:PORT") from exc
 
     @property
     def sockets(self) -> list[Any]:
@@ -276,7 +276,9 @@ class LinkClient:
         peer = self.peer
         if frame.dismisses:
             self.replaced = peer.server in (frame.server, NO_PEER)
-            why = "goes on without this host, which was replaced" if self.replaced else "is over: host 0 has restarted"
+            why = (
+                "continues without this host, which was replaced" if self.replaced else "is over: host 0 has restarted"
+            )
             self.dismissed = why
             return
         if peer.server == NO_PEER:

@@ -126,7 +126,8 @@ class Peer:
         # sent.
         if len(body) > MAX_MESSAGE_BYTES:
             log.warning(
-                "a message of %d MB to another host is not sent, the limit is %d: keep less, such as in `worker.kept`",
+                "not sending a message of %d MB to another host, because the limit is %d MB: "
+"keep less, for example in `worker.kept`",
                 len(body) >> 20, MAX_MESSAGE_BYTES >> 20,
             )  # fmt: skip
         elif bulk:

@@ -133,10 +133,10 @@ class InprocClient:
         if self._closed:
             raise WorkerLostError("this connection was closed during the request")
         if self._hub.closed:
-            raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
+            raise WorkerLostError("the controller of this job has ended: stop, and start the job again")
         if awake() > deadline:
             raise CollectiveTimeoutError(
-                f"no answer from the controller within {timeout_s:g} s; give a longer timeout_s"
+                f"no answer from the controller within {timeout_s:g} s; pass a longer timeout_s"
             )
 
     def _leave_for_later(self, request_id: bytes, data: bytes) -> bytes:
@@ -144,9 +144,10 @@ class InprocClient:
         request = decode_request(data)
         if not isinstance(request, _NEED_NO_ANSWER):
             raise ConfigurationError(
-                f"got a {type(request).__name__} request from a signal handler that has interrupted another request, "
-                "which cannot go on meanwhile: in the handler call request_stop, report or keep, or set a flag, and "
-                "make this call in the training loop"
+                f"got a {type(request).__name__} request from a signal handler that has "
+                "interrupted another request, which cannot continue meanwhile: in the handler "
+                "call request_stop, report or keep, or set a flag, and make this call in the "
+                "training loop"
             )
         self._hub.receive(Received(self._peer, request_id, data))
         return encode(msg.Done())

@@ -78,9 +78,9 @@ def keys_of_secret(secret: bytes) -> tuple[ServerKeys, Keys]:
 def _require_curve() -> None:
     if not zmq.has("curve") or zmq.zmq_version_info() < _OLDEST_LIBZMQ:
         raise BackendUnavailableError(
-            f"jobs over a network need libzmq 4.3.3 or newer with CURVE, this is {zmq.zmq_version()} with"
-            f"{'' if zmq.has('curve') else 'out'} it: install pyzmq from its wheel, `pip install --force-reinstall "
-            "--only-binary pyzmq pyzmq`"
+            "jobs over a network need libzmq 4.3.3 or newer with CURVE, and this is "
+            f"{zmq.zmq_version()} with{'' if zmq.has('curve') else 'out'} it: install pyzmq from "
+            "its wheel, `pip install --force-reinstall --only-binary pyzmq pyzmq`"
         )
 
 

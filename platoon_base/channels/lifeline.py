@@ -64,7 +64,7 @@ class Lifelines:
         try:
             self._listener = Listener(address)
         except PlatoonError as exc:
-            log.warning("the ends of other hosts are noticed later: %s", exc)
+            log.warning("the end of another host will be noticed late: %s", exc)
         else:
             self._opening = Opening(self._listener, Caller(_FIRST_HOST, b"", self._sessions.keys()), {})
             _, self.port, self.token = self._listener.address

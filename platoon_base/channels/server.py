@@ -92,7 +92,7 @@ class ControlServer:
                     reply, data = action.reply, self._encoded(action.reply)
                 self._send(*action.to, data)
             elif isinstance(action, StopJob):
-                log.info("the job stops: %s", action.reason)
+                log.info("stopping the job: %s", action.reason)
                 self._job_state.stop(action.reason)
             elif isinstance(action, CenterDropped):
                 self._on_drop(action.shared)
@@ -112,13 +112,13 @@ class ControlServer:
         try:
             return encode(reply)
         except ProtocolError as exc:
-            log.warning("an answer cannot be sent: %s", exc)
+            log.warning("cannot send an answer: %s", exc)
             return encode(msg.Failure(kind="ProtocolError", message=str(exc)))
 
     def _answer_user(self, action: AnswerUser) -> msg.Reply:
         if self._handler is None:
-            text = f"got request {action.req!r}, but this job's controller answers no requests of its own"
-            return msg.Failure(kind="ProtocolError", message=f"{text}; give Controller a handler")
+            text = f"got request {action.req!r}, and the controller of this job has no handler for requests"
+            return msg.Failure(kind="ProtocolError", message=f"{text}; pass a handler to Controller")
         try:
             return msg.UserReply(answer=self._handler(action.req, action.rank, action.info))
         except PlatoonError as exc:

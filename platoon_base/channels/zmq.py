@@ -48,8 +48,9 @@ def _milliseconds(seconds: float) -> int:
 def _require_keys(address: str, keys: Keys | ServerKeys | None) -> None:
     if keys is None and not address.startswith("ipc://"):
         raise ConfigurationError(
-            f"got address {address!r} without keys: whoever reaches it could read and send this job's messages. "
-            "Give the keys made by platoon_base.channels.keys.new_keys(), or an ipc:// address within this host"
+            f"got address {address!r} without keys: any process that reaches it could read and "
+            "send this job's messages. Pass the keys of platoon_base.channels.keys.new_keys(), "
+            "or an ipc:// address within this host"
         )
 
 
@@ -91,7 +92,7 @@ class ZmqClient:
             self._socket.connect(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
-            raise ConfigurationError(f"cannot connect to {address!r} ({exc}): give tcp://host:port") from exc
+            raise ConfigurationError(f"cannot connect to {address!r} ({exc}): pass tcp://host:port") from exc
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
         """Send a request and wait for its answer; raises `ProtocolError` if keys are refused."""
@@ -155,17 +156,18 @@ class ZmqClient:
         # This is final: libzmq does not retry.
         if self._refusals is not None and self._refusals.poll(0):
             raise ProtocolError(
-                f"the controller at {self._address} refused this worker: it does not have the keys of that job. Start "
-                "it with `platoon launch`, or take address and keys from the same running job"
+                f"the controller at {self._address} refused this worker, which does not have the "
+                "keys of that job. Start it with `platoon launch`, or use address and keys of "
+                "the same running job"
             )
         if remaining_s <= 0:
             other_job = "" if self._refusals is None else ", or are these the keys of another job"
             raise CollectiveTimeoutError(
-                f"no answer from the controller within {timeout_s:g} s: is it stopped or overloaded{other_job}? "
-                "Look into its log, or give a longer timeout_s"
+                f"no answer from the controller within {timeout_s:g} s: is it stopped or "
+                f"overloaded{other_job}? Read its log, or pass a longer timeout_s"
             )
         if not self._alive():
-            raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
+            raise WorkerLostError("the controller of this job has ended: stop, and start the job again")
 
     def _receive(self, timeout_s: float) -> bytes | None:
         spin_until = time.perf_counter() + min(self.spin_s, timeout_s)
@@ -217,7 +219,7 @@ class ZmqServer:
             self._socket.bind(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
-            raise ConfigurationError(f"cannot listen at {address!r} ({exc}): give another address or port") from exc
+            raise ConfigurationError(f"cannot listen at {address!r} ({exc}): pass another address or port") from exc
         self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:

@@ -30,8 +30,8 @@ def export(source: Path, target: Path, center: bool = False) -> tuple[Path, str]
     about = checkpoint.about
     if not about.parameters:
         raise ConfigurationError(
-            f"{path} has no center: the workers of that job shared no parameters, as with averaged gradients; save the "
-            "model in the script"
+            f"{path} has no center: the workers of that job shared no parameters, as with "
+            "averaged gradients. Save the model in the script"
         )
     arrays = None if center else _average(checkpoint)
     what = "center" if arrays is None else "average of the center"
@@ -42,7 +42,7 @@ def export(source: Path, target: Path, center: bool = False) -> tuple[Path, str]
         save_file(tensors, unfinished, metadata=_metadata(about, what))
         os.replace(unfinished, target)
     except (OSError, SafetensorError) as exc:
-        raise ConfigurationError(f"{target} cannot be written: {exc}; name another file") from exc
+        raise ConfigurationError(f"cannot write {target}: {exc}; name another file") from exc
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()

@@ -120,7 +120,7 @@ def newest_in(folder: Path) -> Path:
         with contextlib.suppress(_DamagedError):
             check_checkpoint(path)
             return path
-    what = "no whole checkpoint" if found else "no checkpoint"
+    what = "no complete checkpoint" if found else "no checkpoint"
     raise ConfigurationError(f"there is {what} in {folder}: name the folder of --resume, or checkpoints/ in the logs")
 
 
@@ -151,7 +151,7 @@ def about_of(path: str | os.PathLike[str]) -> About:
             about: About = msgspec.json.decode(found["about"].tobytes(), type=About)
             return about
     except Exception as exc:  # Damaged bytes raise many kinds of errors.
-        raise ConfigurationError(f"the checkpoint {path} cannot be read ({type(exc).__name__}: {exc})") from exc
+        raise ConfigurationError(f"cannot read the checkpoint {path} ({type(exc).__name__}: {exc})") from exc
 
 
 def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple[About, dict[str, Array]]:
@@ -165,24 +165,27 @@ def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple
                     array = found[name]
                     arrays[name], bad[name] = keep(array), _first_nonfinite(array)
     except (OSError, MemoryError) as exc:
-        raise ConfigurationError(f"the checkpoint {path} cannot be read: {exc}") from exc
+        raise ConfigurationError(f"cannot read the checkpoint {path}: {exc}") from exc
     except Exception as exc:  # Damaged bytes raise many kinds of errors.
         raise _DamagedError(
-            f"{path} is no whole checkpoint ({type(exc).__name__}: {exc}); use another one, or start over"
+            f"{path} is not a complete checkpoint ({type(exc).__name__}: {exc}); use another one, or start over"
         ) from exc
     if about.format != FORMAT:
         raise _FormatError(
-            f"{path} is of format {about.format}, this version reads format {FORMAT}; use the version that wrote it"
+            f"{path} has format {about.format}, and this version reads format {FORMAT}; use the version that wrote it"
         )
     for of in ("center", *(f"state {k}" for k in range(about.states))):
         for i, (name, shape, dtype) in enumerate(about.parameters):
             array = arrays.get(f"{of}/{i}")
             if array is None:
-                raise _DamagedError(f"{path} is no whole checkpoint: it lacks '{of}/{i}'; use another one")
+                raise _DamagedError(
+                    f"{path} is not a complete checkpoint, because '{of}/{i}' is missing; use another one"
+                )
             if array.shape != shape or array.dtype != dtype:
                 raise _DamagedError(
-                    f"{path} is no whole checkpoint: {name} is {array.dtype}{list(array.shape)} in it, and should be "
-                    f"{dtype}{list(shape)}; use another one"
+                    f"{path} is not a complete checkpoint: {name} is "
+                    f"{array.dtype}{list(array.shape)} in it, and should be {dtype}{list(shape)}; "
+                    "use another one"
                 )
             if bad[f"{of}/{i}"] >= 0:
                 where = "" if of == "center" else f" of the rule's {of}"
@@ -202,7 +205,7 @@ def _require_finite(checkpoint: Checkpoint) -> None:
             bad = _first_nonfinite(array)
             if bad >= 0:
                 raise ConfigurationError(
-                    f"element {bad}{of} of {name} in the center is a NaN or an infinity: such a center is not saved"
+                    f"element {bad}{of} of {name} in the center is a NaN or an infinity, so the center is not saved"
                 )
 
 
@@ -233,15 +236,16 @@ class CheckpointFolder:
             _force_names(path)
         except BlockingIOError:
             raise ConfigurationError(
-                f"another job keeps its checkpoints in {path}: wait for its end, or name another folder"
+                f"another job writes its checkpoints to {path}: wait until it ends, or name another folder"
             ) from None
         except OSError as exc:
-            raise ConfigurationError(f"checkpoints cannot be kept in {path}: {exc}; name another folder") from exc
+            raise ConfigurationError(f"cannot write checkpoints to {path}: {exc}; name another folder") from exc
         why = locks_stay_on_this_host(path)
         if why:
             log.warning(
-                "%s is on a file system (%s) whose locks other hosts may not see: nobody would notice if a job on "
-                "another host wrote its checkpoints there too; give each job a folder of its own",
+                "%s is on a file system (%s) whose locks other hosts may not see, so a second "
+                "job there could overwrite its checkpoints unnoticed. Use a separate folder for "
+                "each job",
                 path,
                 why,
             )
@@ -266,7 +270,7 @@ class CheckpointFolder:
                 damaged[path] = exc
                 continue
             for other, problem in damaged.items():
-                log.warning("passed over: %s", problem)
+                log.warning("skipped: %s", problem)
                 if isinstance(problem, _DamagedError):
                     # It must not count as one of the two kept files.
                     with contextlib.suppress(OSError):
@@ -275,7 +279,7 @@ class CheckpointFolder:
         if damaged:
             problems = "; ".join(map(str, damaged.values()))
             raise ConfigurationError(
-                f"no checkpoint in {self.path} can be used: {problems}. Move them away to start over"
+                f"no checkpoint in {self.path} is usable: {problems}. Move them away to start over"
             )
         return None
 
@@ -319,16 +323,16 @@ class CheckpointFolder:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self.path), self._status):
                 return
-            raise OSError(f"{self.path} is another folder than at the start: has a disk been mounted or unmounted?")
+            raise OSError(f"{self.path} is not the folder that it was at the start: was a disk mounted or unmounted?")
         there = next(parent for parent in self.path.parents if parent.exists())
         if there.stat().st_dev != self._status.st_dev:
-            raise OSError(f"{self.path} is gone, with the disk that it was on")
+            raise OSError(f"{self.path} and the disk that it was on were removed")
         self._lock.close()
         self.path.mkdir(parents=True)
         self._lock = type(self._lock)(self.path)
         self._status = os.fstat(self._lock.fd)
         _force_names(self.path)
-        log.warning("%s, the folder of the checkpoints, was removed: it was made again", self.path)
+        log.warning("the folder of the checkpoints, %s, was removed and has been created again", self.path)
 
     def close(self) -> None:
         """Release the folder's lock; a second call does nothing."""
@@ -354,13 +358,14 @@ def require_alike(about: About, layout: Layout, rule: Rule) -> None:
     name, states = type(rule).__name__, len(rule.center_state)
     if (name, states) != (about.rule, about.states):
         raise ConfigurationError(
-            f"got the rule {name} with {states} buffers beside the center, the checkpoint is of the rule {about.rule} "
-            f"with {about.states}: go on with that one; or launch without --resume, and begin with the checkpoint's "
-            'weights alone: read the arrays "center/0", "center/1" ... with numpy.load (of a rule with an average of '
-            'the center, as AveragedEASGD, the average: "state 0/0" ...), and put them into the parameters before they '
-            "are shared"
+            f"got the rule {name} with {states} buffers beside the center, and the checkpoint is "
+            f"of the rule {about.rule} with {about.states}. Continue with that rule. Or start "
+            "from the checkpoint's weights only: launch without --resume, read the arrays "
+            '"center/0", "center/1" ... with numpy.load (or "state 0/0" ... if the rule '
+            "keeps an average of the center, as AveragedEASGD does), and put them into the "
+            "parameters before they are shared"
         )
     layout.require_same(about.layout, "the checkpoint's")
     settings = settings_of(rule)
     if settings and about.settings and settings != about.settings:
-        log.warning("the checkpoint is of the rule %s, from here on it is %s", about.settings, settings)
+        log.warning("the checkpoint is of the rule %s; the job continues with %s", about.settings, settings)

@@ -108,7 +108,7 @@ class CheckpointWriter:
                 self._watch(layout)
         if self._over and layout is not None and not self._warned_of_second_job:
             self._warned_of_second_job = True
-            log.warning("the checkpoint stays that of the first parameters; those that are shared now are not saved")
+            log.warning("the checkpoint keeps the parameters that were shared first; those shared now are not saved")
         just_shared = layout is not None and not self._saw_center
         return not self._over and not self.writing and (now >= self.next_due or just_shared)
 
@@ -187,7 +187,7 @@ class CheckpointWriter:
 
     def _count_missed(self, problem: Exception) -> None:
         self.tally = self.tally._replace(missed=self.tally.missed + 1, unsaved=str(problem))
-        log.warning("no checkpoint this time, %d missed by now: %s", self.tally.missed, problem)
+        log.warning("no checkpoint this time, %d missed so far: %s", self.tally.missed, problem)
 
     def _start(self, make: Callable[[], Checkpoint], last: bool = False) -> None:
         arguments = (make, self._thread, last)
@@ -225,8 +225,8 @@ class CheckpointWriter:
             return
         if free_bytes < KEPT_FILES * size_bytes:
             log.warning(
-                "%s has %.1f MB free, and checkpoints of %.1f MB need room for %d more: later ones will fail; make "
-                "room, or name another folder",
+                "%s has %.1f MB free, and each checkpoint of %.1f MB needs room for %d more, so "
+                "later ones will fail: make room, or name another folder",
                 self.folder,
                 free_bytes / 1e6,
                 size_bytes / 1e6,

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 INSTALL = "pip install 'platoon-plugins[report]'"
-NO_CHARTS = f"The page has no charts, as matplotlib is not installed here: {INSTALL}"
+NO_CHARTS = f"The page has no charts because matplotlib is not installed: {INSTALL}"
 INK, PAPER = "#24292f", "#ffffff"  # Pages replace them by their own colors.
 _STYLE = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), INK),

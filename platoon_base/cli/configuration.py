@@ -45,8 +45,9 @@ def require_this_host(words: Sequence[str]) -> None:
     others = [] if given is None else [name for name in given.names if not _is_this_host(name)]
     if given is not None and others:
         raise ConfigurationError(
-            f"{given.origin} names host {', '.join(others)}: this command runs on one host, this one "
-            f"({os.uname().nodename}); `platoon launch` runs jobs on several. Name this host alone, or localhost"
+            f"{given.origin} names host {', '.join(others)}, and this command runs only on this "
+            f"host ({os.uname().nodename}). Name only this host, or localhost; `platoon launch` "
+            "runs jobs on several hosts"
         )
 
 
@@ -63,9 +64,9 @@ def require_one_host(hosts: int | None = None, index: int | None = None) -> None
     place = find_place(os.environ, hosts, index)
     if place.hosts > 1:
         raise ConfigurationError(
-            f"this is host {place.host} of {place.hosts}, says {place.origin}: this command runs on one host, and "
-            "each launcher would train a model of its own; start jobs on several hosts by `platoon launch`, or "
-            f"{START_ONE}"
+            f"this is host {place.host} of {place.hosts} according to {place.origin}, and this "
+            "command runs on one host: each launcher would train a separate model. Start jobs on "
+            f"several hosts with `platoon launch`, or {START_ONE}"
         )
 
 
@@ -104,7 +105,7 @@ def _files() -> Iterator[tuple[Path, configparser.ConfigParser]]:
                 raise
             continue  # A service's user may have no access to its home folder.
         except (OSError, UnicodeDecodeError, configparser.Error) as exc:
-            raise ConfigurationError(f"{path} cannot be read ({exc}): docs/launching.md says how to write it") from exc
+            raise ConfigurationError(f"cannot read {path} ({exc}): see docs/launching.md for its format") from exc
         yield path, config
 
 

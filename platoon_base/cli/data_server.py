@@ -49,8 +49,8 @@ data_server_option = click.option(
     "--data-server",
     metavar="'SCRIPT ARGS'",
     callback=lambda context, parameter, text: split_words(text),
-    help="Run a Python script beside the workers that sends them mini-batches by platoon_base.data.BatchServer; its "
-    "output goes to data_server.log.",
+    help="Also run a Python script that sends mini-batches to the workers through "
+    "platoon_base.data.BatchServer. Its output is written to data_server.log.",
 )
 
 
@@ -89,11 +89,11 @@ def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> Non
         with contextlib.suppress(ValueError):
             how = f"killed by {signal.Signals(-status).name}"
     if status == -signal.SIGKILL:
-        how += ", by a user or by the kernel for want of memory"
+        how += ", by a user or by the kernel because memory ran out"
     if status not in (0, -signal.SIGTERM):
-        log.warning("the data server ended: %s, see %s", how, log_file)
+        log.warning("the data server ended (%s): see %s", how, log_file)
     with contextlib.suppress(OSError):  # the job has ended
-        report_failure(folder, f"has ended ({how}); see {log_file}", keep=True)
+        report_failure(folder, f"ended ({how}); see {log_file}", keep=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -123,9 +123,7 @@ def _reporting_failure(folder: str) -> Iterator[None]:
         yield
     except BaseException as exc:
         if not isinstance(exc, SystemExit) or exc.code not in (0, None):
-            report_failure(
-                folder, f"has failed by {type(exc).__name__}: {exc}; see {LOG_FILE} beside the workers' logs"
-            )
+            report_failure(folder, f"failed with {type(exc).__name__}: {exc}; see {LOG_FILE} beside the workers' logs")
         raise
 
 

@@ -68,16 +68,17 @@ def _threads(base: Mapping[str, str], saved: str) -> dict[str, str]:
     given = threads_of(base)
     if given and saved and given != saved:
         raise ConfigurationError(
-            f"got --deterministic with {given}, the checkpoint is of a run with {saved}: another number of threads "
-            "makes other bits; set the same variables, or none"
+            f"got --deterministic with {given}, and the checkpoint is of a run with {saved}: "
+            "another number of threads changes the bits; set the same variables, or none"
         )
     wanted = given or saved
     most = max((int(n) for _, n in _pairs(wanted) if n.isdecimal()), default=1)
     cores = available_cores()
     if most > cores:
         raise ConfigurationError(
-            f"got --deterministic with {wanted} and {cores} core{'s' * (cores > 1)}: libraries would use fewer "
-            "threads here, which makes other bits; set as many as there are cores at most, or none of these variables"
+            f"got --deterministic with {wanted} and {cores} core{'s' * (cores > 1)}: libraries "
+            "would use fewer threads, which changes the bits; set at most as many threads as "
+            "cores, or none of these variables"
         )
     if given:
         return {}
@@ -91,12 +92,14 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def _require_possible(values: Mapping[str, Any]) -> None:
     because = {
-        "max_restarts": "a restarted worker starts from the center at a time that differs between runs; leave "
-        "--max-restarts out, and go on by --checkpoint-every and --resume",
-        "allow_failures": "the others would go on without a worker from a moment on that no second run repeats; leave "
-        "--allow-failures out",
-        "data_server": "the server hands its mini-batches to whoever asks first; leave --data-server out, and let each "
-        "worker read its shard (Worker.shard), or load ahead (platoon_base.data.load_ahead)",
+        "max_restarts": "a restarted worker starts from the center at a time that differs "
+        "between runs; leave --max-restarts out, and continue with "
+        "--checkpoint-every and --resume",
+        "allow_failures": "the time at which the job continues without a failed worker differs "
+        "between runs; leave --allow-failures out",
+        "data_server": "the server sends each mini-batch to the worker that asks first; leave "
+        "--data-server out, and let each worker read its shard (Worker.shard), or "
+        "load ahead (platoon_base.data.load_ahead)",
     }
     for name, why in because.items():
         if values.get(name):
@@ -104,30 +107,32 @@ def _require_possible(values: Mapping[str, Any]) -> None:
     hosts = getattr(values.get("hosts"), "place", None)
     if hosts is not None and hosts.hosts > 1:
         raise ConfigurationError(
-            f"got --deterministic for a job on {hosts.hosts} hosts: what arrives from another host does so at no fixed "
-            "moment, and the hosts' centers come together by the clock; run on one host (--nnodes 1)"
+            f"got --deterministic for a job on {hosts.hosts} hosts: messages between hosts arrive "
+            "at no fixed time, and the hosts average their centers by the clock; run on one host "
+            "(--nnodes 1)"
         )
     saves = values.get("checkpoint_every") is not None or values.get("resume") is not None
     if saves and values.get("center") == "device":
         raise ConfigurationError(
-            "got --deterministic, checkpoints and --center device: the mirror of a center on GPUs is of no fixed "
-            "moment, so that a resumed run would differ; leave --center out, and the center is in shared memory"
+            "got --deterministic, checkpoints and --center device: a center on GPUs is saved at "
+            "no fixed time, so a resumed run would differ; leave --center out, which keeps the "
+            "center in shared memory"
         )
 
 
 def _refuse_order(context: click.Context, parameter: click.Parameter, value: object) -> None:
     if value is not None:
         raise ConfigurationError(
-            "got --record-order or --replay-order, which were removed: --deterministic gives each run the same order, "
-            "that of the ranks"
+            "got --record-order or --replay-order, which were removed: with --deterministic all "
+            "runs use the same order, that of the ranks"
         )
 
 
 _deterministic = click.option(
     "--deterministic",
     is_flag=True,
-    help="The same bits in each run: seeds, deterministic kernels, and workers that use the center in the order of "
-    "their ranks. Implies --fail-fast.",
+    help="Compute the same bits in each run: seeds, deterministic kernels, and access to the "
+    "center in the order of the ranks. Implies --fail-fast.",
 )
 _order = click.option("--record-order", "--replay-order", hidden=True, expose_value=False, callback=_refuse_order)
 

@@ -29,14 +29,16 @@ _OPTIONS = (
     click.option(
         "--on",
         type=click.Choice(["ray"]),
-        help="Start the workers on nodes of a cluster of Ray: -n in all, on as few nodes as will do, or on --nnodes.",
+        help="Start the workers on nodes of a Ray cluster: -n workers in total, on as few nodes "
+        "as possible or on --nnodes.",
     ),
     click.option(
         "--hosts",
         "host_names",
         metavar="A,B...",
-        help="Start a launcher on each of these hosts, the first of them host 0, by Slurm within an allocation or by "
-        "Open MPI's mpirun; -n and -D hold for each.  [what PLATOON_HOSTS or .platoonrc say, else this host]",
+        help="Start a launcher on each of these hosts, the first one as host 0, by Slurm within "
+        "an allocation or by mpirun of Open MPI. -n and -D apply to each host.  "
+        "[PLATOON_HOSTS or .platoonrc, else this host]",
     ),
 )
 
@@ -50,13 +52,14 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if on == "ray":
             raise click.exceptions.Exit(_launch_on_ray(context))
         if host_names == "":
-            raise click.BadParameter("got no names of hosts", param_hint="--hosts")
+            raise click.BadParameter("got no host names", param_hint="--hosts")
         place = find_place(os.environ, context.params.get("nnodes"), context.params.get("node_rank"))
         if place.hosts > 1:  # An engine has started the launchers already.
             if host_names:
                 raise click.UsageError(
-                    f"got --hosts {host_names}, and this is host {place.host} of {place.hosts}, says {place.origin}: "
-                    "leave --hosts out where an engine has started the launchers"
+                    f"got --hosts {host_names}, and this is host {place.host} of {place.hosts} "
+                    f"according to {place.origin}: leave --hosts out, as an engine has started "
+                    "the launchers already"
                 )
         elif context.params.get("nnodes") != 1 or host_names:
             found = other_hosts_named(host_names)
@@ -96,7 +99,7 @@ def given_options(context: click.Context, without: Container[str]) -> list[str]:
 def _script(context: click.Context) -> list[str]:
     script: str = context.params["script"]
     if script == "-":
-        raise ConfigurationError("got the script on standard input: other hosts need a file of their own; name one")
+        raise ConfigurationError("got the script on standard input, and each host needs it as a file: name a file")
     return ["--", script, *context.params["args"]]
 
 
@@ -116,13 +119,13 @@ def _launch_on_ray(context: click.Context) -> int:
     given = context.params
     devices = given["devices"] or ("auto",)
     if given["workers"] is None:
-        raise click.UsageError("--on ray needs -n N, the number of workers in all")
+        raise click.UsageError("--on ray needs -n N, the total number of workers")
     if len(devices) > 1:
-        raise click.UsageError(f"got -D {' '.join(devices)}: on Ray one word, cuda or cpu; Ray chooses which devices")
+        raise click.UsageError(f"got -D {' '.join(devices)}: on Ray pass cuda or cpu; Ray chooses the devices")
     for name in ("node_rank", "rdzv_endpoint"):
         if given[name] is not None:
             option = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"got {option} and --on ray: Ray knows which host is which; leave {option} out")
+            raise click.UsageError(f"got {option} and --on ray: Ray numbers the hosts itself; leave {option} out")
     options = given_options(context, _OURS | _OF_HOSTS)
     script = _script(context)[1]
     if not given["module"] and Path(script).exists():

@@ -78,8 +78,8 @@ def _endpoint_file() -> Path | None:
 
 def _no_endpoint(place: Place) -> str:
     return (
-        f"this is host {place.host} of {place.hosts}, says {place.origin}, and nothing says where the first host "
-        "listens: give all hosts --rdzv-endpoint HOST:PORT, an address of the first one"
+        f"this is host {place.host} of {place.hosts} according to {place.origin}, and the address "
+        "of host 0 is unknown: pass --rdzv-endpoint HOST:PORT, an address of host 0, on all hosts"
     )
 
 
@@ -94,8 +94,8 @@ def _address_here() -> str:
             if own and not own.startswith("127."):
                 return own
     raise ConfigurationError(
-        f"the name of this host, {socket.gethostname()}, has the address {address}, by which no other host reaches it: "
-        "give all hosts --rdzv-endpoint HOST:PORT, an address of the first one"
+        f"the name of this host, {socket.gethostname()}, resolves to {address}, which other hosts "
+        "cannot reach: pass --rdzv-endpoint HOST:PORT, an address of this host, on all hosts"
     )
 
 
@@ -124,20 +124,21 @@ _OPTIONS = (
         "--nnodes",
         type=click.IntRange(min=1),
         metavar="N",
-        help="On how many hosts the job runs; a launcher is started on each. Where an engine has started several "
-        "(srun, mpirun), 1 makes each a job of its own.  [what PET_NNODES or the engine says, else 1]",
+        help="Number of hosts of the job; each of them needs a launcher. If an engine has "
+        "started several launchers (srun, mpirun), 1 makes each a separate job.  "
+        "[PET_NNODES or the engine, else 1]",
     ),
     click.option(
         "--node-rank",
         type=click.IntRange(min=0),
         metavar="I",
-        help="Which of the hosts this is, from 0.  [what PET_NODE_RANK or the engine says]",
+        help="Index of this host, from 0.  [PET_NODE_RANK or the engine]",
     ),
     click.option(
         "--rdzv-endpoint",
         metavar="HOST[:PORT]",
-        help="An address of host 0, where the others find it; port 29400 if none is given.  [what PET_RDZV_ENDPOINT, "
-        "MASTER_ADDR and MASTER_PORT or the engine say]",
+        help="Address of host 0 that the other hosts connect to; the default port is 29400.  "
+        "[PET_RDZV_ENDPOINT, MASTER_ADDR and MASTER_PORT, or the engine]",
     ),
     click.option(
         "--rdzv-timeout",
@@ -155,13 +156,13 @@ _OPTIONS = (
         show_default=True,
         metavar="S",
         callback=_seconds,
-        help="A host that does not answer for S seconds is lost, and the others go on without it; one that is cut off "
-        "for less loses nothing.",
+        help="A host without a heartbeat for S seconds is lost, and the job continues without "
+        "it. A host that is cut off for less loses nothing.",
     ),
     click.option(
         "--no-encryption",
         is_flag=True,
-        help="Send arrays between hosts as they are. Control messages are always encrypted.",
+        help="Send arrays between hosts unencrypted. Control messages are always encrypted.",
     ),
     click.option(
         "--hosts-compression",
@@ -170,9 +171,9 @@ _OPTIONS = (
         metavar="CODEC",
         envvar=HOSTS_COMPRESSION,
         callback=_compression,
-        help="How hosts on slow links compress what their centers exchange, and averaged gradients: float16, "
-        "bfloat16, int8, int4, int2 or topk(PART), such as topk(0.01), which is for rules that wait. "
-        "That of host 0 counts.",
+        help="How hosts compress averaged gradients and the exchange of their centers on slow "
+        "links: float16, bfloat16, int8, int4, int2 or topk(PART). topk, such as "
+        "topk(0.01), is for rules that wait. The value of host 0 is used.",
     ),
 )
 
@@ -201,7 +202,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, hosts=hosts, **kwargs)
         except RendezvousInterruptedError as exc:
-            log.warning("%s: there was no job", exc)
+            log.warning("%s: no job was started", exc)
             raise click.exceptions.Exit(128 + exc.number) from exc
 
     wrapped: Callable[..., Any] = with_hosts

@@ -27,7 +27,7 @@ def no_job_fails_by(what: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.exception("%s of this job cannot be made, whose outcome stays; please report this bug", what)
+        log.exception("cannot make %s; the job's outcome does not change. Please report this bug", what)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> bool:
@@ -46,16 +46,16 @@ def write_bytes(path: Path, data: bytes, what: str, instead: str = "\n") -> bool
     try:
         write_where_named(path, data)
     except ConfigurationError as exc:  # A symbolic link of another user stays.
-        click.echo(f"platoon: {what} is not written: {exc}{instead}", err=True, nl=False)
+        click.echo(f"platoon: did not write {what}: {exc}{instead}", err=True, nl=False)
         return False
     except OSError as exc:
         if path.is_file():
             try:
                 path.unlink()
             except OSError as error:
-                click.echo(f"platoon: {path} is not of this job, and cannot be removed: {error.strerror}", err=True)
+                click.echo(f"platoon: {path} is from an earlier job and cannot be removed: {error.strerror}", err=True)
         reason = exc.strerror or exc
-        click.echo(f"platoon: {what} cannot be written to {path} ({reason}){instead}", err=True, nl=False)
+        click.echo(f"platoon: cannot write {what} to {path} ({reason}){instead}", err=True, nl=False)
         return False
     return True
 

@@ -48,11 +48,13 @@ CENTERS = ("auto", "host", "device")
 def require_runnable(program: Program, devices: Sequence[str]) -> None:
     """Raise `ConfigurationError` unless the program and the devices, at least one, exist."""
     if not devices:
-        raise ConfigurationError("got no workers: say how many with -n N, or name devices with -D")
+        raise ConfigurationError("got no workers: pass -n N for their number, or name devices with -D")
     program.require()
     if program.hidden:
         log.warning(
-            "the script has the name of the package %s, so imports of it get the script; rename it", program.hidden
+            "the script has the name of the package %s, so an import of the package finds the "
+            "script: rename the script",
+            program.hidden,
         )
     require_devices(list(devices))
 
@@ -68,12 +70,12 @@ def open_checkpoints(
     found = kept.newest() if resume else None
     if not resume and kept.numbers():
         raise ConfigurationError(
-            f"there are checkpoints in {folder}: go on from them with --resume {folder}, or name another --log-dir"
+            f"{folder} has checkpoints: continue from them with --resume {folder}, or name another --log-dir"
         )
     if found is not None and seed not in (None, found[1].seed):
         raise ConfigurationError(
-            f"got --seed {seed}, {found[0]} is of seed {found[1].seed}: with another seed the data are in "
-            "another order; leave --seed out"
+            f"got --seed {seed}, and {found[0]} has seed {found[1].seed}: another seed changes "
+            "the order of the data; leave --seed out"
         )
     return Saving(kept, math.inf if every_s is None else every_s), found
 
@@ -87,7 +89,7 @@ def choose_center(wanted: str, devices: Sequence[str]) -> str:
     reason = can_share_center(devices)
     if reason and wanted == "device":
         raise ConfigurationError(
-            f"the center cannot be in GPU memory: {reason}; leave --center out and it will be in shared memory"
+            f"the center cannot be in GPU memory: {reason}; leave --center out, which falls back to shared memory"
         )
     return "host" if reason else "device"
 
@@ -135,7 +137,7 @@ def launch(
             result = run(options._replace(max_restarts=max_restarts - restarts))
         if hosts is not None:
             if result.again and hosts.lost:
-                log.error("the workers cannot be started again: %s", hosts.lost)
+                log.error("cannot restart the workers: %s", hosts.lost)
                 result = result._replace(again=False, restarts=result.restarts - 1)
             of_all = result.with_failures_allowed() if options.fail_fast == "never" else result
             hosts.over(of_all.status, result.stopped_by, result.again)
@@ -147,7 +149,7 @@ def launch(
         if not result.again:
             write_first_error(log_folder, result.failed)
             return result._replace(restarts=restarts, seconds=seconds)
-        log.warning("all workers are started again, restart %d of %d", restarts, max_restarts)
+        log.warning("restarting all workers, restart %d of %d", restarts, max_restarts)
         newest = options.saving.folder.newest() if options.saving is not None else None
         options = options._replace(resume=newest)
 

@@ -57,15 +57,17 @@ class LogFolder:
             self._lock = FolderLock(self.path) if self._wants_lock else None
         except BlockingIOError:
             raise ConfigurationError(
-                f"another job writes its logs to {self.path}: wait for its end, or name another --log-dir"
+                f"another job writes its logs to {self.path}: wait until it ends, or name another --log-dir"
             ) from None
         except OSError as exc:
-            raise ConfigurationError(f"logs cannot be kept in {self.path}: {exc}; name another --log-dir") from exc
+            raise ConfigurationError(f"cannot write logs to {self.path}: {exc}; name another --log-dir") from exc
         try:
             self._rename_previous()
         except OSError as exc:
             self._unlock()
-            raise ConfigurationError(f"the earlier logs in {self.path} cannot be moved: {exc}; name another") from exc
+            raise ConfigurationError(
+                f"cannot move the earlier logs in {self.path}: {exc}; name another --log-dir"
+            ) from exc
         return self
 
     def _rename_previous(self) -> None:
@@ -97,11 +99,11 @@ def tail(path: Path, begin: int = 0) -> str:
             file.seek(begin + max(0, size - _TAIL_BYTES))
             data = file.read(_TAIL_BYTES)
     except FileNotFoundError:
-        return "(it has no log on this host)"
+        return "(there is no log on this host)"
     except OSError as exc:
         return str(exc)
     lines = data.decode(errors="replace").rstrip().splitlines()
     if size > _TAIL_BYTES:
         lines[:1] = [] if len(lines) > _TAIL_LINES else ["...", *lines[:1]]
     shown = lines[-_TAIL_LINES:]
-    return "\n".join(shown) if any(line.strip() for line in shown) else "(it has written nothing)"
+    return "\n".join(shown) if any(line.strip() for line in shown) else "(the log is empty)"

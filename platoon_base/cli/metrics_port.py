@@ -30,7 +30,7 @@ def _address(context: click.Context, parameter: click.Parameter, text: str | Non
         raise click.BadParameter(f"got {text!r}: it must be a port, or an address and a port, such as 0.0.0.0:9100")
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigurationError(
-            f"got --metrics-port {text}, but prometheus_client is not installed here, which serves the numbers: "
+            f"got --metrics-port {text}, which needs prometheus_client, and it is not installed: "
             "pip install 'platoon-plugins[metrics]', or pip install prometheus-client"
         )
     return address.strip("[]") or _HERE, int(port)
@@ -40,8 +40,8 @@ metrics_option = click.option(
     "--metrics-port",
     metavar="[ADDRESS:]PORT",
     callback=_address,
-    help="Serve the numbers of the job to Prometheus, at http://127.0.0.1:PORT/metrics, or at another address of this "
-    "host; 0 takes a free port. It needs prometheus_client.",
+    help="Serve the metrics of the job to Prometheus at http://127.0.0.1:PORT/metrics, or at "
+    "another address of this host. Port 0 chooses a free port. It needs prometheus_client.",
 )
 
 
@@ -66,9 +66,9 @@ class Metrics:
         snapshot = self._snapshot
         if snapshot is None:
             return
-        yield GaugeMetricFamily("platoon_job_seconds", "Seconds since the job began.", value=snapshot.seconds)
+        yield GaugeMetricFamily("platoon_job_seconds", "Seconds since the start of the job.", value=snapshot.seconds)
         for name, text, count in (
-            ("failures", "Workers that failed, those that were started again included.", len(snapshot.failed)),
+            ("failures", "Workers that failed, including restarted ones.", len(snapshot.failed)),
             ("missed_checkpoints", "Checkpoints that could not be written.", snapshot.missed_checkpoints),
         ):
             yield CounterMetricFamily(f"platoon_{name}", text, value=count)
@@ -89,11 +89,11 @@ class Metrics:
 
         devices = {each.rank: each.device for each in snapshot.participants}
         for kind, name, text in (
-            (CounterMetricFamily, "steps", "Mini-batches that a worker has trained on since it was started."),
+            (CounterMetricFamily, "steps", "Mini-batches of a worker since its start."),
             (CounterMetricFamily, "syncs", "Synchronizations of a worker with the center."),
-            (CounterMetricFamily, "sync_seconds", "Seconds that a worker has spent in synchronization."),
-            (GaugeMetricFamily, "epoch", "Epoch that a worker is in."),
-            (GaugeMetricFamily, "loss", "Loss that a worker has reported last."),
+            (CounterMetricFamily, "sync_seconds", "Seconds of a worker in synchronization."),
+            (GaugeMetricFamily, "epoch", "Current epoch of a worker."),
+            (GaugeMetricFamily, "loss", "Loss that a worker reported last."),
         ):
             family = kind(f"platoon_{name}", text, labels=["rank", "device"])
             for rank, progress in sorted(snapshot.progress.items()):
@@ -126,8 +126,8 @@ class MetricsPort:
             self._server, self._thread = start_http_server(port, address, registry)
         except OSError as exc:
             raise ConfigurationError(
-                f"got --metrics-port {address}:{port}, and nothing can listen there: {exc}; name another port or "
-                "address of this host, or 0 for a free port"
+                f"got --metrics-port {address}:{port}, where nothing can listen: {exc}; name "
+                "another port, another address of this host, or 0 for a free port"
             ) from exc
         shown = f"[{address}]" if ":" in address else address
         self.url = f"http://{shown}:{self._server.server_port}/metrics"

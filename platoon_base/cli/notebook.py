@@ -73,7 +73,7 @@ def notebook_launcher(
     """
     _require_launchable(function)
     if sys.platform != "linux":
-        text = f"jobs run on Linux, and this is {sys.platform}: the function is called once, in this process"
+        text = f"jobs run only on Linux, and this is {sys.platform}: calling the function once, in this process"
         warnings.warn(text, PlatoonWarning, stacklevel=2)
         return function(*args)
     from platoon_base.cli.notebook_job import run
@@ -86,9 +86,10 @@ def _require_launchable(function: Any) -> None:
         raise ConfigurationError(f"got {function!r}: pass the function itself, and its arguments as args=(...)")
     if os.environ.get(JOB):
         raise ConfigurationError(
-            "notebook_launcher was called by a worker: call it in the notebook, and connect() within the function"
+            "notebook_launcher was called by a worker: call it in the notebook, and connect() in the function"
         )
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(
-            "notebook_launcher was called in a thread: an interrupt of the kernel would not reach it; call it in a cell"
+            "notebook_launcher was called in a thread, which an interrupt of the kernel would "
+            "not reach: call it in a cell"
         )

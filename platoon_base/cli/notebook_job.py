@@ -18,17 +18,60 @@ from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.failures import describe
 from platoon_base.cli.launcher import choose_center, launch, require_runnable
 from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder
-from platoon_base.cli.log_lines import LogLines
-from platoon_base.cli.notebook_table import CellTable
+from platoon_base.cli.log_lines import LogLines, WorkerWarnings
 from platoon_base.cli.notebook_worker import code_of_file
-from platoon_base.cli.worker_warnings import WorkerWarnings
+from platoon_base.cli.recent import Recent
+from platoon_base.cli.table import table
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import BackendUnavailableError, ConfigurationError, WorkerFailedError
 from platoon_base.job.hosting import JobOptions
 from platoon_base.worker_process.program import Program
 
-__all__ = ["run"]
+__all__ = ["CellTable", "run"]
+
+_DRAW_S, _WIDTH, _HEIGHT = 1.0, 100, 40
+
+
+class CellTable:
+    """Shows snapshots in the running cell; does nothing outside of a notebook's kernel."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._display = _display_of_kernel()
+        self._handle: Any = None
+        self._recent = Recent()
+        self._next = 0.0
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Take a snapshot, and draw it unless one was drawn less than a second ago."""
+        if self._display is None:
+            return
+        now = time.monotonic()
+        self._recent.take(snapshot, now)
+        if now >= self._next:
+            self._next = now + _DRAW_S
+            self.draw()
+
+    def draw(self) -> None:
+        if self._display is None or self._recent.snapshot is None:
+            return
+        shown = {"text/plain": "\n".join(table(self._recent, _WIDTH, _HEIGHT, self._title))}
+        if self._handle is None:
+            self._handle = self._display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+def _display_of_kernel() -> Any:
+    """Return IPython's function for rich output; None outside of a kernel."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython  # type: ignore[import-not-found,unused-ignore]
+    from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
+
+    return display if hasattr(get_ipython(), "kernel") else None
+
 
 _PROGRAM = Program("platoon_base.cli.notebook_worker", is_module=True)
 _POLL_INTERVAL_S = 0.2
@@ -71,8 +114,8 @@ def run(
         _require_success(result, folder)
         if not returned.exists():
             raise WorkerFailedError(
-                "rank 0 ended its process within the function, by sys.exit() or the like, so there is no value: return "
-                f"from the function instead; the workers' logs: {folder}"
+                "rank 0 exited inside the function, with sys.exit() for example, so there is no "
+                f"value: return from the function instead; the workers' logs: {folder}"
             )
         return _cloudpickle().loads(returned.read_bytes())
 
@@ -82,8 +125,8 @@ def _cloudpickle() -> Any:
         import cloudpickle  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as exc:
         raise BackendUnavailableError(
-            "notebook_launcher needs cloudpickle, which sends functions of a notebook to other processes: "
-            "pip install cloudpickle"
+            "notebook_launcher needs cloudpickle to send a function of the notebook to other "
+            "processes: pip install cloudpickle"
         ) from exc
     return cloudpickle
 
@@ -96,8 +139,9 @@ def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     except Exception as exc:
         name = getattr(function, "__name__", repr(function))
         raise ConfigurationError(
-            f"got {name}, which cannot be sent to another process ({type(exc).__name__}: {exc}): what it uses of the "
-            "notebook must be such that it can be pickled; open files, sessions and the like within the function"
+            f"got {name}, which cannot be sent to another process ({type(exc).__name__}: {exc}): "
+            "everything it uses of the notebook must be picklable; open files, sessions and the "
+            "like in the function"
         ) from exc
     pickled: bytes = _cloudpickle().dumps((list(sys.path), cells, call))
     return pickled
@@ -138,8 +182,8 @@ class _Output:
 
 def _require_success(result: Result, folder: Path) -> None:
     if result.interrupted and result.status == 128 + signal.SIGINT:
-        raise KeyboardInterrupt("all workers have been ended")
+        raise KeyboardInterrupt("all workers have ended")
     if result.failed is not None:
         raise WorkerFailedError(f"{describe(folder, result.failed)}\nAll workers have ended; their logs: {folder}")
     if result.status:
-        raise WorkerFailedError(f"the job has ended by {result.stopped_by}; the workers' logs: {folder}")
+        raise WorkerFailedError(f"the job ended with {result.stopped_by}; the workers' logs: {folder}")

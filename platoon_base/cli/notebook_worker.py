@@ -34,8 +34,9 @@ def main(call_file: str, returned_file: str) -> None:
         data = cloudpickle.dumps(returned)
     except Exception as exc:
         raise ConfigurationError(
-            f"the function returned {type(returned).__name__}, which cannot be sent back to the notebook "
-            f"({type(exc).__name__}: {exc}): return numbers, arrays or a path, and save the rest within the function"
+            f"the function returned {type(returned).__name__}, which cannot be sent back to the "
+            f"notebook ({type(exc).__name__}: {exc}): return numbers, arrays or a path, and save "
+            "the rest in the function"
         ) from exc
     Path(returned_file).write_bytes(data)
 

@@ -120,8 +120,8 @@ def _serve_job(
         stack.enter_context(_logs_in(folder))
         report.print_line(
             console,
-            f"host {world.host} of {world.hosts}: workers {ranks.start} to {ranks.stop - 1} of job {welcome.job}, with "
-            f"host 0 ({world.names[0]}), which has the table; logs in {folder}",
+            f"host {world.host} of {world.hosts}: workers {ranks.start} to {ranks.stop - 1} of "
+            f"job {welcome.job}; host 0 ({world.names[0]}) has the table; logs in {folder}",
         )
         origin = Origin([*program.argv, *args], list(devices), str(folder.absolute()))
         deputy = stack.enter_context(host_deputy(link, welcome, origin))

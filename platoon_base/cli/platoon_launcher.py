@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import re
@@ -26,6 +25,7 @@ from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
 from platoon_base.system.output import lenient_output, watch_output
+from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
 from platoon_base.system.signals import catches, default_sigchld
 from platoon_base.worker_process.program import Program, python_main
 
@@ -34,7 +34,6 @@ __all__ = ["main"]
 log = logging.getLogger(__name__)
 
 OK, FAILED, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER = range(5)
-_PR_SET_PDEATHSIG = 1
 _POLL_INTERVAL_S = 0.2
 _WITH_TEXT = ("-c", "--controller-args", "-w", "--workers-args")
 
@@ -63,14 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="platoon-launcher",
-        description="Run EXPERIMENT_worker.py on each device, served by EXPERIMENT_controller.py if there is one. "
-        "Logs are in PLATOON_LOGS/EXPERIMENT/. Devices: -D, else PLATOON_DEVICES, else .platoonrc, else every GPU, "
-        "else a worker for each core. Exit status: 0 success, 1 a worker or the controller failed, 2 wrong arguments, "
-        "3 error of the system, 4 any other.",
+        description="Run EXPERIMENT_worker.py on each device, and EXPERIMENT_controller.py if "
+        "there is one. Logs are in PLATOON_LOGS/EXPERIMENT/. Devices: -D, else "
+        "PLATOON_DEVICES, else .platoonrc, else every GPU, else a worker for each "
+        "core. Exit status: 0 success, 1 a worker or the controller failed, 2 wrong "
+        "arguments, 3 error of the system, 4 any other error.",
     )
-    parser.add_argument("experiment_name", metavar="EXPERIMENT", help="What the names of the scripts begin with.")
+    parser.add_argument("experiment_name", metavar="EXPERIMENT", help="The common beginning of the scripts' names.")
     parser.add_argument("-D", "--devices", nargs="+", default=[], metavar="DEV", help="One worker for each device.")
-    parser.add_argument("-H", "--hosts", nargs="+", default=[], metavar="HOST", help="This host alone, as yet.")
+    parser.add_argument("-H", "--hosts", nargs="+", default=[], metavar="HOST", help="Only this host is supported.")
     parser.add_argument("-c", "--controller-args", default="", metavar="ARGS", help="Arguments of the controller.")
     parser.add_argument("-w", "--workers-args", default="", metavar="ARGS", help="Arguments of the workers.")
     return parser
@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> int:
             status = _run_script(controller, [*words, f"--workers-args={args.workers_args}"])
         if status:
             how = f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
-            logs = f"its output is above, that of the workers in {folder}"
+            logs = f"its output is above, the workers' output is in {folder}"
             click.echo(f"platoon-launcher: {controller.name} ended with {how}; {logs}", err=True)
         return FAILED if status else OK
     serving = Controller(
@@ -128,8 +128,8 @@ def _require_experiment(name: str, worker: Program) -> None:
     experiment = re.sub(r"(_worker|_controller)?(\.py)?$", "", name)
     if not worker.files() and experiment not in ("", name):
         raise ConfigurationError(
-            f"got {name!r}, and there is no script {worker.name!r}: give the experiment's name, {experiment!r}, for "
-            f"{experiment}_worker.py"
+            f"got {name!r}, and there is no script {worker.name!r}: pass the experiment's name, "
+            f"{experiment!r}, for {experiment}_worker.py"
         )
     worker.require()
 
@@ -175,10 +175,10 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> Callable[[], None]:
-    libc, parent = ctypes.CDLL(None), os.getpid()
+    parent = os.getpid()
 
     def run() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,26 +66,26 @@ def opening(chosen: Choice, center: str, folder: Path, world: World | None = Non
         return f"{world.size} workers on {world.hosts} hosts ({shares}), logs in {folder}"
     where = "the CPU" if set(devices) == {"cpu"} else " ".join(devices)
     why = f" ({reason})" if reason else ""
-    memory = ", center in GPU memory unless a warning says why not" if center == "device" else ""
+    memory = ", center in GPU memory unless a warning follows" if center == "device" else ""
     return f"{len(devices)} worker{'s' * (len(devices) > 1)} on {where}{why}{memory}, logs in {folder}"
 
 
 def crowded(workers: int, cores: int) -> str:
     they = f"{workers} workers share {cores} core{'s' * (cores > 1)}"
-    return f"{they} (by the CPU affinity, or the quota of the control group): they compute no sooner than {cores} would"
+    return f"{they} (CPU affinity, or the quota of the control group), so they are no faster than {cores} would be"
 
 
 def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> str:
     if found is None:
-        return f"checkpoints in {kept}, none there yet: this job begins anew"
+        return f"no checkpoint in {kept} yet: the job starts from the beginning"
     path, about = found
     if not about.parameters:
-        return f"resumed from {path}, which holds no parameters, only the values that the workers kept"
+        return f"resumed from {path}, which has no parameters, only the values that the workers kept"
     positions = [about.position(rank, workers) for rank in range(workers)]
     epoch, batches = min(position.epoch for position in positions), sum(position.steps for position in positions)
     text = f"resumed from {path}: epoch {epoch}, {batches} mini-batches done"
     if workers != about.size:
-        text += f" by {about.size} workers; now {workers}, who begin that epoch anew"
+        text += f" by {about.size} workers; now {workers}, which restart that epoch"
     return text
 
 
@@ -95,11 +95,6 @@ def as_text(told: str) -> Text:
     return text
 
 
-def _print_failures(console: Console, texts: Iterable[str]) -> None:
-    for text in texts:
-        print_line(console, as_text(text))
-
-
 def print_result(
     console: Console, result: Result, workers: int, folder: Path, failures: Failures | None = None
 ) -> None:
@@ -107,7 +102,8 @@ def print_result(
     failed = [ended for ended in result.exits if ended.status]
     told = failures or Failures(folder, workers)
     causes = failed if not result.interrupted else [] if result.failed is None else [result.failed]
-    _print_failures(console, told.new(causes, result.interrupted, last=True))
+    for text in told.new(causes, result.interrupted, last=True):
+        print_line(console, as_text(text))
     by_end: dict[str, list[Exit]] = {}
     for ended in failed:
         by_end.setdefault(_end_of(ended, result.interrupted), []).append(ended)
@@ -157,7 +153,7 @@ def _trained_separately(ranks: Sequence[int], workers: int) -> str:
         named = ", ".join(map(str, ranks))
         what = f"worker{'s' * (len(ranks) > 1)} {named} shared and averaged nothing with the others"
     return (
-        f"WARNING: {what}, each with a model of its own. prepare(...) of the plugin for your framework, "
-        "or connect() with init_shared_params and sync_params, makes them train one model. (Nothing is known here of "
-        "what a framework averages by itself)"
+        f"WARNING: {what}, each with its own model. To train one model, call prepare(...) of the "
+        "plugin for your framework, or connect() with init_shared_params and sync_params. "
+        "(platoon cannot see what a framework averages by itself)"
     )

@@ -46,9 +46,11 @@ class _File:
             self._text = path.read_bytes().decode("utf-8-sig")  # Windows editors write a BOM.
             self.values: dict[str, Any] = tomllib.loads(self._text)
         except OSError as exc:
-            raise ConfigurationError(f"got --config {path}: it cannot be read: {exc.strerror}") from exc
+            raise ConfigurationError(f"got --config {path}: cannot read it: {exc.strerror}") from exc
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-            raise ConfigurationError(f"got --config {path}, which is no TOML file: {exc}; see docs/config.md") from exc
+            raise ConfigurationError(
+                f"got --config {path}, which is not a TOML file: {exc}; see docs/config.md"
+            ) from exc
 
     def error(self, key: str, text: str, table: str = "") -> ConfigurationError:
         """Return an error that names the line of a key of a table, if found."""
@@ -94,14 +96,14 @@ config_option = click.option(
     is_eager=True,
     callback=_read,
     metavar="FILE.toml",
-    help="Read script, args and options from a file; the command line wins over it.",
+    help="Read script, arguments and options from a file. The command line has priority.",
 )
 
 
 def _value(context: click.Context, file: _File, option: click.Option, key: str, value: Any) -> Any:
     """Return a value in the type that the option takes from the command line."""
     if isinstance(value, dict) or isinstance(value, bool) != option.is_flag:
-        wanted = "true or false" if option.is_flag else "a text or a number"
+        wanted = "true or false" if option.is_flag else "a string or a number"
         raise file.error(key, f"got {key} = {_toml(value)}: it must be {wanted}")
     if option.multiple:
         return [str(each) for each in value] if isinstance(value, list) else str(value).split()
@@ -126,8 +128,8 @@ def _args(file: _File, args: Any) -> Iterator[str]:
         if any(isinstance(each, (list, dict)) for each in words):
             raise file.error(
                 key,
-                f"got {key} = {value!r}: no word of a command line says that; write texts, numbers, true, false, or a "
-                "list of these",
+                f"got {key} = {value!r}, which cannot be written on a command line: write "
+                "strings, numbers, true, false, or a list of these",
                 "args" if table else "",
             )
         if table and value is not False:

@@ -27,8 +27,9 @@ report_option = click.option(
     type=click.Path(path_type=Path),
     metavar="FILE.html",
     callback=result_file,
-    help="At the end write a page with curves, the time of each worker by phase, and a diagnosis; "
-    "the curves lie beside it as CSV. The charts need platoon-plugins[report].",
+    help="At the end write an HTML page with curves, the time of each worker by phase, and a "
+    "diagnosis. The curves are also written as CSV beside it. The charts need "
+    "platoon-plugins[report].",
 )
 
 

@@ -22,12 +22,11 @@ from platoon_base.cli.data_server import LOG_FILE
 from platoon_base.cli.display import Display, is_live
 from platoon_base.cli.failures import Failures
 from platoon_base.cli.log_folder import log_file
-from platoon_base.cli.log_lines import LogLines
+from platoon_base.cli.log_lines import LogLines, WorkerWarnings
 from platoon_base.cli.report import as_text
 from platoon_base.cli.run_report import RunReport
 from platoon_base.cli.stragglers import StragglerWatch
 from platoon_base.cli.tensorboard import EventFiles
-from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.departures import leader_of
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.worker_process.breakpoints import terminal_request_file
@@ -105,13 +104,13 @@ class Screen:
             call(**kwargs)
         except Exception:
             self._ended = True
-            log.exception("nothing more is shown of this job, which goes on")
+            log.exception("the screen failed and shows nothing more of this job; the job continues")
 
     def _hand_over(self) -> None:
         """Remove the table when a worker stops at a breakpoint: its debugger needs the terminal."""
         if self._terminal_request.exists():
             if self._display.pause():
-                self._print(Text("worker 0 is at a breakpoint: no table from here on; Ctrl-C ends the job"))
+                self._print(Text("worker 0 is at a breakpoint: the table is off from here on; Ctrl-C ends the job"))
             self._terminal_request.unlink(missing_ok=True)
 
     def _poll(self, last: bool = False) -> None:
@@ -173,7 +172,7 @@ class Screen:
         if self._events is not None:
             self._events.abandon()
             self._events = None
-        text = f"WARNING: nothing more is written for TensorBoard: {type(error).__name__}: {error}"
+        text = f"WARNING: stopped writing for TensorBoard: {type(error).__name__}: {error}"
         self._print(Text(text, style="bold red"))
 
     def _new_output(self, last: bool) -> Iterator[Text]:

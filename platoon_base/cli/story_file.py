@@ -31,7 +31,7 @@ def story_written(folder: Path, story: Story) -> Iterator[None]:
         try:
             write_whole(folder / STORY_FILE, as_json(story.entries))
         except OSError as exc:
-            log.warning("the story of the job cannot be written to %s: %s", folder, exc)
+            log.warning("cannot write the event log of the job to %s: %s", folder, exc)
 
 
 def as_json(entries: Sequence[Entry]) -> bytes:
@@ -43,7 +43,7 @@ def known_story(folder: Path, reader: str) -> list[Entry]:
     try:
         return read_story(folder)
     except ConfigurationError as exc:
-        log.warning("%s has no changes of the job: %s", reader, exc)
+        log.warning("%s does not show the events of the job: %s", reader, exc)
         return []
 
 
@@ -53,5 +53,6 @@ def read_story(folder: Path) -> list[Entry]:
             return msgspec.json.decode(file.read(_FILE_BYTES), type=list[Entry])
     except (OSError, msgspec.MsgspecError) as exc:
         raise ConfigurationError(
-            f"there is no story in {folder}: {exc}; name a running job, or the folder with the logs of one that ended"
+            f"there is no event log in {folder}: {exc}; name a running job, or the folder with "
+            "the logs of a job that has ended"
         ) from exc

@@ -40,16 +40,16 @@ class Straggler(NamedTuple):
         if self.phase == COMPUTE and not self.loading_known:
             name = "computation or loading"
         times = f"{seconds_text(self.seconds)} per step, the others {seconds_text(self.others)}"
-        waits = f"; they wait for {percent(self.waiting)} of their time" if self.waiting >= 0.1 else ""
+        waits = f"; they wait {percent(self.waiting)} of their time" if self.waiting >= 0.1 else ""
         return f"worker {self.rank} is slower than the others in {name}: {times}{waits}. {advice(self.phase)}"
 
 
 def advice(phase: int) -> str:
     if phase == LOADING:
-        return "Look at its disk or its share of the data, or load ahead (platoon_base.data.load_ahead)"
+        return "Check its disk and the size of its shard, or load ahead (platoon_base.data.load_ahead)"
     if phase == SYNC:
-        return "Look at the cores and the memory that it shares with other processes"
-    return "Look at its device, at other processes there, and at what the script does on this rank only"
+        return "Check the cores and the memory that it shares with other processes"
+    return "Check its device, other processes there, and what the script does on this rank only"
 
 
 def seconds_text(seconds: float) -> str:

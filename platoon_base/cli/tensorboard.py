@@ -31,8 +31,8 @@ def _folder(context: click.Context, parameter: click.Parameter, path: Path | Non
         return None
     if importlib.util.find_spec("tensorboardX") is None:
         raise ConfigurationError(
-            f"got --tensorboard {path}, but tensorboardX is not installed here, which writes the files: "
-            "pip install 'platoon-plugins[tensorboard]', or pip install tensorboardX"
+            f"got --tensorboard {path}, which needs tensorboardX, and it is not installed: pip "
+            "install 'platoon-plugins[tensorboard]', or pip install tensorboardX"
         )
     require_room(path, "event files")
     return path
@@ -43,8 +43,9 @@ tensorboard_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     callback=_folder,
-    help="Write the loss, rate, epoch and share of synchronization of each worker, and the reported values, to DIR for "
-    "TensorBoard; give each run a DIR of its own. It needs tensorboardX.",
+    help="Write the loss, rate, epoch and share of synchronization of each worker, and the "
+    "reported values, to DIR for TensorBoard. Use a different DIR for each run. It needs "
+    "tensorboardX.",
 )
 
 

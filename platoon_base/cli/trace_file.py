@@ -36,8 +36,8 @@ trace_option = click.option(
     type=click.Path(path_type=Path),
     metavar="FILE.json",
     callback=result_file,
-    help="At the end write the steps and phases of this host's workers for https://ui.perfetto.dev; the latest 50,000 "
-    "of each.",
+    help="At the end write the steps and phases of this host's workers, the latest 50,000 of "
+    "each, as a trace for https://ui.perfetto.dev.",
 )
 
 
@@ -67,7 +67,7 @@ def _read(folder: Path) -> list[Spans]:
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Spans))
         except (OSError, msgspec.MsgspecError) as exc:
-            log.warning("a part of the trace cannot be read: %s: %s", path, exc)
+            log.warning("cannot read a part of the trace: %s: %s", path, exc)
     return found
 
 

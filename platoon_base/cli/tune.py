@@ -13,10 +13,9 @@ from rich.console import Console
 from platoon_base.cli.failures import describe
 from platoon_base.cli.launcher import choose_center, launch
 from platoon_base.cli.log_folder import log_file
-from platoon_base.cli.log_lines import LogLines
+from platoon_base.cli.log_lines import LogLines, WorkerWarnings
 from platoon_base.cli.report import print_line
 from platoon_base.cli.tune_methods import Method, Point, Watched, guess, value_at
-from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
@@ -103,7 +102,7 @@ def require_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        missing = "platoon tune needs Optuna, which is not installed here"
+        missing = "platoon tune needs Optuna, which is not installed"
         raise ConfigurationError(f"{missing}: pip install 'platoon-plugins[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
@@ -144,7 +143,9 @@ class _Runs:
                     return False
                 dropped |= {run.method for run in self.done[-1:] if run.dropped is not None}
                 if fixed := rule_of_script(self.done):
-                    text = f"the script names its rule, {fixed}, which wins: leave it out"
+                    text = (
+                        f"the script sets its rule, {fixed}, so other rules have no effect: remove it from the script"
+                    )
                     print_line(self._console, f"WARNING: {text}", style="bold red")
                     return True
         return True
@@ -283,12 +284,12 @@ def _watched(tuning: Tuning, run: Run, curves: Mapping[str, list[Point]]) -> Wat
     """Choose the value to compare from the first run."""
     if run.failed:
         name = run.method.name
-        raise ConfigurationError(f"{name} failed, so nothing can be compared. {run.failed}")
+        raise ConfigurationError(f"{name} failed, so there is nothing to compare. {run.failed}")
     if not curves:
         raise ConfigurationError(
             f"the script reported no number within {tuning.budget:g} {tuning.by}: "
-            f"{_how_to_report()}. Mini-batches must be counted too: the adapters do, other loops "
-            "call connect().progress(steps=1) after each. If it validates later than that, give a "
+            f"{_how_to_report()}. Mini-batches must be counted too: the adapters do so, and other "
+            "loops call connect().progress(steps=1) after each. If it validates later, pass a "
             f"larger {tuning.budget_option}"
         )
     # A script may report a final value under another name than those during training.
@@ -304,10 +305,10 @@ def _checked(run: Run, watched: Watched, tuning: Tuning) -> Run:
     when = "not at all" if begin is None else f"first after {begin:.4g} {tuning.by}"
     text = (
         f"{watched.name} was reported {when}, and the budget is {tuning.budget:g} {tuning.by}: "
-        f"give a larger {tuning.budget_option}"
+        f"pass a larger {tuning.budget_option}"
     )
     if run.method.plain:
-        end = "If the script reports at its end only, a budget ends it"
+        end = "A script that reports only at its end is stopped by the budget before that"
         raise ConfigurationError(f"{run.method.name}: {text}. {end}: {_how_to_report()}")
     return run._replace(failed=text, dropped=None)
 

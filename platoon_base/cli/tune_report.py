@@ -96,7 +96,7 @@ def choose(
     """
     able = [each for each in found if each.values and not each.failed and not each.dropped]
     if not able:
-        return None, "no method has come to an end"
+        return None, "no method has finished"
     best = min(able, key=lambda each: watched.cost(each.value))
     own = next((each for each in able if each.method == default), None)
     if best.method.plain:
@@ -120,18 +120,18 @@ def lines(tuning: Tuning, study: Study) -> Iterator[str]:
     yield f"{watched.name}: {_better(watched)} is better{of_all}. Steps are those of each worker."
     if limits := thread_limits(len(tuning.devices), os.environ):
         threads = f"{next(iter(limits.values()))} of {len(os.sched_getaffinity(0))} cores"
-        yield f"Each worker, and plain training, had threads for {threads}; python alone uses all."
+        yield (f"Each worker, and plain training, used threads for {threads}; python without platoon uses all.")
     if study.end < tuning.budget:
         after = _spent(study.end, by)
-        yield f"Compared after {after}, the last moment at which all runs have reported."
+        yield f"Compared after {after}, the latest time by which all runs have reported."
     if any(each.dropped for each in found):
-        yield "Dropped methods were worse than the median; --no-halving runs all to the end."
+        yield "Dropped methods were worse than the median; with --no-halving all run to the end."
     yield from (f"WARNING: {text}" for text in _doubts(found, tuning, study.runs))
     best, reason = choose(found, tuning.default, watched)
     if best is None:
-        yield f"Nothing to take: {reason}."
+        yield f"No recommendation: {reason}."
         return
-    yield f"Take: {best.method.name} ({reason})."
+    yield f"Recommended: {best.method.name} ({reason})."
     yield from _how_to_take(best.method, tuning)
 
 
@@ -172,16 +172,16 @@ def _how_to_take(method: Method, tuning: Tuning) -> Iterator[str]:
     launched = shlex.join([*tuning.command, *method.words])
     launched = f"platoon launch -n {method.workers} {launched}"
     if method.plain:
-        text = "Workers may help in a longer training or at another learning rate: give a larger"
+        text = "Workers may help in a longer training or at another learning rate: try a larger"
         yield f"{text} {tuning.budget_option}, and see docs/learning.md."
     elif method.words:
         yield f"    {launched}"
     elif method == tuning.default:
-        yield "    These are the defaults of the adapters: leave rule and every_n_batches out."
+        yield "    These are the defaults of the adapters: set neither rule nor every_n_batches."
     else:
         yield f"    from platoon_base.rules import {method.rule.partition('(')[0]}"
         yield f"    rule={method.rule}, every_n_batches={method.period}"
-        yield f"in {', '.join(registered().texts('rule_goes_to'))}. Or from outside:"
+        yield (f"in {', '.join(registered().texts('rule_goes_to'))}. Or without a change of the script:")
         yield f'    {RULE}="{method.rule}" {EVERY_N_BATCHES}={method.period} {launched}'
 
 
@@ -190,7 +190,7 @@ def _doubts(found: Sequence[Outcome], tuning: Tuning, runs: Sequence[Run]) -> It
     counted = [run for run in runs if run.method.rule and run.steps * run.syncs and not run.failed]
     rates = [run.syncs / run.steps for run in counted]
     if len({run.method.period for run in counted}) > 1 and max(rates) <= 1.1 * min(rates):
-        yield "the script names its period, which wins: leave it out, and others can be tried too"
+        yield ("the script sets its period, so other periods have no effect: remove it from the script to try others")
     workers, cores = len(tuning.devices), len(os.sched_getaffinity(0))
     if tuning.load > _BUSY * cores:
         yield (
@@ -202,9 +202,9 @@ def _doubts(found: Sequence[Outcome], tuning: Tuning, runs: Sequence[Run]) -> It
             continue
         if (factor := found[0].reached / each.reached) > workers:
             yield (
-                f"{each.method.name} was {factor:.2f} times sooner with {workers} workers. More "
-                f"than {workers} is no gain of speed: plain training was disturbed, or ended on a "
-                f"bad value; try more --seeds or a larger {tuning.budget_option}"
+                f"{each.method.name} was {factor:.2f} times sooner with {workers} workers. A "
+                f"factor above {workers} is not a gain of speed: plain training was disturbed, or "
+                f"ended on a bad value. Try more --seeds or a larger {tuning.budget_option}"
             )
 
 
@@ -231,7 +231,7 @@ def page(tuning: Tuning, study: Study) -> str:
     facts = f"{len(tuning.devices)} workers, {len(study.runs)} runs, logs in {tuning.folder}"
     notes = [f"A run of {run.method.name} failed." for run in study.runs if run.failed]
     if study.interrupted:
-        notes.append("The study was interrupted: not all runs were made.")
+        notes.append("The study was interrupted, so some runs are missing.")
     if study.watched is None:
         notes.append("No run has reported a value to compare.")
     text = "\n".join(lines(tuning, study))

@@ -141,8 +141,8 @@ def require_out(out: Any, array: np.ndarray[Any, Any], shape: tuple[int, ...], i
     """Raise `ConfigurationError` unless ``out`` can receive a result of this shape."""
     if not isinstance(out, np.ndarray):
         raise ConfigurationError(
-            f"got an ndarray and out of type {type(out).__name__}: the result of an ndarray lies on the host; pass an "
-            "ndarray as out (dest), or none"
+            f"got an ndarray and out of type {type(out).__name__}: the result of an ndarray is in "
+            "host memory; pass an ndarray as out (dest), or none"
         )
     require_plain(out, "out (dest)")
     require_fit(out, shape, array.dtype)

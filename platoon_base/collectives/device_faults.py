@@ -75,8 +75,8 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
         return Fault(WorkerLostError(text), interrupt=bool(behind) or now - mine.begun < SETTLED_S)
     if behind and now > mine.deadline and now > liveness.moved(behind) + mine.deadline - mine.begun:
         who = ", ".join(f"rank {rank} ({stalled_text(liveness.moved([rank]))})" for rank in behind)
-        text = f"waited for {who} in collective number {mine.number} on this device: look into "
-        text += "their logs, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
+        text = f"waited for {who} in collective number {mine.number} on this device: read "
+        text += "their logs, or pass a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
         return Fault(CollectiveTimeoutError(text), interrupt=True)
     return None
 

@@ -91,13 +91,13 @@ class NcclArrays:
         if out is None:
             out = gpuarray.empty(shape, array.dtype, context=self._context)
         elif not is_device_array(out) or out.context.ptr != self._context.ptr:
-            raise ConfigurationError(f"got {type(out).__name__} for the result: pass a GpuArray of the array's device")
+            raise ConfigurationError(f"got {type(out).__name__} for the result: pass a GpuArray on the array's device")
         elif out is not array or out.shape != shape:
             require_fit(out, shape, array.dtype)
         if not array.flags.c_contiguous:
             array = array.copy("C")
         if not out.flags.c_contiguous:
-            raise ConfigurationError("got an array that is not C-contiguous for the result: pass one that is")
+            raise ConfigurationError("got an array that is not C-contiguous for the result: pass a C-contiguous one")
         return array, out
 
     def _combine(

@@ -93,9 +93,10 @@ class Collectives:
     def _require_in_step(self) -> None:
         if self._late:
             raise ConfigurationError(
-                "this worker joined late: all-reduce and the like need a fixed group, that of the workers launched "
-                "together; train asynchronously here (sync_params), or start the job again with more workers. If you "
-                "start the workers yourself, list them for the controller: Controller(devices=[...]), or -D"
+                "this worker joined late, and all-reduce and similar calls need the fixed group "
+                "of workers that were launched together: train asynchronously here "
+                "(sync_params), or start the job again with more workers. If you start the "
+                "workers yourself, list them for the controller: Controller(devices=[...]), or -D"
             )
 
 
@@ -113,8 +114,8 @@ class Membership:
         reply = self._client.wait_for_all(FormGroup(name=name, note=note, timeout_s=timeout_s), Gathered)
         missing = sorted(set(range(self._size)) - set(reply.ranks))
         if missing:
-            why = self.liveness.why_absent(missing) or f"ranks {missing} are gone"
-            raise WorkerLostError(f"a group of all {self._size} workers cannot be formed: {why}")
+            why = self.liveness.why_absent(missing) or f"ranks {missing} have disconnected"
+            raise WorkerLostError(f"cannot form a group of all {self._size} workers: {why}")
         return dict(zip(reply.ranks, reply.values))
 
     def form(

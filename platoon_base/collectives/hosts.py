@@ -295,12 +295,12 @@ class _Forming:
     def _give_up_if_absent(self, ranks: list[int]) -> None:
         gone = [rank for rank in ranks if self._liveness.gone(rank)]
         if gone:
-            why = self._liveness.why_absent(gone) or f"ranks {gone} are gone"
-            raise WorkerLostError(f"a group of all {self._world.size} workers cannot be formed: {why}")
+            why = self._liveness.why_absent(gone) or f"ranks {gone} have disconnected"
+            raise WorkerLostError(f"cannot form a group of all {self._world.size} workers: {why}")
         # A rank that has failed is already in the next rendezvous. So is one with a link that is
         # just being opened.
         now = awake()
         if not self._liveness.why_absent(ranks):
             self._absent_since = now
         elif now > self._absent_since + 2 * HANDSHAKE_S:
-            raise _ElsewhereError(f"no link to the ranks {ranks}, which wait in the next step already")
+            raise _ElsewhereError(f"no link to the ranks {ranks}, which are in the next step already")

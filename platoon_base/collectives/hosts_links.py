@@ -108,7 +108,7 @@ class Link:
         elif kind == WAITING and offset <= links.call:
             known = length % 4 == 0
         if not known:
-            raise BrokenStreamError(f"got a record of tag {tag} out of turn", altered=True)
+            raise BrokenStreamError(f"got a record of tag {tag} out of order", altered=True)
         self._buffer = bytearray(length)
         return memoryview(self._buffer)
 
@@ -275,7 +275,7 @@ class Links:
         """Describe the hosts that acknowledge nothing; empty if there are none."""
         silent = [(link.to.name, 0.0 if link.closed else link.stream.unanswered_s()) for link in self.all]
         found = [f"{name} has been unreachable for {seconds:.0f} s" for name, seconds in silent if seconds > WARNING_S]
-        return f"{'; '.join(found)}. Is the network between the hosts slow or cut?" if found else ""
+        return f"{'; '.join(found)}. Is the network between the hosts slow or down?" if found else ""
 
     def send_last_record(self, how: int | None, text: bytes) -> None:
         """Report a failed call (``how``), or that this rank leaves (None), before queued data."""

@@ -145,14 +145,14 @@ class _Joining:
             self._thread.join(_POLL_INTERVAL_S)
             lost = [rank for rank in others if liveness.gone(rank) or liveness.died(rank)]
             if lost and self._thread.is_alive():
-                raise WorkerLostError(f"a group of devices cannot be formed: {liveness.why_absent(lost)}")
+                raise WorkerLostError(f"cannot form a group of devices: {liveness.why_absent(lost)}")
             if awake() > deadline:
                 raise CollectiveTimeoutError(
-                    f"waited {timeout_s:g} s for NCCL to connect the devices: NCCL_DEBUG=INFO tells what it tries; or "
-                    "give a longer timeout_s"
+                    f"waited {timeout_s:g} s for NCCL to connect the devices: NCCL_DEBUG=INFO "
+                    "shows what it tries; or pass a longer timeout_s"
                 )
         if self._comm is None:
-            raise self._failure or PlatoonError("a group of devices cannot be formed")
+            raise self._failure or PlatoonError("cannot form a group of devices")
         return self._comm
 
     def _join(self) -> None:

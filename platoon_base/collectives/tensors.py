@@ -99,7 +99,7 @@ class NcclTensors:
             return array, torch.empty(shape, dtype=array.dtype, device=self._device), dtype
         _require_fit(out, shape, array)
         if not out.is_contiguous():
-            raise ConfigurationError("got a result tensor that is not contiguous: pass one that is")
+            raise ConfigurationError("got a result tensor that is not contiguous: pass a contiguous one")
         return array, out, dtype
 
     def _stream(self) -> int:
@@ -177,7 +177,9 @@ class _Staged:
 
 def _require_dtype(array: Tensor) -> _DType:
     if array.layout is not torch.strided:
-        raise ConfigurationError(f"got a tensor of layout {array.layout}: collectives take dense tensors; to_dense()")
+        raise ConfigurationError(
+            f"got a tensor of layout {array.layout}: collectives take dense tensors; call to_dense()"
+        )
     dtype = _DTYPES.get(array.dtype)
     if dtype is None:
         raise ConfigurationError(f"got a tensor of dtype {array.dtype}: collectives take {', '.join(NCCL_CODES)}")
@@ -204,7 +206,9 @@ def _require_fit(out: Tensor, shape: tuple[int, ...], array: Tensor) -> None:
 def _require_on_host(array: Tensor) -> None:
     _require_dtype(array)
     if array.dtype is torch.bfloat16:
-        raise ConfigurationError("got a tensor of dtype torch.bfloat16: the host has no such sums; pass tensor.float()")
+        raise ConfigurationError(
+            "got a tensor of dtype torch.bfloat16, which cannot be summed on the host: pass tensor.float()"
+        )
 
 
 def _fetched(array: Tensor) -> np.ndarray[Any, Any]:

@@ -77,8 +77,8 @@ def completed_flags(device: str | None, environment: Mapping[str, str], flags_be
     wanted = _last(options.flags, "device")
     if device is not None and wanted not in (None, device):
         warn_once(
-            f"THEANO_FLAGS has device={wanted}, this worker was given {device}, which counts: name devices with "
-            "platoon launch -D"
+            f"THEANO_FLAGS has device={wanted}, and this worker was given {device}, which is "
+            "used: name devices with platoon launch -D"
         )
     where = {name: _last(flags_before, name) for name in _WHERE_COMPILED if _last(options.flags, name) is None}
     kept = [f"{name}={folder}" for name, folder in where.items() if folder is not None]

@@ -283,8 +283,8 @@ def codec_of(text: str) -> Codec | None:
     found = _TOP_K.fullmatch(name)
     if found is None:
         raise ConfigurationError(
-            f"got {text!r} as the compression between hosts: there are {NONE}, {', '.join(_PLAIN)} and topk(PART), "
-            "such as topk(0.01)"
+            f"got {text!r} as the compression between hosts: it must be {NONE}, "
+            f"{', '.join(_PLAIN)} or topk(PART), such as topk(0.01)"
         )
     try:
         part = float(found[1])
@@ -292,7 +292,7 @@ def codec_of(text: str) -> Codec | None:
         part = math.nan
     if not 0 < part <= 0.5:
         raise ConfigurationError(
-            f"got {text!r} as the compression between hosts: the part of the elements that is sent must be more than "
-            "0 and at most 0.5, such as topk(0.01)"
+            f"got {text!r} as the compression between hosts: the part of the elements to send "
+            "must be more than 0 and at most 0.5, such as topk(0.01)"
         )
     return TopK(part)

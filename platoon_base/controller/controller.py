@@ -131,7 +131,7 @@ class Controller:
 
     def _answer_observer(self, request: msg.Watch | msg.AskStory | msg.EndJob) -> msg.Reply:
         if request.protocol != msg.PROTOCOL:
-            text = f"got protocol {request.protocol}, this job speaks {msg.PROTOCOL}; use the version that started it"
+            text = f"got protocol {request.protocol}, and this job uses {msg.PROTOCOL}: use the version that started it"
             return msg.Failure(kind="ProtocolError", message=text)
         if isinstance(request, msg.Watch):
             return self._reporting.snapshot(time.monotonic()).to_message()

@@ -38,9 +38,9 @@ def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
     if not ended.status or fail_fast == "never" or (failure is not None and failure.follows):
         return ""
     if fail_fast == "always":
-        return f"worker {ended.rank} failed ({ended}): the job ends, as --fail-fast asks"
+        return f"worker {ended.rank} failed ({ended}): ending the job because of --fail-fast"
     if failure is not None and failure.kind == DataMismatchError.__name__:
-        return f"worker {ended.rank} has other data than another worker: the job ends"
+        return f"worker {ended.rank} has other data than another worker: ending the job"
     # Without an adapter, a script with collective calls may train without counting steps.
     counts = progress.bound or not progress.waits
     # With an adapter, an exchange before the first step was for an evaluation.
@@ -49,8 +49,9 @@ def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
     if began or failure is None or failure.kind == INTERRUPTED:
         return ""
     return (
-        f"worker {ended.rank} failed before its first step ({failure.kind}): the job ends, since the others would "
-        "train without its part of the data; --allow-failures lets them go on"
+        f"worker {ended.rank} failed before its first step ({failure.kind}): ending the job, "
+        "since the others would train without its part of the data. With --allow-failures they "
+        "continue"
     )
 
 
@@ -63,15 +64,16 @@ def lost_leader(exits: Sequence[Exit], steps: int, led: Sequence[int]) -> str:
     if not ended_well or not any(ended.rank == 0 and ended.status for ended in exits):
         return ""
     leader = min((rank for rank in led if rank in ended_well), default=0)
-    text = f"worker 0 failed after {steps} mini-batches, and the others went on"
+    text = f"worker 0 failed after {steps} mini-batches, and the others continued"
     if leader:
         text += (
-            f". Worker {leader} was the leader from then on: it ran the callbacks or extensions of the leader, and "
-            "what the script does if worker.is_leader"
+            f". From then on worker {leader} was the leader: it ran the leader's callbacks or "
+            "extensions, and what the script does if worker.is_leader"
         )
     return (
-        f"{text}. What the script does on rank 0 alone (if worker.global_rank == 0), such as saving the model, did not "
-        f"happen{'' if leader else ': if it asks worker.is_leader instead, another worker does it'}"
+        f"{text}. What the script does only on rank 0 (if worker.global_rank == 0), such as "
+        "saving the model, did not "
+        f"happen{'' if leader else ': with worker.is_leader, another worker does it instead'}"
     )
 
 
@@ -186,11 +188,11 @@ class Departures:
     def host_returns(self, ranks: Sequence[int]) -> str:
         """Readmit the workers of a lost host; return why that is impossible, or ''."""
         if self._coordinator.bound:
-            return "the workers need each other (averaged gradients), so a lost one cannot be restarted alone"
+            return "the workers depend on each other (averaged gradients), so a single one cannot be restarted"
         if self._children.stopping or self._job_state.stopping or not self._children.running:
             return "the job is ending"
         for rank in ranks:
-            self._coordinator.readmit(rank, self._job_state.position(rank), "its host is back")
+            self._coordinator.readmit(rank, self._job_state.position(rank), "its host has returned")
         self.exits = [ended for ended in self.exits if ended.rank not in ranks]
         return ""
 

@@ -61,8 +61,8 @@ class Ending:
         self._story.add("job", [], "", f"passes {number.name} on", lacking if without else "")
         if without:
             log.warning(
-                "%s is passed on to workers that handle it, not to %s (signal.signal in the script sets one). "
-                "SIGTERM and `platoon stop` end the job in order",
+                "%s is passed to workers that handle it, but not to %s (signal.signal in the "
+                "script installs a handler). SIGTERM and `platoon stop` end the job in order",
                 number.name,
                 lacking,
             )

@@ -33,7 +33,7 @@ _TERM_TO_KILL_S = 0.5
 # SIGKILL does not end a process that hangs in a device or on a file server.
 _KILL_TO_ABANDON_S = 5.0
 _POLL_INTERVAL_S, _OUTPUT_CHECK_INTERVAL_S = 0.02, 1.0
-_LEFT_RUNNING = "left running: the launcher cannot end it"
+_LEFT_RUNNING = "left running, because the launcher cannot end it"
 
 
 class Exit(NamedTuple):
@@ -89,7 +89,8 @@ class _OutputWatch:
         if why and start.log_file is not None:
             self._next_at = math.inf
             log.warning(
-                "logs in %s cannot be written (%s): what the workers print is lost until they can. Training continues",
+                "cannot write logs in %s (%s): the output of the workers is lost until this "
+                "succeeds. Training continues",
                 start.log_file.parent,
                 why,
             )
@@ -126,7 +127,7 @@ class WorkerProcesses:
             text = limit_text(exc)
             if not text:
                 raise
-            raise ConfigurationError(f"rank {rank} cannot be started: {text}") from exc
+            raise ConfigurationError(f"cannot start rank {rank}: {text}") from exc
         self._children[rank] = ChildProcess(process.pid, process)
         if self._warden is not None:
             self._warden.watch(process.pid)
@@ -156,7 +157,7 @@ class WorkerProcesses:
                 error_file(start.log_file).unlink()
 
     def _start_one_by_one(self, starts: Sequence[Start], why: str) -> None:
-        log.warning("%s: the workers start one by one", why)
+        log.warning("%s: starting the workers one by one", why)
         for start in starts:
             self.start(*start)
 
@@ -292,7 +293,9 @@ class WorkerProcesses:
         """Add the reason to an exit by a signal to all, or by a lack of memory."""
         before, self._oom_kills = self._oom_kills, oom_kills() if ended.status == _KILLED else self._oom_kills
         if not ended.why and not self._killed_by and self._oom_kills > before:
-            return ended._replace(why="killed by SIGKILL, as the memory of its control group or the machine was full")
+            return ended._replace(
+                why="killed by SIGKILL, because the memory of its control group or of the machine was full"
+            )
         if ended.why or ended.status - 128 not in self._killed_by:
             return ended
         number = ended.status - 128
@@ -329,7 +332,7 @@ class WorkerProcesses:
             else:
                 self._signal(number)
 
-    def _signal(self, number: signal.Signals, why: str = "as the time to end was over") -> None:
+    def _signal(self, number: signal.Signals, why: str = "because the grace period was over") -> None:
         if self._fork_server is not None:
             self._fork_server.signal(number)
         for child in self._children.values():
@@ -367,7 +370,7 @@ class WorkerProcesses:
         """Kill all processes and collect those of this host; `reap` returns their exits."""
         deadline = time.monotonic() + _KILL_TO_ABANDON_S
         self._stopping, self._stages = True, [(deadline, None)] if self._remote_running else []
-        self._signal(signal.SIGKILL, "as the job was to end at once")
+        self._signal(signal.SIGKILL, "because the job had to end immediately")
         while self._children or self._fork_server is not None:
             self._collected = self.reap()
             if time.monotonic() >= deadline:

@@ -59,20 +59,21 @@ class RestartPolicy:
         rank = event.rank
         if event.bound and self._has_checkpoints:
             self._all = _AllAgain.YES
-            text = f"rank {rank} cannot be restarted alone: all workers are started again, from the checkpoint"
+            text = f"cannot restart rank {rank} alone: restarting all workers from the checkpoint"
             return Verdict(Restart.ALL, text)
         if event.bound:
             self._all = _AllAgain.IF_ALL_FAIL
             text = (
-                f"rank {rank} cannot be restarted alone, since the workers need each other: all are started again only "
-                "if all fail; with --checkpoint-every they would be at once, from the last checkpoint"
+                f"cannot restart rank {rank} alone, since the workers depend on each other. All "
+                "of them restart only if all fail; with --checkpoint-every they would restart "
+                "immediately, from the last checkpoint"
             )
             return Verdict(Restart.NONE, text)
         if event.centers_dropped:
-            text = f"rank {rank} is not started again: the others have released the parameters"
+            text = f"not restarting rank {rank}: the others have released the parameters"
             return Verdict(Restart.NONE, text)
         self.restarts += 1
-        text = f"rank {rank} is started again, restart {self.restarts} of {self._max_restarts}"
+        text = f"restarting rank {rank}, restart {self.restarts} of {self._max_restarts}"
         return Verdict(Restart.THIS_ONE, text)
 
     def _without_lost_host(self, event: WorkerFailed) -> Verdict:
@@ -81,8 +82,8 @@ class RestartPolicy:
             return Verdict(Restart.NONE)
         self._warned_of_lost_host = True
         text = (
-            "the workers need each other, so none is started again without the host that is lost: start the job again "
-            "on the hosts that are left, with --resume if it has checkpoints"
+            "the workers depend on each other, so none can restart without the lost host: start "
+            "the job again on the remaining hosts, with --resume if it has checkpoints"
         )
         return Verdict(Restart.NONE, text)
 

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 _AGAIN_S = 2e-3  # between two attempts to save between turns
 _NO_PARAMETERS = (
-    "the checkpoints of this job hold no parameters, since its workers share none (averaged gradients, for one, have "
-    "no center): a job that is resumed from them trains from new values. docs/saving.md says how the script puts its "
-    "parameters there; or let it save and load them by the framework's own means"
+    "the checkpoints of this job have no parameters, since its workers share none (averaged "
+    "gradients need no center): a job resumed from them starts with new values. docs/saving.md "
+    "shows how the script adds its parameters; or save and load them with the framework"
 )
 
 
@@ -148,13 +148,16 @@ class JobSaving:
         """
         self._await(may_wait, serve)
         if self._turns is not None and not self._at_one_round():
-            log.info("the workers ended within a round, or lost one before it: the checkpoint before stays the newest")
+            log.info(
+                "the workers ended within a round, or lost one before it: the previous checkpoint stays the newest"
+            )
         elif may_wait() and not self._checkpointer.writing:
             self._save()
             self._await(may_wait, serve)
         self._checkpointer.give_up(
-            f"it was not written to {self._checkpointer.folder}: no progress for {STALL_TIMEOUT_S:g} s, or a second "
-            "signal came. Check that disk; the previous checkpoint is still there"
+            f"it was not written to {self._checkpointer.folder}, because there was no progress "
+            f"for {STALL_TIMEOUT_S:g} s or a second signal. Check that disk; the previous "
+            "checkpoint still exists"
         )
         self._record_missed()
 

@@ -55,10 +55,9 @@ class ChildProcess:
             self.fd = None
             self.signal(signal.SIGKILL)
             self._collect(0)
-            why = no_descriptor_text(exc) or "that takes Linux 5.3, and a container that allows the call"
+            why = no_descriptor_text(exc) or "this needs Linux 5.3, and a container that allows the call"
             raise PlatoonError(
-                f"process {pid} was started, but cannot be watched, so it was killed "
-                f"(pidfd_open: {exc.strerror}): {why}"
+                f"process {pid} was started but cannot be watched, so it was killed (pidfd_open: {exc.strerror}): {why}"
             ) from exc
 
     def poll(self) -> Ended | None:
@@ -72,7 +71,7 @@ class ChildProcess:
         try:
             pid, status = os.waitpid(self._pid, options)
         except ChildProcessError:
-            ended = Ended(1, "exit status unknown: something else in the launcher's process has collected it")
+            ended = Ended(1, "exit status unknown: other code in the launcher's process has collected it")
         else:
             if pid == 0:
                 return None  # A debugger may trace it.

@@ -48,7 +48,7 @@ class BudgetWatch:
         for name in ("overtime_s", "run_s"):
             if not getattr(budget, name) >= 0:
                 raise ConfigurationError(
-                    f"got {name}={getattr(budget, name)!r}: it is a number of seconds and must be at least 0"
+                    f"got {name}={getattr(budget, name)!r}: it must be a number of seconds, 0 or more"
                 )
         self._budget = budget
         self._stopped_at: float | None = None

@@ -148,8 +148,9 @@ class CenterElection:
             self._source = min(host for host, center in self._centers.items() if center.made)
             return [CenterSource(self._source, text)]
         text = (
-            f"{text}, and checkpoints are read and written by its launcher, from and to a center there: let a worker "
-            "there share them too, start the job with a host first whose workers do, or run it without checkpoints"
+            f"{text}. The launcher of host 0 reads and writes checkpoints, and needs a center "
+            "there: let a worker of host 0 share the parameters too, make a host whose workers "
+            "do host 0, or run without checkpoints"
         )
         return self._refuse_all(text + self._roster.story.tail([each.rank for each in there], [0]))
 
@@ -187,7 +188,7 @@ class CenterElection:
         ready = [each for each, center in self._centers.items() if center.ready]
         made = [each for each, center in self._centers.items() if center.made]
         self._source = min(ready or made, default=0)
-        return [CenterSource(self._source, f"host {host}, with whose values they began, is lost")]
+        return [CenterSource(self._source, f"host {host}, which provided the values, is lost")]
 
     def depart(self, rank: int) -> list[Action]:
         for host, center in list(self._centers.items()):
@@ -216,7 +217,7 @@ class CenterElection:
     def _center_released(self, participant: Participant) -> msg.Failure | None:
         if participant.for_center in (None, self.dropped):
             return None
-        text = "the others have released the parameters that this worker was started again for"
+        text = "the others have released the parameters that this worker was restarted for"
         return msg.Failure(kind="ConfigurationError", message=f"{text}: there is nothing left for it to do")
 
     def _replace_creator(self, host: int, center: _Center) -> list[Action]:
@@ -254,20 +255,20 @@ def _difference(layout: Layout, request: msg.InitCenter, center: _Center, rank: 
     except LayoutMismatchError as exc:
         return msg.Failure(kind="LayoutMismatchError", message=str(exc))
     if layout.moments != center.layout.moments:
-        text = f"got {layout.moments} moments among the arrays, the job's model has {center.layout.moments}"
-        return msg.Failure(kind="LayoutMismatchError", message=f"{text}; give every worker the same optimizer")
+        text = f"got {layout.moments} moments among the arrays, and the job's model has {center.layout.moments}"
+        return msg.Failure(kind="LayoutMismatchError", message=f"{text}; use the same optimizer on every worker")
     if request.rule != center.request.rule:
-        text = f"got rule {request.rule}, the job's is {center.request.rule}: a center can follow one rule only"
-        return msg.Failure(kind="ConfigurationError", message=f"{text}; give every worker the same rule")
+        text = f"got rule {request.rule}, and the job uses {center.request.rule}: a center has one rule"
+        return msg.Failure(kind="ConfigurationError", message=f"{text}; use the same rule on every worker")
     mine, others = request.arguments, center.request.arguments
     apart = [name for name in {**others, **mine} if mine.get(name) != others.get(name)]
     if apart:
         own, theirs = (", ".join(f"{name}={each.get(name)}" for name in apart) for each in (mine, others))
         text = f"got {request.rule} with {own} on rank {rank}, and with {theirs} on rank {center.giver}: each worker "
-        text += "would change the common parameters in its own way; give every worker the same arguments, also in "
+        text += "would update the common parameters differently; pass the same arguments on every worker, also in "
         return msg.Failure(kind="ConfigurationError", message=f"{text}PLATOON_RULE")
     if request.location != center.request.location:
-        text = f"got parameters on the {request.location}, the job's are on the {center.request.location}"
-        text = f"{text}: a center has one place; launch with --center host if devices differ"
+        text = f"got parameters on the {request.location}, and the job's are on the {center.request.location}"
+        text = f"{text}: a center is in one kind of memory; launch with --center host if devices differ"
         return msg.Failure(kind="ConfigurationError", message=text)
     return None

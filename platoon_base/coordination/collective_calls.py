@@ -76,9 +76,9 @@ def drops_center(calls: Mapping[int, msg.CollectiveCall]) -> bool:
 def invalid(call: msg.CollectiveCall) -> str:
     """Return the fault of a call that no correct worker makes; empty if there is none."""
     if isinstance(call, msg.Sum) and len(call.vector) % VECTOR_ITEM_BYTES:
-        return f"got a vector of {len(call.vector)} bytes, which are no float64; install one version everywhere"
+        return f"got a vector of {len(call.vector)} bytes, which is not float64; install one version everywhere"
     if math.isnan(call.timeout_s):
-        return "got timeout_s=nan: a wait that would never end; give seconds"
+        return "got timeout_s=nan, a wait that would never end; pass seconds"
     return ""
 
 

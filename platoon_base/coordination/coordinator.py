@@ -81,7 +81,7 @@ class Coordinator:
             return [SendReply(requester, self.roster.join(request, peer))]
         participant = self.roster.of_peer(peer)
         if participant is None:
-            return [refuse(requester, "ProtocolError", "this connection has not said hello; call connect() first")]
+            return [refuse(requester, "ProtocolError", "this connection has not sent hello; call connect() first")]
         answer = _answer_to(type(request))
         return answer(self, request, participant, requester, now)
 
@@ -218,7 +218,7 @@ class Coordinator:
     @_answer.register
     def _(self, request: msg.UserRequest, participant: Participant, requester: Requester, now: float) -> list[Action]:
         if request.req.startswith("platoon-"):
-            text = f"got request {request.req!r}: names that begin with 'platoon-' are reserved; choose another"
+            text = f"got request {request.req!r}: names that begin with 'platoon-' are reserved; choose another name"
             return [refuse(requester, "ConfigurationError", text)]
         return [AnswerUser(requester, participant.rank, request.req, request.info)]
 

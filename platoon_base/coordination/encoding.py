@@ -29,7 +29,7 @@ def _of_extension(code: int, data: memoryview) -> Any:
         return bytes(data).decode(errors="surrogatepass")
     if code == _PAIRS:
         return dict(_pairs.decode(data))
-    raise ValueError(f"got extension {code}, which stands for nothing")
+    raise ValueError(f"got extension {code}, which is unknown")
 
 
 def _plain(value: Any) -> Any:
@@ -55,8 +55,8 @@ def encode(message: Message) -> bytes:
     data = encode_value(message)
     if len(data) > MAX_BYTES:
         raise errors.ProtocolError(
-            f"got a {type(message).__name__} message of {len(data)} bytes, the limit is {MAX_BYTES}: "
-            "control messages are small; share arrays through init_shared_params"
+            f"got a {type(message).__name__} message of {len(data)} bytes, and the limit is "
+            f"{MAX_BYTES}: control messages are small; share arrays through init_shared_params"
         )
     return data
 
@@ -70,7 +70,7 @@ def encode_value(value: Any) -> bytes:
             return _encoder.encode(_encodable(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise errors.ProtocolError(
-            f"cannot encode {type(value).__name__}: {exc}; send numbers, strings, lists and dicts only"
+            f"cannot encode {type(value).__name__}: {exc}; send only numbers, strings, lists and dicts"
         ) from exc
 
 
@@ -118,9 +118,11 @@ def decode_reply(data: bytes) -> Reply:
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     if len(data) > MAX_BYTES:
-        raise errors.ProtocolError(f"got a message of {len(data)} bytes, the limit is {MAX_BYTES}")
+        raise errors.ProtocolError(f"got a message of {len(data)} bytes, and the limit is {MAX_BYTES}")
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as exc:
         why = str(exc)[:_MAX_WHY]  # The error may quote the whole message.
-        raise errors.ProtocolError(f"got {len(data)} bytes that are no message of protocol {PROTOCOL}: {why}") from exc
+        raise errors.ProtocolError(
+            f"got {len(data)} bytes that are not a message of protocol {PROTOCOL}: {why}"
+        ) from exc

@@ -19,8 +19,8 @@ class Records:
     def report(self, request: msg.Report) -> msg.Reply:
         reported = {**self.reported, **request.metrics}
         if len(reported) > msg.MAX_REPORTED:
-            text = f"got {len(reported)} different names of reported values, the limit is {msg.MAX_REPORTED}"
-            return msg.Failure(kind="ConfigurationError", message=f"{text}: report under the same names again")
+            text = f"got {len(reported)} different names of reported values, and the limit is {msg.MAX_REPORTED}"
+            return msg.Failure(kind="ConfigurationError", message=f"{text}: use the same names in each report")
         self.reported = reported
         return msg.Done()
 
@@ -39,8 +39,10 @@ class Records:
         kept = {**participant.kept, request.name: request.value}
         size = sum(len(name.encode()) + len(value) for name, value in kept.items())
         if size > msg.MAX_KEPT_BYTES:
-            text = f"got {size} bytes to keep for rank {participant.rank}, the limit is {msg.MAX_KEPT_BYTES}"
-            return msg.Failure(kind="ConfigurationError", message=f"{text}: it is for counters and the like; keep less")
+            text = f"got {size} bytes to keep for rank {participant.rank}, and the limit is {msg.MAX_KEPT_BYTES}"
+            return msg.Failure(
+                kind="ConfigurationError", message=f"{text}: Worker.keep is for counters and similar values; keep less"
+            )
         participant.kept = kept
         return msg.Done()
 

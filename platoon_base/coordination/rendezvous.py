@@ -187,8 +187,8 @@ class Rendezvous:
         seconds = {rank: f", no progress for {now - since[rank]:.0f} s" for rank in still if since[rank] > -math.inf}
         who = ", ".join(f"rank {rank} ({phases[rank]}{seconds.get(rank, '')})" for rank in still)
         text = (
-            f"waited in {name.title!r} for {who}: every worker must make this call; "
-            "look into the logs of those ranks, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
+            f"waited in {name.title!r} for {who}: every worker must make this call. Read the logs "
+            "of those ranks, or pass a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
         )
         text += self._story.tail(still, {self._roster[rank].host_index for rank in still})
         return msg.Failure(kind="CollectiveTimeoutError", message=text)
@@ -205,8 +205,8 @@ def _cross_wait_text(names: dict[int, _Name]) -> str:
         for rank in sorted(names)
     )
     return (
-        f"all workers wait, but not for the same: {where}. They must make the same calls in the same order. Has an "
-        "exception ended the loop of one of them? Its log tells. Otherwise, "
-        "to leave a loop together use StopOnPatience or Worker.agree_to_stop, since should_stop may turn true for "
-        "one worker earlier than for another"
+        f"all workers wait, but in different calls: {where}. They must make the same calls in the "
+        "same order. If an exception has ended the loop of one of them, its log has it. To leave "
+        "a loop together use StopOnPatience or Worker.agree_to_stop: should_stop may become true "
+        "on one worker earlier than on another"
     )

@@ -179,22 +179,22 @@ class Roster(Mapping[int, Participant]):
     def join(self, hello: msg.Hello, peer: bytes) -> msg.Welcome | msg.Failure:
         """Admit a process, to the rank that it was launched with or to a new one."""
         if hello.protocol != msg.PROTOCOL:
-            text = f"got protocol {hello.protocol}, this job speaks {msg.PROTOCOL}; install one version everywhere"
+            text = f"got protocol {hello.protocol}, and this job uses {msg.PROTOCOL}; install one version everywhere"
             return msg.Failure(kind="ProtocolError", message=text)
         if peer in self._by_peer:
-            return msg.Failure(kind="ProtocolError", message="this connection has said hello already")
+            return msg.Failure(kind="ProtocolError", message="this connection has sent hello already")
         rank = self._free_rank() if hello.rank is None else hello.rank
         if rank is None:
             text = f"the job is full: it has {MAX_WORKERS} workers"
             return msg.Failure(kind="ConfigurationError", message=text)
         participant = self.get(rank)
         if hello.rank is not None and participant is None:
-            text = f"got rank {rank}: the job has ranks 0 to {self.size - 1}; leave the rank out to join late"
+            text = f"got rank {rank}, and the job has ranks 0 to {self.size - 1}: pass no rank to join late"
             return msg.Failure(kind="ConfigurationError", message=text)
         if participant is not None and participant.phase.present:
             taken = f"rank {rank} is taken by process {participant.pid} on {participant.host}"
-            once = "a process joins once, and those that it starts do not: "
-            remedy = 'put connect() behind if __name__ == "__main__"'
+            once = "a process joins once, and its child processes must not join: "
+            remedy = 'put connect() under if __name__ == "__main__"'
             return msg.Failure(kind="ConfigurationError", message=f"{taken}; {once}{remedy}")
         host_index = divided_peer(peer)[0]
         if participant is None or participant.phase is not Phase.EXPECTED or participant.host_index != host_index:

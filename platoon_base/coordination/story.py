@@ -73,7 +73,7 @@ class Story:
         """The kept entries in order; the first one says how many were dropped, if any were."""
         kept = list(self._kept)
         if self._dropped:
-            kept.insert(0, Entry(kept[0].at, "job", [], "", f"{self._dropped} earlier changes are not kept"))
+            kept.insert(0, Entry(kept[0].at, "job", [], "", f"{self._dropped} earlier events were dropped"))
         return kept
 
     def tail(self, ranks: Collection[int], hosts: Collection[int] = ()) -> str:

@@ -22,13 +22,14 @@ def batch_address(address: str | None = None, name: str = "batches", folder: str
         return os.path.abspath(address)
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"got the name {name!r} for a batch server: take up to 40 letters, digits, '.', '_', '-'"
+            f"got the name {name!r} for a batch server: use up to 40 letters, digits, '.', '_', '-'"
         )
     folder = folder or os.environ.get(JOB)
     if not folder:
         raise ConfigurationError(
-            "there is no job here to serve batches to or to read them from: start with `platoon launch`, or give both "
-            "sides the same address, a path such as /tmp/me/batches; to load ahead without a server use load_ahead"
+            "there is no job to which a batch server could belong: start with `platoon launch`, "
+            "or pass the same address to server and readers, a path such as /tmp/me/batches. To "
+            "load ahead without a server use load_ahead"
         )
     return os.path.join(os.path.abspath(folder), f"data-{name}")
 

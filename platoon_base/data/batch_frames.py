@@ -127,8 +127,8 @@ def encode(message: msgspec.Struct) -> bytes:
     frame = _encoder.encode(message)
     if len(frame) > MAX_FRAME_BYTES:
         raise ConfigurationError(
-            f"got a batch whose description takes {len(frame)} bytes, the limit is {MAX_FRAME_BYTES}: send fewer "
-            "arrays, with shorter names"
+            f"got a batch whose description has {len(frame)} bytes, and the limit is "
+            f"{MAX_FRAME_BYTES}: send fewer arrays, with shorter names"
         )
     return frame
 
@@ -155,7 +155,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
     try:
         return decoder.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
-        raise ProtocolError(f"got {len(frame)} bytes that are no message about batches: {str(exc)[:300]}") from exc
+        raise ProtocolError(f"got {len(frame)} bytes that are not a message about batches: {str(exc)[:300]}") from exc
 
 
 @functools.lru_cache(maxsize=1 << 10)
@@ -183,15 +183,15 @@ def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
     if isinstance(batch, dict):
         form, names, items = "dict", list(batch), list(batch.values())
         if not all(isinstance(name, str) and len(name) <= _MAX_NAME for name in names):
-            raise ConfigurationError(f"got a batch with the names {names!r}: they must be texts of 1 to {_MAX_NAME}")
+            raise ConfigurationError(f"got a batch with the names {names!r}: they must be strings of 1 to {_MAX_NAME}")
     elif isinstance(batch, (tuple, list)):
         form, items = ("tuple" if isinstance(batch, tuple) else "list"), list(batch)
     else:
         form, items = "array", [batch]
     if len(items) > MAX_ARRAYS:
         raise ConfigurationError(
-            f"got a batch of {len(items)} arrays, the limit is {MAX_ARRAYS}: stack the rows into one array, "
-            "numpy.stack(rows)"
+            f"got a batch of {len(items)} arrays, and the limit is {MAX_ARRAYS}: stack the rows "
+            "into one array with numpy.stack(rows)"
         )
     for number, item in enumerate(items):
         require_plain(item, f"array {number} of a batch")
@@ -202,8 +202,9 @@ def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
 def _require_plain(dtype: Any) -> None:
     if dtype.kind not in _KINDS or dtype.hasobject:
         raise ConfigurationError(
-            f"got an array of dtype {dtype}: batches hold plain numbers and strings of a fixed length. Pass arrays of "
-            "one dtype and equal rows; other types by a view, such as bfloat16 by x.view('uint16')"
+            f"got an array of dtype {dtype}: batches hold plain numbers and strings of fixed "
+            "length. Pass arrays of one dtype and equal rows, and other types as a view, such as "
+            "x.view('uint16') for bfloat16"
         )
 
 

@@ -42,7 +42,9 @@ class Link:
         )
         if uid != os.geteuid():
             sock.close()
-            raise ProtocolError(f"refused a connection of user {uid}: batches are shared within one user only")
+            raise ProtocolError(
+                f"refused a connection of user {uid}: batches are shared only between processes of one user"
+            )
         self.pid = of_socket if pid is None else pid
         self.pidfd, self.dead = -1, False
         self._writable = select.poll()
@@ -122,7 +124,7 @@ def listen_at(address: str) -> socket.socket:
         if _is_socket(address):
             if _is_listening(address):
                 raise ConfigurationError(
-                    f"another batch server listens at {address}: close that one first, or give this one another name"
+                    f"another batch server listens at {address}: close it first, or give this one another name"
                 )
             remove_socket(address)
         sock.bind(address)
@@ -135,8 +137,8 @@ def listen_at(address: str) -> socket.socket:
     except OSError as exc:
         sock.close()
         raise ConfigurationError(
-            f"a batch server cannot listen at {address!r} ({exc.strerror}): give a path in a folder that you can "
-            "write to"
+            f"a batch server cannot listen at {address!r} ({exc.strerror}): pass a path in a "
+            "folder that you can write to"
         ) from exc
     return sock
 
@@ -158,7 +160,7 @@ def connect_link(address: str) -> Link | None:
     except OSError as exc:
         sock.close()
         raise ConfigurationError(
-            f"cannot connect to a batch server at {address!r} ({exc.strerror}): give the path that the server was given"
+            f"cannot connect to a batch server at {address!r} ({exc.strerror}): pass the path that the server has"
         ) from exc
 
 
@@ -185,6 +187,6 @@ def _is_listening(address: str) -> bool:
 def _require_short(address: str) -> None:
     if not 0 < len(os.fsencode(address)) <= _LONGEST:
         raise ConfigurationError(
-            f"got the address {address!r}: it must be a path of 1 to {_LONGEST} bytes, as Unix sockets have; set "
-            "TMPDIR to a folder with a shorter path, or give a shorter name"
+            f"got the address {address!r}: the path of a Unix socket must have 1 to {_LONGEST} "
+            "bytes; set TMPDIR to a folder with a shorter path, or use a shorter name"
         )

@@ -59,7 +59,7 @@ class Slot:
         """Map the memory of a received file descriptor, which is closed if it is refused."""
         try:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-                raise ProtocolError("got memory for batches that its maker could cut off; refused")
+                raise ProtocolError("got memory for batches that its owner could truncate; refused")
             if os.fstat(fd).st_size != size_bytes:
                 raise ProtocolError(f"got {os.fstat(fd).st_size} bytes of memory for a slot of {size_bytes}; refused")
             return cls(fd, size_bytes)
@@ -147,6 +147,7 @@ class Held:
 
 def _out_of_memory_text(wanted: int, free: int) -> BackendUnavailableError:
     return BackendUnavailableError(
-        f"needs {wanted / 1e6:.0f} MB of memory for one more mini-batch, {free / 1e6:.0f} MB are free: make the "
-        "batches smaller, or let fewer of them wait (ahead=2)"
+        f"needs {wanted / 1e6:.0f} MB of memory for one more mini-batch, and "
+        f"{free / 1e6:.0f} MB are free: make the batches smaller, or keep fewer of them "
+        "ready (ahead=2)"
     )

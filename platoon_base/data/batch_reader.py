@@ -154,7 +154,7 @@ class BatchReader:
             return self._open(message, fd, into)
         if isinstance(message, Failed):
             self.close()
-            raise WorkerLostError(f"{self._server} (pid {link.pid}) sends no more batches: {message.why}")
+            raise WorkerLostError(f"{self._server} (pid {link.pid}) has stopped sending batches: {message.why}")
         if message.last:
             self.ended = True
             self.close()
@@ -209,8 +209,8 @@ class BatchReader:
             if not frame:
                 self.close()
                 raise WorkerLostError(
-                    f"{self._server} (pid {link.pid}) is gone without the end of the data: look into its output, and "
-                    "start the job again"
+                    f"{self._server} (pid {link.pid}) ended before the end of the data: read its "
+                    "output, and start the job again"
                 )
             return self._decode(frame, fd)
 
@@ -218,7 +218,7 @@ class BatchReader:
         try:
             message = decode_from_server(frame)
             if (fd >= 0) != (isinstance(message, Batch) and message.new):
-                raise ProtocolError("got a message about batches whose memory is missing, or one too many; refused")
+                raise ProtocolError("got a message about batches without its memory, or one message too many; refused")
         except ProtocolError:
             if fd >= 0:
                 os.close(fd)
@@ -234,8 +234,9 @@ class BatchReader:
             return False
         if not ready:
             raise CollectiveTimeoutError(
-                f"{self._server} (pid {link.pid}) lives, and has sent nothing for {timeout_s:g} s: it is slow or "
-                "stopped, or all batches go to other workers. Look into its output, or give a longer timeout_s"
+                f"{self._server} (pid {link.pid}) is alive but has sent nothing for {timeout_s:g} "
+                "s: it is slow or stopped, or all batches go to other workers. Read its output, "
+                "or pass a longer timeout_s"
             )
         return link.fileno() not in ready
 
@@ -304,8 +305,8 @@ def _copy_to(targets: Sequence[Any], arrays: list[Any]) -> list[Any]:
     )
     if not fitting:
         raise ConfigurationError(
-            f"got buffers of {_shapes(targets)} for a batch of {_shapes(arrays)}: give one array of the same shape and "
-            "dtype for each of its arrays"
+            f"got buffers of {_shapes(targets)} for a batch of {_shapes(arrays)}: pass one array "
+            "of the same shape and dtype for each of its arrays"
         )
     for target, array in zip(targets, arrays):
         np.copyto(target, array)
@@ -323,8 +324,9 @@ def _connect(address: str, timeout_s: float) -> Link:
             raise WorkerLostError(f"no batch server listens at {address}: the data server {why}")
         if awake() > deadline:
             raise CollectiveTimeoutError(
-                f"there is no batch server at {address} after {timeout_s:g} s: start one (BatchServer in the "
-                "controller, or platoon launch --data-server), or give both sides the same name or address"
+                f"found no batch server at {address} within {timeout_s:g} s: start one "
+                "(BatchServer in the controller, or platoon launch --data-server), or pass the "
+                "same name or address to server and readers"
             )
         time.sleep(_RETRY_S)
     return link

@@ -95,7 +95,7 @@ class Readers:
         return remaining <= self._came - self._missed
 
     def describe(self) -> str:
-        waits = f"{len(self._came)} of {self.expected} workers have come"
+        waits = f"{len(self._came)} of {self.expected} workers have connected"
         holds = [f"rank {r.rank} (pid {r.link.pid}) has {len(r.dealt)} of {r.ahead}" for r in self._readers]
         dead = [f"rank {rank} has died" for rank in sorted(self._missed)]
         return "; ".join([waits, *holds, *dead])
@@ -146,7 +146,7 @@ class Readers:
             except OSError:
                 return False
             except ProtocolError as exc:
-                log.warning("rank %d is no longer served: %s", reader.rank, exc)
+                log.warning("stopped sending batches to rank %d: %s", reader.rank, exc)
                 self._send(reader, Failed(str(exc)[:_MAX_WHY]))
                 return False
 
@@ -162,8 +162,8 @@ class Readers:
             raise ProtocolError("got a second hello from one reader")
         elif message.protocol != PROTOCOL:
             raise ProtocolError(
-                f"got a reader of protocol {message.protocol}, this server has {PROTOCOL}: install one version of "
-                "this package everywhere"
+                f"got a reader of protocol {message.protocol}, and this server uses {PROTOCOL}: "
+                "install one version of this package everywhere"
             )
         else:
             reader.rank, reader.ahead = message.rank, message.ahead
@@ -229,7 +229,7 @@ class Readers:
             lost = len(had) - len(untaken)
             self.lost += lost
             log.warning(
-                "rank %d (pid %d) is gone with %d batches; %d others go to other workers",
+                "rank %d (pid %d) disconnected with %d batches; %d others go to other workers",
                 reader.rank, reader.link.pid, lost, len(untaken),
             )  # fmt: skip
         kept = {dealt.number for dealt in untaken}
@@ -255,7 +255,7 @@ class Readers:
         try:
             return reader.link.send(encode(message), fd)
         except BlockingIOError:
-            log.warning("rank %d is no longer served: it does not read its messages", reader.rank)
+            log.warning("stopped sending batches to rank %d: it does not read its messages", reader.rank)
             return False
 
     def close(self) -> None:

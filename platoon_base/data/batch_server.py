@@ -87,7 +87,7 @@ class BatchServer:
     ) -> None:
         expected = expected_readers(address) if readers is None else readers
         if expected < 1:
-            raise ConfigurationError(f"got readers={readers}: a server has at least one")
+            raise ConfigurationError(f"got readers={readers}: a server needs at least one reader")
         self.address = batch_address(address, name)
         self._open(Readers(expected, listen_at(self.address), remaining))
 
@@ -301,11 +301,11 @@ class BatchServer:
         if self._readers.all_left:
             self._poll(0)  # A reader may have connected again before it left.
         if self._readers.all_left:
-            raise AllLeftError("all workers have left: no reader can get a batch; end the server")
+            raise AllLeftError("all workers have left, so no reader can receive a batch; end the server")
         if awake() > deadline:
             raise CollectiveTimeoutError(
-                f"no worker had room for a batch within {timeout_s:g} s ({self._readers.describe()}): look into the "
-                "workers' logs, or give a longer timeout_s"
+                f"no worker had room for a batch within {timeout_s:g} s "
+                f"({self._readers.describe()}): read the workers' logs, or pass a longer timeout_s"
             )
 
     def _require_open(self) -> None:

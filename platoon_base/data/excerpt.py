@@ -55,25 +55,25 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
     """
     if not isinstance(rows, np.ndarray) or not rows.ndim or not rows.flags.c_contiguous or rows.dtype.hasobject:
         raise ConfigurationError(
-            f"got rows of {_kind(rows)}: rows are excerpted from a C-contiguous array of numbers; pass "
+            f"got rows of {_kind(rows)}: rows must be a C-contiguous array of numbers; pass "
             "numpy.ascontiguousarray(rows)"
         )
     if threads < 1:
-        raise ConfigurationError(f"got threads={threads!r}: must be 1 or more")
+        raise ConfigurationError(f"got threads={threads!r}: it must be 1 or more")
     # A copy, since another thread may change the caller's array after the check.
     numbers = row_numbers(indices, len(rows)).copy()
     shape = (len(numbers), *rows.shape[1:])
     if out is None:
         out = np.empty(shape, rows.dtype)
     elif not isinstance(out, np.ndarray):
-        raise ConfigurationError(f"got out of {_kind(out)}: an excerpt goes into an array, numpy.empty({shape}, ...)")
+        raise ConfigurationError(f"got out of {_kind(out)}: out must be an array, such as numpy.empty({shape}, ...)")
     elif out.shape != shape or out.dtype != rows.dtype or not out.flags.c_contiguous or not out.flags.writeable:
         raise ConfigurationError(
-            f"got out of {_kind(out)}: the excerpt has shape {shape} and dtype {rows.dtype}, and goes into a "
-            "C-contiguous array that can be written to"
+            f"got out of {_kind(out)}: the excerpt has shape {shape} and dtype {rows.dtype}, and "
+            "out must be a writable C-contiguous array"
         )
     elif np.may_share_memory(out, rows):
-        raise ConfigurationError("got out in the memory of the rows themselves: pass an array of its own")
+        raise ConfigurationError("got out in the memory of the rows: pass a separate array")
     if _excerpt is None:
         require_inside(numbers, len(rows))
         np.take(rows, numbers, axis=0, out=out, mode="wrap")
@@ -105,7 +105,9 @@ def row_numbers(indices: Any, length: int) -> np.ndarray[Any, np.dtype[np.int64]
     numbers = np.asarray(indices)
     if numbers.dtype == bool and numbers.ndim == 1:
         if len(numbers) != length:
-            raise RowIndexError(f"got a mask of {len(numbers)} rows for {length} rows: it must have one item for each")
+            raise RowIndexError(
+                f"got a mask of {len(numbers)} items for {length} rows: it must have one item for each row"
+            )
         return np.flatnonzero(numbers).astype(np.int64, copy=False)
     if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and numbers.size):
         raise ConfigurationError(
@@ -136,8 +138,8 @@ def require_inside(numbers: Array, length: int, first: int = 0) -> None:
 
 def _refuse(numbers: Array, position: int, length: int, first: int = 0) -> None:
     raise RowIndexError(
-        f"got index {numbers[position]} at position {first + position} of the list: there are {length} rows, so "
-        f"indices go from {-length} to {length - 1}"
+        f"got index {numbers[position]} at position {first + position} of the list: with {length} "
+        f"rows, indices are {-length} to {length - 1}"
     )
 
 

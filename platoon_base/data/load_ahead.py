@@ -82,7 +82,7 @@ def load_ahead(
     """
     if not callable(batches) and not hasattr(batches, "__iter__"):
         raise ConfigurationError(
-            f"got {type(batches).__name__}: give a function that returns an iterable of batches, or an iterable"
+            f"got {type(batches).__name__}: pass an iterable of batches, or a function that returns one"
         )
     if start_method not in _METHODS:
         raise ConfigurationError(f"got start_method={start_method!r}: it must be one of {', '.join(_METHODS)}")
@@ -110,8 +110,8 @@ class LoadAhead:
     def __iter__(self) -> Pass:
         if self._used and isinstance(self._batches, Iterator):
             raise ConfigurationError(
-                "got an iterator, such as a generator, which can be read once: give load_ahead the function that makes "
-                "it, load_ahead(lambda: make_batches(...))"
+                "got an iterator, such as a generator, which can be read only once: pass the "
+                "function that makes it, load_ahead(lambda: make_batches(...))"
             )
         self._used = True
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -149,8 +149,8 @@ class LoadAhead:
                 process.start()
             except (pickle.PicklingError, AttributeError, TypeError) as exc:
                 raise ConfigurationError(
-                    f"the batches cannot be sent to a new process ({exc}): give a function that is defined at the top "
-                    'of a module, or take start_method="fork"'
+                    f"the batches cannot be sent to a new process ({exc}): pass a function that "
+                    'is defined at the top level of a module, or start_method="fork"'
                 ) from exc
         return process
 
@@ -182,8 +182,8 @@ class Pass:
             self.close()
             if code is not None and code < 0:
                 raise WorkerLostError(
-                    f"{_THE_LOADER} was killed by signal {-code} ({signal.Signals(-code).name}): look whether the "
-                    "machine ran out of memory (dmesg), and load less ahead"
+                    f"{_THE_LOADER} was killed by signal {-code} ({signal.Signals(-code).name}): "
+                    "check whether memory ran out (dmesg), and load fewer batches ahead"
                 ) from exc
             raise
 

@@ -26,11 +26,13 @@ class SharedArrays:
         """Return zeros like an array; the k-th call of each worker returns the same memory."""
         if not (hasattr(array, "dtype") and hasattr(array, "shape")):
             raise ConfigurationError(
-                f"got {type(array).__name__} to share: pass an array of the shape and dtype that the memory is to have"
+                f"got {type(array).__name__} to share: pass an array with the shape and dtype of the memory"
             )
         files = files_of(self._worker)
         if files is None:
-            raise ConfigurationError("a single-worker job has no other worker to share an array with: use numpy.zeros")
+            raise ConfigurationError(
+                "a job with a single worker has no other worker to share an array with: use numpy.zeros"
+            )
         number, dtype = len(self._segments), np.dtype(array.dtype)
         self._worker.advanced.require_same(
             f"the array of shared() call {number}", f"{dtype}{list(array.shape)}", _REMEDY

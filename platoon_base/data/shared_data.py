@@ -89,7 +89,8 @@ class SharedData:
         self.name = _next_name(worker) if name is None else name
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(
-                f"got name={self.name!r}: it becomes part of a file name; take up to 64 letters, digits, '_', '.', '-'"
+                f"got name={self.name!r}, which becomes part of a file name: use up to 64 "
+                "letters, digits, '_', '.', '-'"
             )
         given = None if callable(data) else _as_array(data)
         self._take(_memory_of(worker, self.name, data if given is None else given, timeout_s), worker)
@@ -97,9 +98,9 @@ class SharedData:
             found = self._memory.form
             self.close()
             raise ConfigurationError(
-                f"got {Form.of(given, '')} for the shared data {self.name!r}, another worker has shared {found} under "
-                "this name, or other values: load the same data in the same order on every worker, or give each data "
-                "set a name of its own"
+                f"got {Form.of(given, '')} for the shared data {self.name!r}, and another worker "
+                f"has shared {found} under this name, or other values: load the same data in the "
+                "same order on every worker, or use a different name for each data set"
             )
 
     @classmethod
@@ -117,8 +118,9 @@ class SharedData:
             zero = np.broadcast_to(np.zeros((), dtype), shape)
         except (ValueError, TypeError, OverflowError) as exc:
             raise ConfigurationError(
-                f"got shape={shape!r} and dtype={dtype!r} for shared data ({exc}): pass the number of rows and the "
-                "shape of a row, none of them negative, and a dtype of numbers"
+                f"got shape={shape!r} and dtype={dtype!r} for shared data ({exc}): pass the "
+                "number of rows and the shape of a row, all of them 0 or more, and a numeric "
+                "dtype"
             ) from exc
         return cls(zero, name, worker=worker, timeout_s=timeout_s)
 

@@ -63,8 +63,8 @@ def _map_numpy(path: str | os.PathLike[str]) -> Array:
         )
     if not found.flags.c_contiguous:
         raise ConfigurationError(
-            f"{os.fspath(path)} holds an array in Fortran's order, whose rows are not contiguous: save "
-            "numpy.ascontiguousarray(array)"
+            f"{os.fspath(path)} holds an array in Fortran order, whose rows are not contiguous: "
+            "save numpy.ascontiguousarray(array)"
         )
     return found.view(np.ndarray)
 
@@ -80,11 +80,11 @@ def _map_hdf5(path: str | os.PathLike[str], dataset: str) -> Array:
             shape, dtype, offset = found.shape, found.dtype, found.id.get_offset()
             plain = found.chunks is None and found.external is None and offset is not None
     except (OSError, KeyError, AttributeError) as exc:
-        raise ConfigurationError(f"{os.fspath(path)} has no data set {dataset!r} that can be read: {exc}") from exc
+        raise ConfigurationError(f"{os.fspath(path)} has no readable data set {dataset!r}: {exc}") from exc
     if dtype.hasobject:
         raise ConfigurationError(
-            f"the data set {dataset!r} of {os.fspath(path)} has dtype object, such as texts of any length, which are "
-            "not rows of numbers"
+            f"the data set {dataset!r} of {os.fspath(path)} has dtype object, such as strings of "
+            "variable length, which are not rows of numbers"
         )
     if not plain:
         raise ConfigurationError(

@@ -54,8 +54,9 @@ class Form(NamedTuple):
         dtype = np.dtype(data.dtype)
         if dtype.hasobject or dtype.names is not None or not len(data.shape):
             raise ConfigurationError(
-                f"got data of shape {tuple(data.shape)} and dtype {dtype}: rows of numbers can be shared; pass an "
-                "array with a first axis, without Python objects, and each field of a structured one by itself"
+                f"got data of shape {tuple(data.shape)} and dtype {dtype}: only rows of numbers "
+                "can be shared; pass an array with a first axis and without Python objects, and "
+                "each field of a structured array separately"
             )
         shape = tuple(int(n) for n in data.shape)
         return cls(shape[0], shape[1:], dtype.str, fingerprint)
@@ -204,7 +205,7 @@ class JobMemory:
     def _make(self, form: Form, fill: Fill) -> None:
         text = json.dumps(form).encode()
         if len(text) > _PAGE - _HEADER.itemsize:
-            raise ConfigurationError(f"got rows of {len(form.row_shape)} dimensions: that is too many")
+            raise ConfigurationError(f"got rows of {len(form.row_shape)} dimensions, which is too many")
         with Segment.create(self._segment_name, _PAGE + form.size_bytes(form.rows)) as segment:
             try:
                 header: Any = array_on(segment.buffer, (), _HEADER)
@@ -231,8 +232,9 @@ class JobMemory:
                 except BlockingIOError:
                     if awake() > deadline:
                         raise CollectiveTimeoutError(
-                            f"another worker has been making or changing the shared data {self.name!r} for "
-                            f"{timeout_s:g} s: pass a longer timeout_s, or load the data before"
+                            "another worker has been creating or changing the shared data "
+                            f"{self.name!r} for {timeout_s:g} s: pass a longer timeout_s, or load the "
+                            "data before"
                         ) from None
                     time.sleep(_POLL_INTERVAL_S)
             yield
@@ -249,11 +251,11 @@ def _open_lock(path: Path) -> int:
     try:
         return open_own(path, stat.S_IFREG)
     except FileNotFoundError as exc:
-        raise ConfigurationError(f"the job's folder {path.parent} is gone: the job has ended") from exc
+        raise ConfigurationError(f"the job's folder {path.parent} no longer exists: the job has ended") from exc
 
 
 def closed_error() -> ConfigurationError:
-    return ConfigurationError("these shared data are closed: nothing can be read after close()")
+    return ConfigurationError("these shared data are closed: they cannot be read after close()")
 
 
 def _form_in(segment: Segment) -> Form:

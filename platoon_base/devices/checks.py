@@ -39,8 +39,8 @@ def _check_theano(theano: ModuleType, device: str) -> None:
         )
     elif not getattr(gpuarray, "pygpu_activated", False):
         warn_once(
-            f"Theano could not use {device} and REALLY COMPUTES ON THE CPU, many times slower: its error is above in "
-            "this worker's log; `platoon doctor` tells what is missing"
+            f"Theano could not use {device} and REALLY COMPUTES ON THE CPU, many times slower: "
+            "its error is above in this worker's log; `platoon doctor` shows what is missing"
         )
     if config.floatX == "float64":
         _warn_of_float64(device, "theano.config.floatX is")
@@ -63,9 +63,9 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
         )
     elif on_host:
         warn_once(
-            f"this worker was given {device}, but these parameters are in the memory of the host, and are copied at "
-            f"every step: {some_names(on_host)}. Move them to the GPU; in Theano make them with "
-            "theano.shared(value), without target='cpu'"
+            f"this worker was given {device}, but these parameters are in host memory and are "
+            f"copied at every step: {some_names(on_host)}. Move them to the GPU; in Theano make "
+            "them with theano.shared(value), without target='cpu'"
         )
     wide = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if _is_float64(value)]
     if wide and len(on_host) < len(params):
@@ -103,6 +103,7 @@ def some_names(names: list[str], at_most: int = 5) -> str:
 def _warn_of_float64(device: str, what: str, of_torch: bool = False) -> None:
     in_theano = "Set floatX=float32 in THEANO_FLAGS, and cast the data to theano.config.floatX"
     warn_once(
-        f"{what} float64 on {device}: that is half the speed of float32 at best, a thirtieth on most GPUs, and twice "
-        f"the bytes to synchronize. {'Call model.float(), and pass float32 data' if of_torch else in_theano}"
+        f"{what} float64 on {device}, which is at most half as fast as float32, on most GPUs a "
+        "thirtieth, and has twice the bytes to synchronize. "
+        f"{'Call model.float(), and pass float32 data' if of_torch else in_theano}"
     )

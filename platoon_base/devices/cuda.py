@@ -31,7 +31,7 @@ _OUT_OF_MEMORY = 2
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 _INSTALL = "pip install 'platoon-plugins[cuda]'"
-OF_CENTER = "the center cannot live in GPU memory here; launch with --center host"
+OF_CENTER = "the center cannot be in GPU memory here; launch with --center host"
 
 
 class _Handle(ctypes.Structure):
@@ -342,7 +342,7 @@ def load(library: str) -> Any:
     try:
         return ctypes.CDLL(library)
     except OSError as exc:
-        raise BackendUnavailableError(f"{library} cannot be loaded ({exc}): launch with --center host") from exc
+        raise BackendUnavailableError(f"cannot load {library} ({exc}): launch with --center host") from exc
 
 
 def nvrtc_version() -> str:
@@ -383,8 +383,8 @@ def _nvrtc() -> Any:
     except (ImportError, RuntimeError) as exc:  # Raised without cuda-bindings or NVRTC.
         reason = (str(exc).splitlines() or [type(exc).__name__])[0]
         raise BackendUnavailableError(
-            f"kernels for GPUs cannot be compiled, as cuda-bindings with NVRTC is not there ({reason}): {_INSTALL}"
+            f"cannot compile kernels for GPUs, because cuda-bindings with NVRTC is not installed ({reason}): {_INSTALL}"
         ) from exc
     if int(code):
-        raise BackendUnavailableError(f"kernels for GPUs cannot be compiled: NVRTC answers {code}; {_INSTALL}")
+        raise BackendUnavailableError(f"cannot compile kernels for GPUs: NVRTC returned {code}; {_INSTALL}")
     return nvrtc

@@ -130,7 +130,7 @@ def _ask_driver(environment: frozenset[tuple[str, str]]) -> CudaDevices:
     except subprocess.TimeoutExpired:
         return CudaDevices(0, f"the driver did not answer within {_QUERY_TIMEOUT_S} s", [])
     if done.returncode:
-        return CudaDevices(0, f"asking the driver failed with exit status {done.returncode}", [])
+        return CudaDevices(0, f"the query of the driver failed with exit status {done.returncode}", [])
     return CudaDevices(*json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -146,7 +146,7 @@ def choose_devices(workers: int | None, words: Sequence[str]) -> Choice:
     # With fewer CUDA devices than workers, neither sharing nor the CPU is chosen: the user must ask
     # for it.
     if workers is not None and workers < 1:
-        raise ConfigurationError(f"got -n {workers}: a job has at least 1 worker")
+        raise ConfigurationError(f"got -n {workers}: a job needs at least 1 worker")
     if max(workers or 1, len(words)) > MAX_WORKERS:
         raise ConfigurationError(f"got {max(workers or 1, len(words))} workers: a job has 1 to {MAX_WORKERS}")
     if list(words) == ["cpu"]:
@@ -155,7 +155,7 @@ def choose_devices(workers: int | None, words: Sequence[str]) -> Choice:
         return _choose_cuda(workers, required=list(words) == ["cuda"])
     for word in words:
         if word in _ALL:
-            raise ConfigurationError(f"got -D {' '.join(words)}: {word!r} means all there are, and stands alone")
+            raise ConfigurationError(f"got -D {' '.join(words)}: {word!r} means all of them, and must be the only word")
     if workers not in (None, len(words)):
         raise ConfigurationError(
             f"got both -n {workers} and -D with {len(words)} devices: each device gets one worker; leave -n out"
@@ -167,17 +167,18 @@ def _choose_cuda(workers: int | None, required: bool) -> Choice:
     cuda = cuda_devices()
     if cuda.number == 0:
         if required:
-            raise ConfigurationError(f"got -D cuda, but {cuda.why_none()}; say -D cpu for the CPU")
+            raise ConfigurationError(f"got -D cuda, but {cuda.why_none()}; pass -D cpu for the CPU")
         cores = available_cores()
         number = min(cores, CPU_DEFAULT) if workers is None else workers
-        rule = f"; one worker a core, at most {CPU_DEFAULT}, unless -n says how many" if workers is None else ""
+        rule = f"; one worker for each core, at most {CPU_DEFAULT}, without -n" if workers is None else ""
         return Choice(["cpu"] * number, f"{cuda.why_none()}{rule}")
     if workers is None:
         return Choice(cuda.names, "all there are")
     if workers > cuda.number:
         raise ConfigurationError(
-            f"got -n {workers}, but there are {cuda.number} CUDA devices: say -n {cuda.number}; or -D cpu -n {workers} "
-            f"for the CPU; or name the devices to share one, as in -D {' '.join([*cuda.names, cuda.names[0]])}"
+            f"got -n {workers}, but there are {cuda.number} CUDA devices: pass -n {cuda.number}; "
+            f"or -D cpu -n {workers} for the CPU; or name the devices to share one, such as -D "
+            f"{' '.join([*cuda.names, cuda.names[0]])}"
         )
     return Choice(cuda.names[:workers], f"the first {workers} of {cuda.number}; -D cpu for the CPU")
 
@@ -193,9 +194,9 @@ def list_devices() -> list[str]:
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise BackendUnavailableError(
-            f"pygpu does not work ({reason[0]}), and Theano computes on devices with it only: "
-            "on Debian 12 run `apt-get install python3-pygpu libgpuarray-dev`, and use Debian's Python 3.11 or an "
-            "environment of `python3 -m venv --system-site-packages`"
+            f"pygpu does not work ({reason[0]}), and Theano needs it to compute on devices: on "
+            "Debian 12 run `apt-get install python3-pygpu libgpuarray-dev`, and use Debian's "
+            "Python 3.11 or an environment of `python3 -m venv --system-site-packages`"
         )
     return ["cpu", *done.stdout.split()]
 
@@ -205,7 +206,7 @@ def require_devices(names: Sequence[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             old = _OLD_NAME.fullmatch(name)
-            now = f"{name} is now cuda{old[1] or 0}, say so instead; " if old else ""
+            now = f"{name} is now called cuda{old[1] or 0}; " if old else ""
             raise ConfigurationError(f"got device {name!r}: {now}devices are cpu, cuda0, cuda1 ..., opencl0:0 ...")
     present, reason = ["cpu"], ""
     if any(name.startswith("cuda") for name in names):

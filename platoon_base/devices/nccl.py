@@ -118,7 +118,8 @@ def load_nccl() -> Any:
             getattr(library, name).argtypes = arguments
     except (OSError, AttributeError) as exc:
         raise BackendUnavailableError(
-            f"NCCL does not work ({exc}): install nvidia-nccl-cu12 or -cu13 as PyTorch's own wheels do, or libnccl2"
+            f"NCCL does not work ({exc}): install nvidia-nccl-cu12 or -cu13, which PyTorch's own "
+            "wheels use, or libnccl2"
         ) from exc
     library.ncclGetErrorString.restype = ctypes.c_char_p
     return library

@@ -111,17 +111,17 @@ def registered() -> Registrations:
             framework = getattr(importlib.import_module(module), attribute)
         except Exception as exc:
             # An error in another project must not end this process.
-            broken[name] = f"{value} cannot be imported: {type(exc).__name__}: {exc}"
+            broken[name] = f"cannot import {value}: {type(exc).__name__}: {exc}"
             continue
         if isinstance(framework, Framework):
             frameworks[name] = framework
         else:
             broken[name] = f"{value} is {type(framework).__name__}, not a platoon_base.frameworks.Framework"
     for name, why in broken.items():
-        log.warning("the entry point %r in the group %s is left out: %s", name, GROUP, why)
+        log.warning("ignoring the entry point %r in the group %s: %s", name, GROUP, why)
     if not found:
         log.warning(
-            "no framework is registered, so that none is kept to the GPU of its worker, or repaired: install "
-            "platoon-plugins again, by pip install"
+            "no framework is registered, so none is restricted to the GPU of its worker, or "
+            "repaired: install platoon-plugins again, with pip install"
         )
     return Registrations(frameworks, tuple(packages), broken)

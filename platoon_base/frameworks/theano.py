@@ -27,14 +27,14 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
     numpy = metadata.version("numpy")
     unsuitable = tuple(map(int, numpy.split(".")[:2])) >= _FIRST_NUMPY_WITHOUT
     if sys.version_info[:2] > _LAST_PYTHON:
-        remedy = f"Theano ends at Python 3.11: {SETUP} there, or make an environment for it as docs/compat.md says"
+        remedy = f"Theano needs Python 3.11 or older: {SETUP} there, or make an environment for it as in docs/compat.md"
     elif unsuitable and not installed("theano", "").works:
-        remedy = f"in an environment of its own, with NumPy below 1.24: {SETUP}, or as docs/compat.md says"
+        remedy = f"in a separate environment, with NumPy below 1.24: {SETUP}, or as in docs/compat.md"
     elif unsuitable:
-        remedy = "pip install 'numpy<1.24'; best in an environment of its own"
+        remedy = "pip install 'numpy<1.24', preferably in a separate environment"
     else:
         remedy = SETUP
-    fails = f"cannot compile with NumPy {numpy}, it ends at 1.23" if unsuitable else "cannot compile"
+    fails = f"cannot compile with NumPy {numpy}: it needs 1.23 or older" if unsuitable else "cannot compile"
     yield importable("Theano", "theano", remedy, _COMPILE, fails)
 
 

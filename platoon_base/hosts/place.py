@@ -51,7 +51,8 @@ _ENGINES = (
     _MPIEXEC._replace(here=""),
 )
 START_ONE = (
-    "start one (srun -N1 -n1, mpirun -np 1), or say --nnodes 1 (PET_NNODES=1 in the environment) for jobs of their own"
+    "start one launcher (srun -N1 -n1, mpirun -np 1), or pass --nnodes 1 (PET_NNODES=1 in the "
+    "environment) for separate jobs"
 )
 
 
@@ -104,14 +105,15 @@ def find_place(
         index = _number(environment, "PET_NODE_RANK")
     if hosts is None and index is not None:
         raise ConfigurationError(
-            f"got host {index}, and nothing says of how many: say --nnodes too (--nnodes 1 for a job of this host)"
+            f"got host {index}, and the number of hosts is unknown: pass --nnodes too (--nnodes 1 "
+            "for a job on this host)"
         )
     if hosts is None:
         place = _of_engine(environment)
         if place is None and endpoint:
             raise ConfigurationError(
-                f"got --rdzv-endpoint {endpoint}, and nothing says of how many hosts this is one: say --nnodes N on "
-                "all of them, --node-rank 0 on the first, 1 on the next, and so on"
+                f"got --rdzv-endpoint {endpoint}, and the number of hosts is unknown: pass "
+                "--nnodes N on all of them, --node-rank 0 on the first, 1 on the next, and so on"
             )
         return place or LOCAL
     if index is None:
@@ -121,8 +123,8 @@ def find_place(
         index = place.host if place.hosts == hosts else None
     if index is None:
         raise ConfigurationError(
-            f"got {hosts} hosts from {origin}, and nothing says which of them this is: say --node-rank 0 on the first "
-            "host, 1 on the next, and so on"
+            f"got {hosts} hosts from {origin}, and the index of this host is unknown: pass "
+            "--node-rank 0 on the first host, 1 on the next, and so on"
         )
     return _checked(Place(hosts, index, origin))
 
@@ -137,8 +139,8 @@ def _of_engine(environment: Mapping[str, str]) -> Place | None:
         together = _number(environment, engine.here) if engine.here else _most_tasks(environment)
         if together is not None and together > 1:
             raise ConfigurationError(
-                f"got {processes} launchers from {origin}, {together} of them on one host: one launcher starts all "
-                f"workers, as many as -n says; {START_ONE}"
+                f"got {processes} launchers from {origin}, {together} of them on one host: one "
+                f"launcher per host starts all its workers (-n is their number); {START_ONE}"
             )
         return LOCAL if processes == 1 else _checked(Place(processes, rank, origin))
     return None

@@ -42,8 +42,8 @@ __all__ = ["JobCollectives", "center_for", "connect_here", "connect_to", "listen
 log = logging.getLogger(__name__)
 
 _OF_COMPRESSION = (
-    "gradients cannot be compressed between hosts on this GPU; leave more of its memory free, by "
-    "XLA_PYTHON_CLIENT_MEM_FRACTION where XLA takes it, or launch with --hosts-compression none"
+    "gradients cannot be compressed between hosts on this GPU; leave more of its memory free "
+    "(XLA_PYTHON_CLIENT_MEM_FRACTION for XLA), or launch with --hosts-compression none"
 )
 
 
@@ -94,7 +94,7 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
     if gossips(rule):
         if files.world.several:
             raise ConfigurationError(
-                f"got {rule!r} in a job on several hosts: workers gossip on one host only; use LocalSGD or EASGD"
+                f"got {rule!r} in a job on several hosts: workers gossip only on one host; use LocalSGD or EASGD"
             )
         from platoon_base.centers.gossip import GossipCenters
 
@@ -114,8 +114,8 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
         # Parameters that are not on devices have their own warning.
         if any(array is not None for array in parameters.borrow_on_device()):
             warn_once(
-                "the center is in the memory of the host, to which each synchronization copies all parameters: "
-                f"{why}; with --center host there is no warning"
+                "the center is in host memory, so each synchronization copies all parameters "
+                f"there: {why}; --center host silences this warning"
             )
     _require_compressible(files.world, rule)
     return HostCenters(files.center, workers, liveness.gone, files.world.several)
@@ -127,8 +127,9 @@ def _require_compressible(world: World, rule: Rule) -> None:
 
     if world.several and isinstance(codec_of(world.compression), TopK) and not waits(rule):
         raise ConfigurationError(
-            f"got --hosts-compression {world.compression} and {rule!r}, whose workers do not wait: the hosts' centers "
-            "would swing, since each sends so little of them; use int8, int4 or int2, or LocalSGD, SlowMo or DiLoCo"
+            f"got --hosts-compression {world.compression} and {rule!r}, whose workers do not "
+            "wait: the hosts' centers would oscillate, since each sends only a small part; use "
+            "int8, int4 or int2, or LocalSGD, SlowMo or DiLoCo"
         )
 
 
@@ -173,15 +174,15 @@ class JobCollectives(CollectiveFactory):
         if not self._has_noted:
             self._has_noted = True
             log.warning(
-                "--hosts-compression %s compresses what the centers of hosts exchange; averaged gradients, if there "
-                "are any, travel between hosts as they are: %s",
+                "--hosts-compression %s compresses the exchange between the centers of hosts; "
+                "averaged gradients are sent between hosts uncompressed: %s",
                 self._world.compression,
                 why,
             )
 
     def _note_if_exact(self) -> None:
         if not self.compresses:
-            self._note_uncompressed("topk is not for them, use int8, int4 or int2")
+            self._note_uncompressed("topk does not apply to them, use int8, int4 or int2")
 
     def host(self, timeout_s: float) -> Collective:
         """Form a group for ndarrays: through shared memory, and by links between hosts."""
@@ -216,7 +217,7 @@ class JobCollectives(CollectiveFactory):
             runtime = pygpu_runtime(context)
             ordinal = runtime.driver.ordinal()
         except BackendUnavailableError as exc:  # must be reported to the other ranks
-            log.warning("%s: all-reduces pass through the host", exc)
+            log.warning("%s: all-reduces use host memory", exc)
             self.nccl(None, timeout_s)
             return StagedCollective(host())
         group = self.nccl(ordinal, timeout_s, runtime)
@@ -295,7 +296,7 @@ class JobCollectives(CollectiveFactory):
         if len({device.identity for device in told.values()}) < len(told):
             reasons.append("some ranks share one device")
         if reasons:
-            log.info("all-reduces of this job's devices pass through the host (%s)", "; ".join(reasons))
+            log.info("all-reduces of this job's devices use host memory (%s)", "; ".join(reasons))
             return (), b"", {}
         ranks = tuple(told)
         return ranks, told[ranks[0]].unique_id, {rank: each.exact for rank, each in told.items() if each.exact}

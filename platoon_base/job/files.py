@@ -141,7 +141,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         if len(os.fsencode(files.address)) > _MAX_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(
-                f"{folder} is too long a path for a Unix socket: set TMPDIR to a folder with a shorter one"
+                f"{folder} is too long a path for a Unix socket: set TMPDIR to a folder with a shorter path"
             )
         files.write()
         return files
@@ -169,8 +169,8 @@ class JobFiles(msgspec.Struct, frozen=True):
                 raise msgspec.ValidationError(f"got job {found.job[:100]!r}, not 12 hexadecimal digits")
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
             raise ConfigurationError(
-                f"PLATOON_JOB={folder!r} is not the folder of a running job ({exc}): unset it to run alone, or start "
-                "the script with `platoon launch`"
+                f"PLATOON_JOB={folder!r} is not the folder of a running job ({exc}): unset it to "
+                "run as a single worker, or start the script with `platoon launch`"
             ) from exc
         # The process may change its working folder.
         return msgspec.structs.replace(found, folder=os.path.abspath(folder))
@@ -179,8 +179,8 @@ class JobFiles(msgspec.Struct, frozen=True):
         """Raise `ConfigurationError` if no worker can join this job late."""
         if self.takes_turns:
             raise ConfigurationError(
-                "this job was launched with --deterministic, which a worker that joins at any moment would undo: "
-                "launch it with one more worker, or without the option"
+                "this job was launched with --deterministic, which a worker that joins later "
+                "would break: launch it with one more worker, or without the option"
             )
 
     @property
@@ -196,7 +196,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         if len(found) == 1:
             return found[0]
         if found:
-            which = f"got {job!r}, with which several jobs begin" if job else "several jobs run"
+            which = f"got {job!r}, which several job names begin with" if job else "several jobs are running"
             raise ConfigurationError(f"{which}: name one of {', '.join(files.job for files in found)} (`platoon jobs`)")
         raise ConfigurationError(_why_not(job, [files.job for files in jobs]))
 
@@ -210,10 +210,11 @@ class JobFiles(msgspec.Struct, frozen=True):
             jobs = ", ".join(files.folder for files in found)
             raise ConfigurationError(f"several jobs listen at port {port}: name one of them in {JOB}: {jobs}")
         others = sorted(files.port for files in running() if files.port)
-        there = f"controllers listen at {', '.join(map(str, others))}" if others else "no controller of yours runs here"
+        there = f"controllers listen at {', '.join(map(str, others))}" if others else "you have no running controller"
         raise ConfigurationError(
-            f"there is no controller at port {port} of this host, {there}: start the controller first, as the same "
-            f"user and with the same TMPDIR (jobs are in {Path(tempfile.gettempdir(), _mine())}), and give its port"
+            f"there is no controller at port {port} of this host, {there}: start the controller "
+            "first, as the same user and with the same TMPDIR (jobs are in "
+            f"{Path(tempfile.gettempdir(), _mine())}), and pass its port"
         )
 
     @property
@@ -240,18 +241,18 @@ def data_socket(port: int) -> str:
 
 def _why_not(job: str, jobs: list[str]) -> str:
     if not job:
-        return "no job of yours is running: start one with `platoon launch`"
+        return "you have no running job: start one with `platoon launch`"
     if _JOB.fullmatch(job) and _is_there(job):
         logs = ""
         with contextlib.suppress(ConfigurationError):
             logs = JobFiles.read(str(_path_of(job))).origin.log_folder
         return (
-            f"job {job} is dead: its launcher was killed before it could tidy up. `platoon clean` removes what it has "
-            f"left; the workers' logs stay{f' in {logs}' if logs else ''}"
+            f"job {job} is dead: its launcher was killed before it could clean up. `platoon "
+            f"clean` removes the rest; the workers' logs stay{f' in {logs}' if logs else ''}"
         )
     owner = _owner_of(job)
     if owner:
-        return f"job {job} belongs to user {owner}: you can see, follow and stop your own jobs only"
+        return f"job {job} belongs to user {owner}: you can list, watch and stop only your own jobs"
     import difflib  # needed for this error only
 
     close = difflib.get_close_matches(job, jobs, n=3, cutoff=0.5)
@@ -259,7 +260,7 @@ def _why_not(job: str, jobs: list[str]) -> str:
     return (
         f"there is no running job {job!r} among your {len(jobs)}{hint}"
         if jobs
-        else (f"there is no running job {job!r}: no job of yours is running")
+        else (f"there is no running job {job!r}: you have no running job")
     )
 
 
@@ -410,7 +411,7 @@ def _mine() -> str:
     namespace = os.environ.get(NAMESPACE, "")
     if not re.fullmatch(r"[0-9A-Za-z]{0,16}", namespace):
         raise ConfigurationError(
-            f"got {NAMESPACE}={namespace!r}: it becomes a part of file names; take up to 16 letters and digits"
+            f"got {NAMESPACE}={namespace!r}, which becomes part of file names: use up to 16 letters and digits"
         )
     return f"platoon-{os.getuid()}{'.' if namespace else ''}{namespace}"
 
@@ -429,7 +430,7 @@ def _jobs_folder(create: bool = True) -> Path:
     foreign = not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid()
     if foreign or status.st_mode & 0o077:
         raise (_ForeignFolderError if foreign else PlatoonError)(
-            f"{folder} must be a folder that only you can enter, because it holds the control sockets; "
-            "remove it, or set TMPDIR to a folder of yours"
+            f"{folder} holds the control sockets, so only you may have access to it: remove it, "
+            "or set TMPDIR to a folder of yours"
         )
     return folder

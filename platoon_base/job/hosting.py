@@ -148,7 +148,7 @@ def _require_possible(size: int, options: JobOptions) -> None:
     if not (0 if options.external else 1) <= size <= MAX_WORKERS:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
     if not 0 <= options.seed < 2**63:
-        raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
+        raise ConfigurationError(f"got seed {options.seed}: a seed must be 0 to 2**63 - 1")
     require_descriptors_for(size)
 
 

@@ -65,9 +65,10 @@ def _warn_of_copies() -> None:
     copies = find_copies(os.environ)
     if copies is not None and copies.rank == 0:
         warn_once(
-            f"{copies.processes} processes were started by {copies.origin}, and each of them trains alone, with all of "
-            "the data: they would write the same files. To train one model start the script with `platoon launch -n "
-            f"{copies.processes}`, once on each host (docs/hosts.md). This is no mistake if they are runs of their own"
+            f"{copies.processes} processes were started by {copies.origin}, and each of them "
+            "trains alone, on all of the data, and writes the same files. To train one model "
+            f"start the script with `platoon launch -n {copies.processes}`, once on each host "
+            "(docs/hosts.md). Ignore this if they are meant as separate runs"
         )
 
 

@@ -49,7 +49,7 @@ class Observer:
         try:
             return Snapshot.of_message(seen)
         except TypeError as exc:
-            raise ProtocolError(f"the job is of another version of this package ({exc}): use that one") from exc
+            raise ProtocolError(f"the job uses another version of this package ({exc}): use that version") from exc
 
     def story(self) -> list[Entry]:
         """Return the event log, as far as it is kept; raises the errors of `poll`."""
@@ -79,8 +79,7 @@ def kill(files: JobFiles) -> None:
     pid = files.origin.pid
     if not pid or files.origin.pid_namespace != pid_namespace() or not pid_namespace():
         raise ConfigurationError(
-            f"the processes of job {files.job} cannot be seen from here: run this command in the container that the "
-            "job runs in"
+            f"the processes of job {files.job} are not visible from here: run this command in the container of the job"
         )
     with contextlib.ExitStack() as stack:
         try:
@@ -88,15 +87,14 @@ def kill(files: JobFiles) -> None:
         except OSError as exc:
             if end_by_warden(files.folder):
                 return
-            raise ConfigurationError(
-                f"process {pid}, the launcher of job {files.job}, cannot be watched: {exc}"
-            ) from exc
+            raise ConfigurationError(f"cannot watch process {pid}, the launcher of job {files.job}: {exc}") from exc
         # While the controller holds the lock, the process id is its own.
         if not is_locked(Path(files.folder)):
             if files.alive and not end_by_warden(files.folder):
                 raise ConfigurationError(
-                    f"the launcher of job {files.job} is dead already, and processes that joined the job run still: "
-                    f"they end by themselves; `fuser -v /dev/shm{files.job_state}` names those that do not"
+                    f"the launcher of job {files.job} has ended already, but processes that "
+                    "joined the job are still running: they end by themselves; `fuser -v "
+                    f"/dev/shm{files.job_state}` lists those that do not"
                 )
             return
         workers = []
@@ -112,8 +110,8 @@ def kill(files: JobFiles) -> None:
         for fd in (controller, *(fd for _, fd in workers)):
             if not readable(fd, _KILLED_S):
                 raise ConfigurationError(
-                    f"a process of job {files.job} does not end though it was killed: it hangs in a device or on a "
-                    "file server; see `ps` for its state"
+                    f"a process of job {files.job} was killed and does not end: it hangs in a "
+                    "device or on a file server; `ps` shows its state"
                 )
     files.remove_if_dead()  # A late joiner ends by itself and removes the rest.
 

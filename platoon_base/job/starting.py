@@ -82,7 +82,7 @@ def adopt_training(environment: MutableMapping[str, str], training: Mapping[str,
     for name, value in training_variables(environment).items():
         if training.get(name) != value:
             log.warning(
-                "%s=%s is left out: the job was launched %s, which holds for all its workers",
+                "ignoring %s=%s: the job was launched %s, which applies to all its workers",
                 name,
                 value,
                 f"with {name}={training[name]}" if name in training else "without it",

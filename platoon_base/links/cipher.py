@@ -64,8 +64,9 @@ def require_cipher() -> Any:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as exc:
         raise BackendUnavailableError(
-            f"data between hosts are encrypted, and the package cryptography cannot be imported ({exc}): pip install "
-            '"platoon-plugins[hosts]" on every host, or trust the network and start the job with --no-encryption'
+            "data between hosts are encrypted, which needs the package cryptography, and it "
+            f'cannot be imported ({exc}): pip install "platoon-plugins[hosts]" on every host, or '
+            "trust the network and start the job with --no-encryption"
         ) from exc
     return AESGCM
 

@@ -76,8 +76,8 @@ class Listener:
             self.sock = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         except OSError as exc:
             raise PlatoonError(
-                f"cannot listen at {host} for the links of the other hosts ({exc}): that must be an address of this "
-                "host by which the others reach it"
+                f"cannot listen at {host} for the links of the other hosts ({exc}): it must be an "
+                "address of this host that the others can reach"
             ) from exc
         self.sock.setblocking(False)
         self.address = Address(host, self.sock.getsockname()[1], secrets.token_bytes(16))
@@ -137,7 +137,7 @@ def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[],
     greeting = yield from _read(sock, _GREETING.size)
     magic, _, caller, called = _GREETING.unpack(greeting)
     if magic != _MAGIC:
-        raise _RefusedError("it is no process of a job, or one of another version")
+        raise _RefusedError("it is not a process of a job, or of another version")
     if called != mine.rank or caller not in mine.expected:
         raise _RefusedError(f"it calls rank {called} as rank {caller}")
     greet()
@@ -147,7 +147,7 @@ def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[],
     sock.send(number + _proof(secret, b"listener", transcript))
     proof = yield from _read(sock, _PROOF_BYTES)
     if not hmac.compare_digest(proof, _proof(secret, b"caller", transcript)):
-        raise _RefusedError("it does not know this job's key")
+        raise _RefusedError("it does not have the key of this job")
     sock.send(_YES)
     return caller, _stream(sock, mine, secret, transcript, calls=False)
 
@@ -167,8 +167,8 @@ def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _St
     secret, transcript = _secret(mine.data_key, address.token), greeting + number
     if not hmac.compare_digest(proof, _proof(secret, b"listener", transcript)):
         raise _WrongProofError(
-            f"what listens at {address.host} port {address.port} is not rank {rank} of this job, or has another key: "
-            "start all hosts of a job with the same key file"
+            f"the process at {address.host} port {address.port} is not rank {rank} of this job, "
+            "or has another key: start all hosts of a job with the same key file"
         )
     sock.send(_proof(secret, b"caller", transcript))
     yield from _read(sock, len(_YES))
@@ -285,7 +285,7 @@ class Opening:
                     self._accept_later(listener, exc)
                 return
             if len(self._silent) >= MAX_PENDING:
-                self._drop(next(iter(self._silent)), "too many others came")
+                self._drop(next(iter(self._silent)), "too many other connections arrived")
             self._silent[sock] = None
             steps = _answer(sock, self._mine, listener.address.token, functools.partial(self._greet, sock))
             self._begin(sock, _Pending(steps, None, awake() + HANDSHAKE_S))
@@ -293,7 +293,7 @@ class Opening:
     def _accept_later(self, listener: Listener, why: OSError) -> None:
         """Close unauthenticated connections, and accept again after a pause."""
         if not self._silent:
-            log.warning("cannot take the connections of other hosts (%s): raise the limit (ulimit -n)", why)
+            log.warning("cannot accept the connections of other hosts (%s): raise the limit (ulimit -n)", why)
         # Without the pause the listener would stay readable.
         for sock in [*self._silent]:
             self._drop(sock, str(why))
@@ -304,7 +304,7 @@ class Opening:
         """Keep a connection that claims a rank of this job; of too many, drop a random one."""
         del self._silent[sock]
         if len(self.greeted) >= max(MAX_GREETED, 2 * len(self._mine.expected)):
-            self._drop(secrets.choice(self.greeted), "too many others came")
+            self._drop(secrets.choice(self.greeted), "too many other connections arrived")
         self.greeted.append(sock)
 
     def _begin(self, sock: socket.socket, pending: _Pending) -> None:
@@ -393,10 +393,7 @@ def open_links(
             now = awake()
             if now >= min(deadline, warns_at):
                 who = f"rank {rank} has no link to the ranks {opening.missing} of other hosts"
-                why = (
-                    f"{opening.why()}: do the hosts reach each other at all ports (firewalls), by the addresses that "
-                    "they were given?"
-                )
+                why = f"{opening.why()}: can the hosts reach each other on all ports (firewalls), at these addresses?"
                 if now >= deadline:
                     raise PlatoonError(f"{who} in time{why}")
                 warns_at = math.inf

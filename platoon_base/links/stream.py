@@ -219,7 +219,7 @@ class Stream:
                 try:
                     self._receives.open(self._header, content, place)
                 except AlteredError:
-                    raise BrokenStreamError("a record was changed on its way, or repeated", altered=True) from None
+                    raise BrokenStreamError("a record was changed in transit, or repeated", altered=True) from None
             else:
                 place[: len(content)] = content
                 self._direct = place[len(content) :]

@@ -22,7 +22,7 @@ def divided(endpoint: str) -> tuple[str, int]:
     )
     if not name or not 0 < port < 1 << 16:
         raise ConfigurationError(
-            f"got the endpoint {endpoint!r}: it must be HOST or HOST:PORT, as 10.0.0.1:29400 or [fd00::1]:29400"
+            f"got the endpoint {endpoint!r}: it must be HOST or HOST:PORT, such as 10.0.0.1:29400 or [fd00::1]:29400"
         )
     return name, port
 
@@ -32,7 +32,7 @@ def resolved(name: str) -> str:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except UnicodeError as exc:
-        raise ConfigurationError(f"got the host {name!r} in --rdzv-endpoint: it is no name of a host ({exc})") from exc
+        raise ConfigurationError(f"got the host {name!r} in --rdzv-endpoint, which is not a host name ({exc})") from exc
     except OSError:
         return ""
     addresses = [str(entry[4][0]) for entry in found]

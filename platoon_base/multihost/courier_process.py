@@ -59,7 +59,7 @@ class CourierProcess:
             try:
                 found.append(between.decode_news(line))
             except msgspec.MsgspecError as exc:
-                log.warning("the courier says %r: %s", line[:100], exc)
+                log.warning("the courier reports %r: %s", line[:100], exc)
         return found
 
     def close(self) -> None:
@@ -74,6 +74,6 @@ class CourierProcess:
             try:
                 self._process.wait(_EXIT_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                log.warning("the courier of host %d does not end, though it was killed. Check its disks", self._host)
+                log.warning("the courier of host %d was killed and does not end: check its disks", self._host)
         if self._process.stdout is not None:
             self._process.stdout.close()

@@ -82,14 +82,15 @@ class CourierTable:
         if awake() > self._source_due_at:
             self._source_due_at = math.inf
             log.warning(
-                "workers of host%s %s wait for the initial values, which host %d provides: no worker there has shared "
-                "its parameters so far (init_shared_params, or the fit of a prepared model)",
+                "workers of host%s %s wait for the initial values of host %d, where no worker "
+"has shared its parameters so far (init_shared_params, or the fit of a prepared "
+"model)",
                 "s" * (len(self._made) > 1), ", ".join(map(str, sorted(self._made))), self._source,
             )  # fmt: skip
         for hosts, (until, why) in list(self._apart.items()):
             if awake() > until and hosts in self._apart:
                 del self._apart[hosts]
-                self._unreachable(hosts[1], f"has had no link to host {hosts[0]} since both began: {why}")
+                self._unreachable(hosts[1], f"has had no link to host {hosts[0]} since both started: {why}")
 
     def handle_news(self, host: int, news: News) -> None:
         if isinstance(news, Listening):
@@ -114,13 +115,13 @@ class CourierTable:
             self._apart[hosts] = awake() + NO_LINK_S if news.never else math.inf, news.why
             self._roster.story.add("courier", [one, two], "", "do not exchange", news.why)
             log.warning(
-                "hosts %d and %d do not exchange what their workers learn: %s",
+                "hosts %d and %d do not exchange their centers: %s",
                 one, two, news.why,
             )  # fmt: skip
         else:
             del self._apart[hosts]
             self._roster.story.add("courier", [one, two], "do not exchange", "exchange again")
-            log.warning("hosts %d and %d exchange again what their workers learn", one, two)
+            log.warning("hosts %d and %d exchange their centers again", one, two)
 
     def center_made(self, made: CenterMade) -> None:
         """Begin the exchanges between the center of a host and those of the others."""
@@ -139,8 +140,8 @@ class CourierTable:
 
     def center_source(self, source: CenterSource) -> None:
         """Start the centers of all hosts from the values of a host other than host 0."""
-        log.warning("%s: centers that are made from now on begin with the values of host %d", source.why, source.host)
-        self._roster.story.add("host", [source.host], "", "has the values that all centers begin with", source.why)
+        log.warning("%s: new centers start from the values of host %d", source.why, source.host)
+        self._roster.story.add("host", [source.host], "", "provides the initial values of all centers", source.why)
         self._source, self._changed, self._source_due_at = source.host, True, math.inf
 
     def round_met(self, met: RoundReached) -> None:
@@ -155,7 +156,7 @@ class CourierTable:
         if isinstance(order, Combine):
             left_out = sorted(set(self._round.hosts) - set(order.hosts))
             if left_out:
-                why = f"round {order.number}: not all hosts have what its workers contributed, or its center is behind"
+                why = f"round {order.number}: some hosts lack the contribution of its workers, or its center is behind"
                 self._roster.story.add("courier", left_out, "", "left out", why)
         self._order(self._round.hosts, order)
 

@@ -94,7 +94,7 @@ class CourierKeeper:
                     pass_fds=[self._memory] if self._memory >= 0 else (),
                 )
             except OSError as exc:
-                log.warning("the courier cannot be started, and is tried again in %g s: %s", _RESTART_DELAY_S, exc)
+                log.warning("cannot start the courier, trying again in %g s: %s", _RESTART_DELAY_S, exc)
                 self._start_at = time.monotonic() + _RESTART_DELAY_S
                 return
         self._process = CourierProcess(process, host)
@@ -145,7 +145,7 @@ class CourierKeeper:
         self._process = None
         process.close()
         self._start_at = time.monotonic() + _RESTART_DELAY_S
-        log.warning("the courier of this host ended (status %s), and is started again", process.status)
+        log.warning("the courier of this host ended (status %s): restarting it", process.status)
 
     def dropped(self) -> None:
         """End the courier: the workers have released the center."""

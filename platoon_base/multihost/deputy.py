@@ -40,8 +40,8 @@ _MIRROR_S = 0.1
 _STATUS_OF_LOST = 1
 # When host 0 is lost, workers may take this time to end before they get signals.
 _EXIT_GRACE_S = 1.0
-_DISMISSED = "the first host does not know this one any more"
-_FIRST_HOST_LOST = "the first host of the job is lost"
+_DISMISSED = "host 0 does not know this host any more"
+_FIRST_HOST_LOST = "host 0 of the job is lost"
 
 
 class Deputy:
@@ -98,7 +98,7 @@ class Deputy:
         try:
             how()
         except (OSError, PlatoonError) as exc:
-            log.error("rank %d cannot be started: %s", rank, exc)
+            log.error("cannot start rank %d: %s", rank, exc)
             self._report(Exit(rank, 1, why=f"cannot be started: {exc}", at=time.time()))
 
     def serve(self, signals: StopSignals) -> between.JobOver:
@@ -240,24 +240,24 @@ class Deputy:
         if self._link.replaced:
             self._end(between.JobOver(_STATUS_OF_LOST, f"the job {self._link.dismissed}"))
         elif self._link.dismissed:
-            log.warning("the job %s: the workers of this host end", self._link.dismissed)
+            log.warning("the job %s: stopping the workers of this host", self._link.dismissed)
             self._mark_first_host_lost(now, f"{_DISMISSED}: the job {self._link.dismissed}")
         elif peer.closed(now) or silent_s > self._timeout_s:
-            how = "has ended without a word" if peer.closed(now) else f"was silent for {silent_s:.1f} s"
-            log.warning("host 0 is lost, it %s: the workers of this host end, as nobody leads the job any more", how)
+            how = "disconnected without notice" if peer.closed(now) else f"sent no heartbeat for {silent_s:.1f} s"
+            log.warning("lost host 0 (it %s): stopping the workers of this host", how)
             self._mark_first_host_lost(now, f"{_FIRST_HOST_LOST}: it {how}")
         elif silent_s > HEARTBEAT_TIMEOUT_S and self._signals > 1 and self._signal is not None:
-            log.warning("%s came twice, and host 0 is silent: this host ends without it", self._signal.name)
-            self._end(between.JobOver(128 + self._signal, f"{self._signal.name}, while host 0 was silent"))
+            log.warning("got %s twice without a heartbeat from host 0: ending this host without it", self._signal.name)
+            self._end(between.JobOver(128 + self._signal, f"{self._signal.name} without a heartbeat from host 0"))
         elif silent_s > HEARTBEAT_TIMEOUT_S and not self._silent:
             self._silent = True
             log.warning(
-                "host 0 is silent since %.1f s: this host waits for it up to %g s (--host-timeout)",
+                "no heartbeat from host 0 for %.1f s: waiting up to %g s (--host-timeout)",
                 silent_s, self._timeout_s,
             )  # fmt: skip
         elif silent_s < HEARTBEAT_TIMEOUT_S and self._silent:
             self._silent = False
-            log.warning("host 0 answers again")
+            log.warning("host 0 sends heartbeats again")
 
     def _mark_first_host_lost(self, now: float, text: str) -> None:
         self._lost_at = now

@@ -82,7 +82,9 @@ class HostTable:
         def unreachable(host: int, why: str) -> None:
             if not self._members[host].lost:
                 self._mark_lost(self._members[host], why)
-                self._outbox.send(self._members[host], between.Refused(f"the job goes on without this host: it {why}"))
+                self._outbox.send(
+                    self._members[host], between.Refused(f"the job continues without this host: it {why}")
+                )
 
         couriers = CourierTable(files, self.world, roster, self._members, self._outbox.send, center_filled, unreachable)
         self._job = HostsJob(self._outbox, roster, children, controller, mirror, changes, couriers)
@@ -133,7 +135,7 @@ class HostTable:
             if member is None:
                 self._refuse_unknown_host(session, message)
             elif member.lost:
-                self._outbox.send(member, between.Refused(f"the job goes on without this host, which {member.lost}"))
+                self._outbox.send(member, between.Refused(f"the job continues without this host: it {member.lost}"))
             else:
                 requests += self._take(member, message)
         if self._job is not None:
@@ -155,19 +157,19 @@ class HostTable:
         if isinstance(message, between.Arrive):
             there = self._members.get(message.host)
             if there is not None and not there.lost and self._link.peers[there.session].absent:
-                self._mark_lost(there, "was silent, and its launcher was started again")
+                self._mark_lost(there, "sent no heartbeat, and its launcher was started again")
                 # Handled after the controller has recorded the loss.
                 self._kept.append((session, between.encode(message)))
                 return
             if there is not None and there.lost:
                 self._take_back(there, session, message)
                 return
-            why = f"the job runs already, with hosts 0 to {self.world.hosts - 1}"
+            why = f"the job is running already, with hosts 0 to {self.world.hosts - 1}"
             if there is not None:
                 why = f"host {message.host} of the job is {there.name} (process {there.arrived.pid}) already"
-            log.warning("%s has come as host %d and was refused: %s", message.name, message.host, why)
+            log.warning("refused %s, which joined as host %d: %s", message.name, message.host, why)
             peer = self._link.peers[session]
-            peer.send(between.encode(between.Refused(f"{why}; give each host another --node-rank")))
+            peer.send(between.encode(between.Refused(f"{why}; pass a different --node-rank on each host")))
 
     def _take_back(self, member: Member, session: bytes, arrived: between.Arrive) -> None:
         """Readmit a lost host with new workers, if the job's workers can continue with new ones."""
@@ -177,15 +179,17 @@ class HostTable:
         )  # fmt: skip
         why = "" if same else "it has another version, script or number of workers than before"
         if not why and (arrived.problem or self._job is None):
-            why = arrived.problem or "the job has not begun"
+            why = arrived.problem or "the job has not started"
         if not why and self._job is not None:
             why = self._job.controller.departures.host_returns(ranks)
         if why:
-            log.warning("host %d (%s) has come back and was refused: %s", member.host, arrived.name, why)
+            log.warning("refused host %d (%s), which returned: %s", member.host, arrived.name, why)
             self._story.add("host", [member.host], "lost", "refused", why)
-            self._link.peers[session].send(between.encode(between.Refused(f"the job goes on without this host: {why}")))
+            self._link.peers[session].send(
+                between.encode(between.Refused(f"the job continues without this host: {why}"))
+            )
             return
-        log.warning("host %d (%s) is back, with workers %s", member.host, arrived.name, _listed(ranks))
+        log.warning("host %d (%s) has returned with workers %s", member.host, arrived.name, _listed(ranks))
         self._story.add("host", [member.host], "lost", "returned")
         self._by_session.pop(member.session, None)
         self._link.forget(member.session)
@@ -230,26 +234,27 @@ class HostTable:
         peer = self._link.peers[member.session]
         silent_s = peer.silent_s(now)
         if peer.closed(now):
-            self._mark_lost(member, "has ended without a word: was its launcher killed?")
+            self._mark_lost(member, "disconnected without notice: was its launcher killed?")
         elif silent_s > self._timeout_s:
-            self._mark_lost(member, f"was silent for {silent_s:.1f} s")
+            self._mark_lost(member, f"sent no heartbeat for {silent_s:.1f} s")
         elif silent_s > HEARTBEAT_TIMEOUT_S and not member.silent:
             member.silent = True
-            self._story.add("host", [member.host], "", "silent", f"since {silent_s:.1f} s")
+            self._story.add("host", [member.host], "", "silent", f"for {silent_s:.1f} s")
             log.warning(
-                "host %d (%s) is silent since %.1f s: the others go on, and wait for it up to %g s (--host-timeout)",
+                "no heartbeat from host %d (%s) for %.1f s: the others continue, and wait for it "
+"up to %g s (--host-timeout)",
                 member.host, member.name, silent_s, self._timeout_s,
             )  # fmt: skip
         elif silent_s < HEARTBEAT_TIMEOUT_S and member.silent:
             member.silent = False
             self._story.add("host", [member.host], "silent", "answers")
-            log.warning("host %d (%s) answers again", member.host, member.name)
+            log.warning("host %d (%s) sends heartbeats again", member.host, member.name)
 
     def _mark_lost(self, member: Member, why: str) -> None:
         member.lost = why
         job = self._job
         ranks = list(self.world.ranks_on(member.host)) if job is None else job.ranks_on(member.host)
-        log.warning("host %d (%s) is lost, with workers %s: it %s", member.host, member.name, _listed(ranks), why)
+        log.warning("lost host %d (%s) with workers %s: it %s", member.host, member.name, _listed(ranks), why)
         if job is not None:
             job.mark_lost(member, why)
 
@@ -293,7 +298,7 @@ class HostTable:
     def lost(self) -> str:
         """The lost hosts, in a line; empty if there are none."""
         return ", ".join(
-            f"host {member.host} ({member.name}) is lost, it {member.lost}"
+            f"host {member.host} ({member.name}) is lost: it {member.lost}"
             for member in self._members.values()
             if member.lost
         )
@@ -304,7 +309,7 @@ class HostTable:
         try:
             yield
         except BaseException as exc:
-            self.over(LOST_STATUS, f"the first host failed: {exc}", again=False)
+            self.over(LOST_STATUS, f"host 0 failed: {exc}", again=False)
             raise
 
     def over(self, status: int, text: str, again: bool) -> None:

@@ -44,7 +44,7 @@ class LastCheckpoint:
         if self._center is None:
             self.note(latest)
         if self._center is None:
-            log.warning("no checkpoint of this host's center is written: it has none. Resume from %s", latest.folder)
+            log.warning("this host writes no checkpoint, because it has no center. Resume from %s", latest.folder)
             return
         positions = {rank: self._job_state.position(rank) for rank in latest.about.positions}
         about = msgspec.structs.replace(latest.about, positions=positions)
@@ -55,11 +55,12 @@ class LastCheckpoint:
             path = CheckpointFolder(folder).save(Checkpoint.of(about, about.layout, values, states))
         except (OSError, PlatoonError) as exc:
             log.warning(
-                "this host's center is not saved in %s (another host of the job may be saving its own there): %s",
+                "cannot save the center of this host in %s (another host of the job may be "
+"saving its own there): %s",
                 folder, exc,
             )  # fmt: skip
         else:
-            log.warning("this host has saved its center in %s: go on from there with --resume %s", path, folder)
+            log.warning("this host has saved its center in %s: continue from there with --resume %s", path, folder)
 
     def close(self) -> None:
         if self._center is not None:

@@ -267,7 +267,7 @@ def decode_up(data: bytes) -> Up:
     try:
         return _up_decoder.decode(data)
     except msgspec.MsgspecError as exc:
-        raise ProtocolError(f"got a message of another host that is none ({exc}): {_ONE_VERSION}") from exc
+        raise ProtocolError(f"got an invalid message from another host ({exc}): {_ONE_VERSION}") from exc
 
 
 def decode_down(data: bytes) -> Down:
@@ -275,7 +275,7 @@ def decode_down(data: bytes) -> Down:
     try:
         return _down_decoder.decode(data)
     except msgspec.MsgspecError as exc:
-        raise ProtocolError(f"got a message of the first host that is none ({exc}): {_ONE_VERSION}") from exc
+        raise ProtocolError(f"got an invalid message from host 0 ({exc}): {_ONE_VERSION}") from exc
 
 
 _ONE_VERSION = "install one version of this package on all hosts"

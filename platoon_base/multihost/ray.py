@@ -68,7 +68,7 @@ def shares(
     fewer workers than hosts.
     """
     if device not in ("auto", "cpu", "cuda"):
-        raise ConfigurationError(f"got -D {device}: on Ray it must be cpu, cuda or auto, and Ray chooses which devices")
+        raise ConfigurationError(f"got -D {device}: on Ray it must be cpu, cuda or auto; Ray chooses the devices")
     if workers < 1:
         raise ConfigurationError(f"got {workers} workers: there must be at least one")
     have_gpus = any(node.get("GPU", 0) >= 1 for node in nodes)
@@ -85,8 +85,9 @@ def shares(
             left -= divided[-1]
     if left:
         raise ConfigurationError(
-            f"got {workers} workers, one {kind} each, and the cluster has {sum(rooms)} {kind}s on {len(rooms)} nodes: "
-            "take fewer workers, or say --nnodes if the cluster grows when it is asked to"
+            f"got {workers} workers, one {kind} each, and the cluster has {sum(rooms)} {kind}s on "
+            f"{len(rooms)} nodes: start fewer workers, or pass --nnodes if the cluster grows on "
+            "demand"
         )
     return Shares(divided, kind)
 
@@ -131,7 +132,7 @@ def _ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError as exc:
-        raise ConfigurationError('jobs on Ray need it: pip install "platoon-plugins[ray]", on all nodes') from exc
+        raise ConfigurationError('jobs on Ray need Ray: pip install "platoon-plugins[ray]" on all nodes') from exc
 
 
 def _is_main_thread() -> bool:
@@ -155,8 +156,8 @@ def _connected(ray: Any) -> Iterator[None]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as exc:
         raise ConfigurationError(
-            f"there is no cluster of Ray ({exc}): start one by `ray start --head` and, on the other nodes, `ray start "
-            "--address=HEAD:6379`, or name one in RAY_ADDRESS"
+            f"there is no Ray cluster ({exc}): start one with `ray start --head` and, on the "
+            "other nodes, `ray start --address=HEAD:6379`, or name one in RAY_ADDRESS"
         ) from exc
     try:
         yield
@@ -183,8 +184,9 @@ def _placed(ray: Any, divided: Shares, timeout_s: float) -> Iterator[Any]:
             ray.get(group.ready(), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as exc:
             raise ConfigurationError(
-                f"Ray had no room for {bundles} on nodes of their own within {timeout_s:g} s (--rdzv-timeout): do "
-                "other jobs use the cluster (`ray status`)? A worker takes a core, on GPUs one of each"
+                f"Ray had no room for {bundles} on separate nodes within {timeout_s:g} s "
+                "(--rdzv-timeout): do other jobs use the cluster (`ray status`)? A worker needs "
+                "a core, and on GPUs also a GPU"
             ) from exc
         yield group
     finally:
@@ -361,7 +363,7 @@ class _Job:
                 deadline = time.monotonic() + _OTHER_HOSTS_EXIT_S
             if deadline is not None and time.monotonic() > deadline:
                 names = ", ".join(host.name for host in self._hosts if host.status is None)
-                log.warning("%s did not end within %g s of the first host, and is killed", names, _OTHER_HOSTS_EXIT_S)
+                log.warning("%s did not end within %g s after host 0: killing it", names, _OTHER_HOSTS_EXIT_S)
                 break
         status = self._hosts[0].status
         return _LOST_STATUS if status is None else status if status >= 0 else 128 - status
@@ -375,7 +377,7 @@ class _Job:
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.RayTaskError) as exc:
             host.lost, host.status = host.index > 0, _LOST_STATUS  # Without host 0 there is no job.
             reason = str(exc).strip().splitlines() or [type(exc).__name__]
-            log.warning("%s (host %d) is lost, says Ray: %s", host.name, host.index, reason[0])
+            log.warning("Ray reports that %s (host %d) is lost: %s", host.name, host.index, reason[0])
             return
         host.seen += len(lines)
         for line in lines:
@@ -389,7 +391,7 @@ class _Job:
         except self._ray.exceptions.RayError:
             host.ask_at = time.monotonic() + _RETRY_INTERVAL_S
             return
-        log.warning("%s (host %d) is back, says Ray", host.name, host.index)
+        log.warning("Ray reports that %s (host %d) has returned", host.name, host.index)
         host.lost, host.status, host.seen = False, None, 0
 
     def _pass_on(self, number: signal.Signals) -> None:

@@ -46,7 +46,7 @@ class RendezvousInterruptedError(Exception):
     """A signal arrived while the hosts waited for each other."""
 
     def __init__(self, number: signal.Signals) -> None:
-        super().__init__(f"{number.name} came while the hosts waited for each other")
+        super().__init__(f"got {number.name} while the hosts waited for each other")
         self.number = number
 
 
@@ -89,7 +89,7 @@ def _listen(endpoint: str) -> LinkServer:
     address = resolved(name)
     if not address:
         raise ConfigurationError(
-            f"the host name {name!r} of --rdzv-endpoint does not resolve here: give this host's IP address"
+            f"the host name {name!r} of --rdzv-endpoint does not resolve here: pass this host's IP address"
         )
     if is_loopback(address) and not _says_loopback(name):
         # Many systems give their own name a loopback address, which no other host can reach.
@@ -97,8 +97,8 @@ def _listen(endpoint: str) -> LinkServer:
     server_keys, _ = keys_of_secret(read_or_make_key())
     if (limit := raise_descriptors()) < _DESCRIPTORS:
         log.warning(
-            "got a limit of %d open files (ulimit -Hn): strangers who flood %s with connections could take them all; "
-            "raise it to %d", limit, endpoint, _DESCRIPTORS,
+            "got a limit of %d open files (ulimit -Hn), which a flood of connections to %s could "
+"use up: raise it to %d", limit, endpoint, _DESCRIPTORS,
         )  # fmt: skip
     return LinkServer(as_url(address, port), server_keys)
 
@@ -131,7 +131,7 @@ def gather_hosts(
         try:
             rendezvous.wait(signals, timeout_s)
         except BaseException as exc:
-            why = "the first host was interrupted" if isinstance(exc, RendezvousInterruptedError) else str(exc)
+            why = "host 0 was interrupted" if isinstance(exc, RendezvousInterruptedError) else str(exc)
             rendezvous.refuse_all(why)
             raise
         members = [rendezvous.members[host] for host in sorted(rendezvous.members)]
@@ -176,8 +176,9 @@ class _HostRendezvous:
             self._mark_silent_hosts(now)
             if now > began + timeout_s:
                 raise ConfigurationError(
-                    f"{self._missing()} did not come to {self._link.address} within {timeout_s:g} s: start `platoon "
-                    "launch` there with this --rdzv-endpoint, and see what it says (a firewall, another port?)"
+                    f"{self._missing()} did not join at {self._link.address} within {timeout_s:g} "
+                    "s: start `platoon launch` there with this --rdzv-endpoint, and read its "
+                    "messages (a firewall, another port?)"
                 )
             if now > next_news:
                 next_news = now + _NEWS_S
@@ -202,14 +203,19 @@ class _HostRendezvous:
         who = f"host {arrived.host} ({arrived.name})"
         there = self.members.get(arrived.host)
         if there is not None and self._link.peers[there.session].absent:
-            log.warning("host %d (%s) is silent: a launcher that came later takes its place", there.host, there.name)
+            log.warning(
+                "no heartbeat from host %d (%s): a launcher that was started later replaces it", there.host, there.name
+            )
             self._link.forget(there.session)
             there = None
         if arrived.host == 0 or there is not None:
             taken = os.uname().nodename if there is None else there.name
             pid = os.getpid() if there is None else there.arrived.pid
-            why = f"host {arrived.host} of the job is {taken} (process {pid}) already: give each another --node-rank"
-            say_why = f"{arrived.name} (process {arrived.pid}) was refused: {why}"
+            why = (
+                f"host {arrived.host} of the job is {taken} (process {pid}) already: pass a "
+                "different --node-rank on each host"
+            )
+            say_why = f"refused {arrived.name} (process {arrived.pid}): {why}"
             self._refuse(session, why)
             log.warning("%s", say_why)
             return
@@ -219,27 +225,27 @@ class _HostRendezvous:
             raise ConfigurationError(f"{who} {problem}")
         self.members[arrived.host] = Member(arrived.host, arrived.name, session, arrived)
         missing = f", waiting for {self._missing()}" if self._missing_hosts() else ""
-        self._say(f"{who} is here{missing}")
+        self._say(f"{who} has joined{missing}")
 
     def _problem(self, arrived: between.Arrive) -> str:
         here = self._here
         if (arrived.protocol, arrived.version) != (between.PROTOCOL, platoon_base.__version__):
             return (
-                f"has platoon-plugins {arrived.version}, the first host has {platoon_base.__version__}: install one "
-                "version on all hosts"
+                f"has platoon-plugins {arrived.version}, and host 0 has "
+                f"{platoon_base.__version__}: install one version on all hosts"
             )
         if arrived.problem:
             return f"cannot take part: {arrived.problem}"
         if arrived.hosts != here.place.hosts:
-            return f"says --nnodes {arrived.hosts}, the first host {here.place.hosts}: give the same on all hosts"
+            return f"has --nnodes {arrived.hosts}, and host 0 has {here.place.hosts}: pass the same on all hosts"
         if not 0 < arrived.host < here.place.hosts:
-            return f"has a number that is not one of 0 to {here.place.hosts - 1}: give each host its --node-rank"
+            return f"has an index that is not one of 0 to {here.place.hosts - 1}: pass each host its --node-rank"
         if arrived.program != here.program:
-            return "runs another script, or has other arguments, than the first host: give all hosts the same"
+            return "runs another script than host 0, or has other arguments: use the same command on all hosts"
         workers = len(here.devices) + len(arrived.devices)
         workers += sum(len(member.arrived.devices) for member in self.members.values())
         if workers > MAX_WORKERS:
-            return f"brings the job to {workers} workers: it has at most {MAX_WORKERS}"
+            return f"makes {workers} workers, and a job has at most {MAX_WORKERS}"
         return ""
 
     def _mark_silent_hosts(self, now: float) -> None:
@@ -248,10 +254,10 @@ class _HostRendezvous:
             peer = self._link.peers[member.session]
             was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > HEARTBEAT_TIMEOUT_S
             if member.silent and not was_silent:
-                how = "has gone again" if peer.gone else "is silent"
-                log.warning("host %d (%s) %s, before all had come", host, member.name, how)
+                how = "has disconnected" if peer.gone else "is silent"
+                log.warning("host %d (%s) %s before all hosts had joined", host, member.name, how)
             elif was_silent and not member.silent:
-                log.warning("host %d (%s) answers again", host, member.name)
+                log.warning("host %d (%s) sends heartbeats again", host, member.name)
 
     def _refuse(self, session: bytes, why: str) -> None:
         self._link.peers[session].send(between.encode(between.Refused(why)))
@@ -289,16 +295,19 @@ def arrive(
     key = poll(
         find_key,
         f"the key in {path}",
-        f"there is no key in {path}, by which this host proves that it belongs to the job: copy the file from the "
-        f"first host, where `platoon launch` has made it, with mode 0600 (or name another in {KEY_FILE})",
+        f"there is no key in {path}, with which this host proves that it belongs to the job: copy "
+        "the file from host 0, where `platoon launch` has created it, with mode 0600 (or name "
+        f"another file in {KEY_FILE})",
     )
     _, keys = keys_of_secret(key)
-    told = poll(endpoint, "the first host's address", "the first host has not said where it listens")
+    told = poll(endpoint, "the address of host 0", "host 0 has not published its address")
     name, port = divided(told)
-    unresolved = f"the host name {name!r} of --rdzv-endpoint does not resolve: give an IP address"
+    unresolved = f"the host name {name!r} of --rdzv-endpoint does not resolve: pass an IP address"
     address = poll(functools.partial(resolved, name), f"an address of {name}", unresolved)
-    no_way = f"this host has no way to {address}: see its network (`ip route get {address}`), or give another address"
-    own = poll(functools.partial(own_address_towards, address), f"a way to {address}", no_way)
+    no_way = (
+        f"this host has no route to {address}: check its network (`ip route get {address}`), or pass another address"
+    )
+    own = poll(functools.partial(own_address_towards, address), f"a route to {address}", no_way)
     arrival = here.arrival(own, address)
     link = LinkClient(as_url(address, port), keys)
     try:
@@ -357,15 +366,15 @@ def _wait_for_welcome(
             if isinstance(message, between.Welcome):
                 return message
             if isinstance(message, between.Refused):
-                raise ConfigurationError(f"the first host refuses this one: {message.why}")
+                raise ConfigurationError(f"host 0 refused this host: {message.why}")
             if isinstance(message, between.JobOver):
-                raise ConfigurationError(f"the job has ended before it began: {message.text}")
+                raise ConfigurationError(f"the job ended before it started: {message.text}")
         now = awake()
         link.peer.tick(now)
         if link.refused:
             raise ConfigurationError(
-                f"the first host at {where} refuses this one, which has another key: copy the key file from there; or "
-                "something else than its launcher listens there"
+                f"host 0 at {where} refused this host, which has another key: copy the key file "
+                "from host 0. Or the listener there is not its launcher"
             )
         if link.dismissed:
             what = (
@@ -373,12 +382,13 @@ def _wait_for_welcome(
             )
             raise ConfigurationError(f"the job at {where} {link.dismissed}: {what}")
         if link.connected and link.peer.closed(now):
-            raise ConfigurationError(f"the first host at {where} has ended before the job began")
+            raise ConfigurationError(f"host 0 at {where} ended before the job started")
         if now > began + timeout_s:
-            what = "the other hosts have not all come" if link.connected else f"nobody answers at {where}"
+            what = "some of the other hosts have not joined" if link.connected else f"no answer from {where}"
             raise ConfigurationError(
-                f"{what} within {timeout_s:g} s: does --rdzv-endpoint name the first host, and its launcher run?"
+                f"{what} within {timeout_s:g} s: check that --rdzv-endpoint is an address of host "
+                "0, and that its launcher runs"
             )
         if now > next_news:
             next_news = now + _NEWS_S
-            say(f"waiting for {'the other hosts' if link.connected else f'the first host at {where}'}")
+            say(f"waiting for {'the other hosts' if link.connected else f'host 0 at {where}'}")

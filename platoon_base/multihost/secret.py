@@ -39,8 +39,8 @@ def read_or_make_key() -> bytes:
     except OSError as exc:
         if not path.exists():
             raise ConfigurationError(
-                f"the key for jobs on several hosts cannot be kept in {path} ({exc}): name a file that you can write "
-                f"to in {KEY_FILE}, the same on each host"
+                f"cannot write the key for jobs on several hosts to {path} ({exc}): name a file "
+                f"that you can write to in {KEY_FILE}, the same on each host"
             ) from exc
     return _read(path)
 
@@ -58,11 +58,11 @@ def _read(path: Path) -> bytes:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(1024)
     except OSError as exc:
-        raise ConfigurationError(f"the key in {path} cannot be read ({exc}): make it a file of yours") from exc
+        raise ConfigurationError(f"cannot read the key in {path} ({exc}): make the file readable for you") from exc
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigurationError(
-            f"others can read {path} (mode {stat.S_IMODE(mode):04o}), and who has the key can control your jobs: run "
-            "`chmod 600` on it"
+            f"other users can read {path} (mode {stat.S_IMODE(mode):04o}), and could control your "
+            "jobs with the key: run `chmod 600` on it"
         )
     try:
         key = bytes.fromhex(text.decode().strip())
@@ -70,7 +70,7 @@ def _read(path: Path) -> bytes:
         key = b""
     if len(key) != _BYTES:
         raise ConfigurationError(
-            f"{path} holds no key: it must be {2 * _BYTES} hexadecimal digits; remove it on the first host, and it is "
-            "made again"
+            f"{path} holds no key, which must be {2 * _BYTES} hexadecimal digits: remove it on "
+            "host 0, which then creates it again"
         )
     return key

@@ -28,17 +28,18 @@ def command_on(hosts: Sequence[str], words: Sequence[str], environment: Mapping[
     twice = sorted({host for host in hosts if list(hosts).count(host) > 1})
     if twice:
         raise ConfigurationError(
-            f"{origin} names host {', '.join(twice)} more than once: name each once, and say with -n how many workers "
-            "each has"
+            f"{origin} names host {', '.join(twice)} more than once: name each host once, and set "
+            "the number of its workers with -n"
         )
     if environment.get("SLURM_JOB_ID") and shutil.which("srun"):
         return [*_srun(hosts, environment), *words]
     if shutil.which("mpirun") and _is_open_mpi():
         return [*_mpirun(hosts, environment), *words]
     raise ConfigurationError(
-        f"{origin} names {', '.join(hosts)}, and there is nothing here to start launchers there: no allocation of "
-        "Slurm (salloc, sbatch), and no mpirun of Open MPI. Start one on each host yourself: platoon launch --nnodes "
-        f"{len(hosts)} --node-rank 0 --rdzv-endpoint {hosts[0]} ..., with --node-rank 1 on the next, and so on"
+        f"{origin} names {', '.join(hosts)}, and this host has no means to start launchers there: "
+        "no Slurm allocation (salloc, sbatch), and no mpirun of Open MPI. Start a launcher on "
+        f"each host yourself: platoon launch --nnodes {len(hosts)} --node-rank 0 --rdzv-endpoint "
+        f"{hosts[0]} ..., with --node-rank 1 on the next, and so on"
     )
 
 

@@ -32,7 +32,7 @@ class GlobalDynamics:
 
     def make_rule(self, *args: Any) -> None:
         """Compile the rule, and call `register_fn`; subclasses define the arguments."""
-        raise NotImplementedError(f"{type(self).__name__} has no rule of its own: call register_fn, or use a subclass")
+        raise NotImplementedError(f"{type(self).__name__} has no rule: call register_fn, or use a subclass")
 
     def register_fn(self, fun: Callable[[], Any]) -> None:
         if not callable(fun):
@@ -100,7 +100,7 @@ class EASGD(GlobalDynamics):
     def alpha(self) -> float:
         """The strength of a spring, used from the next step; all workers need the same."""
         if self._alpha is None:
-            raise ConfigurationError("alpha is not known yet: call make_rule first")
+            raise ConfigurationError("alpha is unknown: call make_rule first")
         return float(self._alpha.get_value())
 
     @alpha.setter
@@ -115,8 +115,9 @@ class EASGD(GlobalDynamics):
         size = self.worker.global_size
         if size > 1 and value >= 2 / (size + 1):
             warnings.warn(
-                f"alpha={value:g} with {size} workers at once: from 2 / (N + 1) = {2 / (size + 1):g} on the springs "
-                f"drive workers and center apart; use 0.9 / N = {0.9 / size:g}",
+                f"alpha={value:g} with {size} workers at the same time: from 2 / (N + 1) = "
+                f"{2 / (size + 1):g} upwards, workers and center diverge; use 0.9 / N = "
+                f"{0.9 / size:g}",
                 PlatoonWarning,
                 stacklevel=3,
             )

@@ -16,8 +16,8 @@ def to_json(value: Any, what: str) -> str:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as exc:
         raise ConfigurationError(
-            f"got {what} that JSON cannot carry ({exc}): use numbers, texts, lists and dicts, such as float(x) for a "
-            "NumPy scalar and x.tolist() for an array"
+            f"got {what} that JSON cannot represent ({exc}): use numbers, strings, lists and "
+            "dicts, such as float(x) for a NumPy scalar and x.tolist() for an array"
         ) from exc
 
 
@@ -27,6 +27,6 @@ def from_json(text: Any) -> Any:
         return json.loads(text)
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(
-            f"got {str(text)[:100]!r}, which is no JSON text ({exc}): worker and controller must both use "
-            "platoon_base.platoon_api, or neither"
+            f"got {str(text)[:100]!r}, which is not JSON ({exc}): worker and controller must both "
+            "use platoon_base.platoon_api, or neither"
         ) from exc

@@ -15,7 +15,7 @@ def ports_of(control_port: int, data_port: int | None, cport: int | None, port: 
     """Return control port and data port, which 2016 calls ``cport`` and ``port``."""
     if port is not None and data_port not in (None, port):
         raise ConfigurationError(
-            f"got data_port={data_port} and port={port}: both name the data port; give one of them"
+            f"got data_port={data_port} and port={port}, which both name the data port: pass one of them"
         )
     return (control_port if cport is None else cport), (data_port if port is None else port)
 

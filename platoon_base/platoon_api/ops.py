@@ -41,8 +41,8 @@ def _all_reduce(src: Any, op: str, dest: Any, inplace: bool, worker: Any) -> Any
         )
     if dest is not None and (dest.dtype, dest.ndim) != (src.dtype, src.ndim):
         raise VariableTypeError(
-            f"got dest of type {dest.type} for src of type {src.type}: the result is like src; cast dest, or "
-            "leave it out"
+            f"got dest of type {dest.type} for src of type {src.type}: the result has the type of "
+            "src; cast dest, or leave it out"
         )
     (result,) = all_reduce(src, op=op, worker=handle_of(worker), inplace=inplace)
     return result

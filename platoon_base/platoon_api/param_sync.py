@@ -73,8 +73,9 @@ class ParamSyncRule(rules.Rule):
                 inspect.signature(method).bind(*arguments.split(", "))
             except TypeError as exc:
                 raise ConfigurationError(
-                    f"got a rule with {type(self).__name__}.{name}{inspect.signature(method)}, which is called as "
-                    f"{name}({arguments}): {exc}; give it these arguments"
+                    f"got a rule with {type(self).__name__}.{name}{inspect.signature(method)}, "
+                    f"which is called as {name}({arguments}): {exc}; define it with these "
+                    "arguments"
                 ) from exc
 
     def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
@@ -140,7 +141,7 @@ class ASGD(ParamSyncRule):
 
 def require_params(params: Any) -> list[Any]:
     if hasattr(params, "get_value") or isinstance(params, (np.ndarray, str)) or not isinstance(params, Iterable):
-        raise ConfigurationError(f"got {params!r} as params: give a list of shared variables, such as [w, b]")
+        raise ConfigurationError(f"got {params!r} as params: pass a list of shared variables, such as [w, b]")
     return list(params)
 
 
@@ -195,15 +196,16 @@ def _by_theano(function: Any, name: str) -> Callable[[list[Array]], object]:
         except TypeError as exc:
             raise ConfigurationError(
                 f"the function of {name}.theano_update cannot be called with the center's values, "
-                f"{', '.join(f'{value.dtype}{list(value.shape)}' for value in master_values)}: {exc}; give it one "
-                "input for each parameter, in their order, of its type"
+                f"{', '.join(f'{value.dtype}{list(value.shape)}' for value in master_values)}: "
+                f"{exc}; it needs one input for each parameter, in their order and of their types"
             ) from exc
         values: Sequence[Any] = new if isinstance(new, (list, tuple)) else [new]
         shapes, wanted = [np.shape(value) for value in values], [value.shape for value in master_values]
         if shapes != wanted:
             raise ConfigurationError(
-                f"the function of {name}.theano_update returned values of shapes {shapes}, the parameters have "
-                f"{wanted}: return the center's new values, one for each parameter, in their order"
+                f"the function of {name}.theano_update returned values of shapes {shapes}, and "
+                f"the parameters have {wanted}: return the center's new values, one for each "
+                "parameter, in their order"
             )
         for master, value in zip(master_values, values):
             master[...] = np.asarray(value)

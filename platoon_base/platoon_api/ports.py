@@ -24,7 +24,7 @@ def add_port_options(parser: argparse.ArgumentParser) -> None:
         "--data-hwm",
         type=int,
         default=DATA_HWM,
-        help="Mini-batches that may wait in a worker; of no effect on a controller.  [%(default)s]",
+        help="Mini-batches that may wait in a worker; no effect on a controller.  [%(default)s]",
     )
 
 
@@ -40,4 +40,4 @@ def address_at(port: Any) -> str:
 
 def require_port(port: Any) -> None:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
-        raise ConfigurationError(f"got port {port!r}: it is a number from 1 to 65535, such as {CONTROL_PORT}")
+        raise ConfigurationError(f"got port {port!r}: it must be a number from 1 to 65535, such as {CONTROL_PORT}")

@@ -114,7 +114,7 @@ class AveragedEASGD(Rule):
         )
         require_number("k", self.k, 0 <= number_of(self.k) < np.inf, "[0, infinity)", "16")
         whole = isinstance(self.warmup, int) and not isinstance(self.warmup, bool) and self.warmup >= 0
-        require_number("warmup", self.warmup, whole, "the whole numbers from 0 on", "50")
+        require_number("warmup", self.warmup, whole, "the whole numbers from 0", "50")
 
     def resolved(self, size: int) -> AveragedEASGD:
         return replace(self, alpha=0.9 / size if self.alpha is None else self.alpha, workers=size)
@@ -148,13 +148,14 @@ class AveragedEASGD(Rule):
         if self.scale is None or not self.workers:
             return ""
         return (
-            f"with {self._all} workers steps are {self._factor:.3g} times as long as your learning rate makes them; "
-            'AveragedEASGD(scale=None), or prepare(..., scaling="none"), leaves them as they are'
+            f"with {self._all} workers, steps are {self._factor:.3g} times as long as with your "
+            'learning rate alone; AveragedEASGD(scale=None), or prepare(..., scaling="none"), '
+            "leaves them unscaled"
         )
 
     def kernel_args(self) -> tuple[float, ...]:
         if self.alpha is None or not self.workers:
-            raise ConfigurationError("alpha is not known yet: it depends on N; call resolved(N) first")
+            raise ConfigurationError("alpha is unknown: it depends on N; call resolved(N) first")
         more = (self._factor - 1) * (min(1.0, (self.count + self.before) / self.warmup) if self.warmup else 1.0)
         return more, float(self.pull), float(self.alpha), self._weight
 

@@ -321,19 +321,22 @@ def require_states(rule: Any) -> None:
     own, shared = local_states(rule), {state.name: state.kept for state in center_states(rule)}
     if sum(state.average for state in center_states(rule)) > 1:
         raise ConfigurationError(
-            f"got {rule!r} with several averages of the center: what is validated is one; declare one as average=True"
+            f"got {rule!r} with several averages of the center, and only one can be validated: "
+            "declare one as average=True"
         )
     for state in own:
         if state.name in shared:
             raise ConfigurationError(
-                f"got a local state and a center state named {state.name!r}: names have no meaning; declare "
-                f"LocalState('{state.name}_x', follows={state.name!r}) and CenterState({state.name!r}, kept=True) if "
-                "the one starts with the other, else give it another name"
+                f"got a local state and a center state named {state.name!r}, which do not follow "
+                f"each other by name alone: declare LocalState('{state.name}_x', "
+                f"follows={state.name!r}) and CenterState({state.name!r}, kept=True) if the local "
+                "state starts from the center state, else use another name"
             )
         if state.follows and not shared.get(state.follows):
             raise ConfigurationError(
                 f"got the local state {state.name!r}, which follows {state.follows!r}: declare "
-                f"CenterState({state.follows!r}, kept=True), since a worker would go back with what ends"
+                f"CenterState({state.follows!r}, kept=True), since otherwise a worker would "
+                "restart from a state that ends with the round"
             )
 
 

@@ -115,5 +115,5 @@ class CenterMomentum(Rule):
 
     def kernel_args(self) -> tuple[float, ...]:
         if self.alpha is None or self.momentum is None or self.gain is None:
-            raise ConfigurationError("alpha and gain are not known yet: they depend on N; call resolved(N) first")
+            raise ConfigurationError("alpha and gain are unknown: they depend on N; call resolved(N) first")
         return float(self.alpha), float(self.momentum) ** (1 / self.workers), float(self.gain)

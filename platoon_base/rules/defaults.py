@@ -80,7 +80,7 @@ def _parts(text: str, argument: str) -> tuple[str, dict[str, object]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         pass
     raise ConfigurationError(
-        f"got {argument}={text!r}: write a rule with its arguments by name, and plain numbers, such as EASGD(alpha=0.2)"
+        f"got {argument}={text!r}: write a rule with arguments by name and plain numbers, such as EASGD(alpha=0.2)"
     )
 
 

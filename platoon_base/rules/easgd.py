@@ -70,7 +70,7 @@ class EASGD(Rule):
         require_flag("moments", self.moments)
         if self.alpha is not None and not (isinstance(self.alpha, (int, float, np.number)) and 0 < self.alpha <= 1):
             raise ConfigurationError(
-                f"got alpha={self.alpha!r}: outside (0, 1] the worker and the center drive each other apart; "
+                f"got alpha={self.alpha!r}: outside (0, 1] the worker and the center diverge; "
                 "leave it out for 0.9 / N, or try 0.5"
             )
 
@@ -84,7 +84,7 @@ class EASGD(Rule):
     def kernel_args(self) -> tuple[float, ...]:
         if self.alpha is None:
             raise ConfigurationError(
-                "alpha is not known yet: it is 0.9 / N by default; call resolved(N) first, or give alpha"
+                "alpha is unknown: it is 0.9 / N by default; call resolved(N) first, or pass alpha"
             )
         return (float(self.alpha),)
 
@@ -127,6 +127,6 @@ class EAMSGD(EASGD):
         super().__post_init__()
         if self.moments:
             raise ConfigurationError(
-                "got EAMSGD(moments=True): in EAMSGD the velocity never holds a part of the elastic force; use "
-                "EASGD(moments=True) to share it"
+                "got EAMSGD(moments=True): in EAMSGD the velocity has no part of the elastic "
+                "force; use EASGD(moments=True) to share it"
             )

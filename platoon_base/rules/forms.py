@@ -120,22 +120,22 @@ class Form:
         """Return why this cannot be the form of a rule, and what to do; empty if it can."""
         given = [self.name, *self.arguments, *self.scalars]
         if not self.name.isidentifier() or self.name in _KERNELS | _RESERVED:
-            return "declare a kernel beside it, a name in C that no other rule has"
+            return "declare a kernel beside it, a name in C that no other rule uses"
         if len(set(given)) < len(given) or len(self.scalars) > MAX_SCALARS:
-            return f"no name may stand twice, and there are at most {MAX_SCALARS} scalars; choose others"
+            return f"each name must be different, and there are at most {MAX_SCALARS} scalars; choose others"
         if self.is_step and self.local:
-            return "a rule that waits keeps no local state: workers go on from the center"
+            return "a rule that waits has no local state: workers continue from the center"
         known = set(given[1:])
         for line in self.equations.strip().splitlines():
             name, _, text = (part.strip() for part in line.partition(":="))
             try:
                 used = _names_in(ast.parse(text, mode="eval").body)
             except (SyntaxError, ValueError):
-                return f"{line.strip()!r} is no line such as 'd := alpha * (x - c)', of names, numbers and + - * /"
+                return f"{line.strip()!r} is not a line such as 'd := alpha * (x - c)', of names, numbers and + - * /"
             if used - known:
                 return f"{line.strip()!r} needs {', '.join(sorted(used - known))}: set it above, or declare it"
             if name in self.scalars:
-                return f"{line.strip()!r} changes a scalar; give the new value a name of its own"
+                return f"{line.strip()!r} changes a scalar; use another name for the new value"
             known.add(name)
         bad = [n for n in sorted(known) if not _is_name(n)]
         if bad:

@@ -83,7 +83,7 @@ class GoSGD(Rule):
     def __post_init__(self) -> None:
         require_number("probability", self.probability, 0 < number_of(self.probability) <= 1, "(0, 1]", "0.01")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise ConfigurationError(f"got seed={self.seed!r}: it must be a whole number from 0 on; leave it out")
+            raise ConfigurationError(f"got seed={self.seed!r}: it must be a whole number, 0 or more; or leave it out")
 
     def with_part(self, part: float) -> GoSGD:
         """Return the rule with ``part``, the weight of the worker's earlier parameters."""

@@ -58,8 +58,9 @@ class LocalSGD(OuterRule):
         require_overlap(self.overlap)
         if self.moments and self.overlap:
             raise ConfigurationError(
-                f"got LocalSGD(moments=True, overlap={self.overlap}): what a worker learns during a round is added to "
-                "the mean, and second moments might fall below 0; leave one of them out"
+                f"got LocalSGD(moments=True, overlap={self.overlap}): the steps of a worker "
+                "during a round are added to the mean, and second moments might become negative; "
+                "leave one of the two out"
             )
 
     def __repr__(self) -> str:

@@ -90,21 +90,22 @@ def momentum_args(outer_lr: float, momentum: float, part: float) -> tuple[float,
 def require_outer_lr(outer_lr: Any) -> None:
     if not (isinstance(outer_lr, (int, float, np.number)) and 0 < outer_lr < np.inf):
         raise ConfigurationError(
-            f"got outer_lr={outer_lr!r}: the center would not follow the workers; give a number greater than 0, "
-            "such as 0.7, or 1 for whole steps"
+            f"got outer_lr={outer_lr!r}, with which the center would not follow the workers: pass "
+            "a number greater than 0, such as 0.7, or 1 for whole steps"
         )
 
 
 def require_overlap(overlap: Any) -> None:
     if isinstance(overlap, bool) or not (isinstance(overlap, (int, float, np.number)) and 0 <= overlap < 1):
         raise ConfigurationError(
-            f"got overlap={overlap!r}: it is the part of the period in which a round may be exchanged, from 0, for "
-            "rounds that are waited for, to less than 1; try 0.25, or 0.5 on a slower link"
+            f"got overlap={overlap!r}: it is the part of the period during which a round is "
+            "exchanged, from 0 (workers wait for the round) to less than 1; try 0.25, or 0.5 on "
+            "a slower link"
         )
 
 
 def require_momentum(momentum: Any) -> None:
     if not (isinstance(momentum, (int, float, np.number)) and 0 <= momentum < 1):
         raise ConfigurationError(
-            f"got momentum={momentum!r}: outside [0, 1) the center swings ever farther; try 0.8, or 0 for none"
+            f"got momentum={momentum!r}: outside [0, 1) the center diverges; try 0.8, or 0 for none"
         )

@@ -79,6 +79,6 @@ class SlowMo(OuterRule):
     def step_args(self, part: float) -> tuple[float, ...]:
         if self.momentum is None:
             raise ConfigurationError(
-                "the momentum is not known yet: it goes by the number of workers; call resolved(N)"
+                "the momentum is unknown: it depends on the number of workers; call resolved(N) first"
             )
         return momentum_args(self.outer_lr, self.momentum, part)

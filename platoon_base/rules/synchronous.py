@@ -70,6 +70,6 @@ def require_alike(**lists: Sequence[Any]) -> None:
             i = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
             got, want = (each[i] if i < len(each) else "nothing" for each in (theirs, mine))
             raise ConfigurationError(
-                f"got {got} as number {i} of {name}, and {want} in its place of {first}: the lists go together one by "
-                "one; pass them in the same order, with the same shapes and dtypes"
+                f"got {got} as number {i} of {name}, and {want} in the same position of {first}: "
+                "pass the lists in the same order, with the same shapes and dtypes"
             )

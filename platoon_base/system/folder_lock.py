@@ -21,8 +21,8 @@ LOCK_FILE = ".lock"
 # Such as Lustre without flock, or NFS without its daemon.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _UNLOCKED = (
-    "%s is on a file system without locks (%s): nobody would notice if another job used it at the same time; "
-    "give each job a folder of its own"
+    "%s is on a file system without locks (%s), so a second job could use it at the same time "
+    "unnoticed. Use a separate folder for each job"
 )
 
 

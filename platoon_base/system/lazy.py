@@ -21,7 +21,7 @@ def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = 
         try:
             home = importlib.import_module(homes[name])
         except AttributeError as exc:  # ``from package import name`` would hide it.
-            raise ImportError(f"{homes[name]} cannot be imported: {exc}") from exc
+            raise ImportError(f"cannot import {homes[name]}: {exc}") from exc
         value = getattr(home, name)
         setattr(sys.modules[package], name, value)
         return value

@@ -42,8 +42,9 @@ def require_descriptors(more: int) -> None:
     if resource.RLIM_INFINITY != soft < needed:
         if resource.RLIM_INFINITY != hard < needed:
             raise ConfigurationError(
-                f"got a limit of {hard} open files (ulimit -Hn), this process needs {needed}: raise it in "
-                "/etc/security/limits.conf or with `docker run --ulimit nofile=...`, or start fewer workers"
+                f"got a limit of {hard} open files (ulimit -Hn), and this process needs {needed}: "
+                "raise it in /etc/security/limits.conf or with `docker run --ulimit nofile=...`, "
+                "or start fewer workers"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -64,9 +65,10 @@ def no_descriptor_text(exc: OSError) -> str:
         return ""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
-        f"this process may have {soft} open files and sockets, and has them (ulimit -n; {hard} at most, ulimit -Hn): "
-        "raise the limit in the shell that starts it, beyond the most in /etc/security/limits.conf or with `docker run "
-        "--ulimit nofile=...`, or start fewer workers"
+        f"this process has reached its limit of {soft} open files and sockets (ulimit -n; at most "
+        f"{hard}, ulimit -Hn): raise the limit in the shell that starts it, beyond the maximum in "
+        "/etc/security/limits.conf or with `docker run --ulimit nofile=...`, or start fewer "
+        "workers"
     )
 
 
@@ -80,8 +82,9 @@ def limit_text(exc: BaseException) -> str:
     where = f" {path}" if path else ""
     if exc.errno == errno.EAGAIN:
         return (
-            f"no process or thread more can be started ({exc.strerror}): this user has as many as `ulimit -u` allows, "
-            "or its control group as many as its pids.max (docker run --pids-limit); raise it, or start fewer workers"
+            f"cannot start another process or thread ({exc.strerror}): this user has reached "
+            "`ulimit -u`, or its control group its pids.max (docker run --pids-limit); raise the "
+            "limit, or start fewer workers"
         )
     if exc.errno == errno.EFBIG:
         size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -195,6 +198,7 @@ def require_room(folder: Path, what: str) -> None:
     except OSError as exc:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         raise ConfigurationError(
-            f"{what} cannot be written to {folder}: {exc.strerror or exc} "
-            f"({shutil.disk_usage(there).free / 1e6:.1f} MB free); make room, or name another folder"
+            f"cannot write {what} to {folder}: {exc.strerror or exc} "
+            f"({shutil.disk_usage(there).free / 1e6:.1f} MB free); make room, or name "
+            "another folder"
         ) from exc

@@ -47,7 +47,7 @@ def end_with(launcher: int, patience: OrphanPolicy = WORKER) -> None:
         _start(lambda: True, patience)
         return
     except OSError as exc:
-        log.warning("the launcher cannot be watched (%s): this process does not notice its end by itself", exc)
+        log.warning("cannot watch the launcher (%s): this process will not notice its end", exc)
         return
 
     def has_ended() -> bool:
@@ -97,11 +97,11 @@ def _watch(has_ended: Callable[[], bool], patience: OrphanPolicy) -> None:
         time.sleep(patience.own_end_s)
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         # A person decides about an interactive process.
-        log.warning("the launcher of this job is gone: the job has ended")
+        log.warning("the launcher of this job has ended, and the job with it")
         return
     log.warning(
-        "the launcher of this job is gone, as after kill -9 or for want of memory: this process gets %s, and is killed "
-        "if it still runs after %g s",
+        "the launcher of this job ended without notice, as after kill -9 or when memory runs "
+        "out: this process gets %s, and is killed if it still runs after %g s",
         patience.first.name,
         patience.grace_s,
     )

@@ -79,8 +79,8 @@ def write_where_named(path: Path, data: bytes) -> None:
 
 def _not_ours(path: str | os.PathLike[str]) -> str:
     return (
-        f"{os.fspath(path)} is not written to: it is no plain file of yours, and another user may have put it there; "
-        "name a folder that only you can write to"
+        f"not writing to {os.fspath(path)}: it is not a regular file of yours, and another user "
+        "may have put it there; name a folder that only you can write to"
     )
 
 

@@ -14,7 +14,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     file = open(path, "rb", opener=open_without_wait)  # noqa: SIM115 - the caller closes it
     try:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{os.fspath(path)} is a named pipe or a device, and no file; move it away")
+            raise OSError(f"{os.fspath(path)} is a named pipe or a device, not a file; move it away")
     except BaseException:
         file.close()
         raise

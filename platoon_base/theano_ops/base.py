@@ -33,8 +33,9 @@ class JobBound:
 
     def __reduce__(self) -> Any:
         raise ConfigurationError(
-            "a compiled function that meets other workers cannot be pickled: it belongs to a running job; save the "
-            "parameters instead, such as numpy.savez(path, *[p.get_value() for p in params])"
+            "a compiled function with collective operations belongs to a running job and cannot "
+            "be pickled: save the parameters instead, for example with numpy.savez(path, "
+            "*[p.get_value() for p in params])"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

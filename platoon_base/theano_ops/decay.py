@@ -57,18 +57,18 @@ def decay_as_one_process(pairs: Iterable[tuple[Any, Any]], workers: int) -> list
         result.append((variable, update))
     if decays:
         log.info(
-            "moving statistics decay by the %d-th power of %s in each step, as each of the %d workers makes that many "
-            "times fewer steps in an epoch",
+            "moving statistics decay with the %d-th power of %s in each step, because each of "
+            "the %d workers makes that many times fewer steps in an epoch",
             workers,
             ", ".join(sorted(decays)),
             workers,
         )
     if unknown:
         warn_once(
-            f"got updates of the statistics {', '.join(unknown)} that are no moving average with a constant decay, "
-            f"m v + (1 - m) x: they count the steps of each worker, of which an epoch has {workers} times fewer than "
-            "that of one process; if older values should not weigh more than there, write the update for as many "
-            "steps of one process"
+            f"got updates of the statistics {', '.join(unknown)} that are not moving averages "
+            "with a constant decay, m v + (1 - m) x. They count the steps of one worker, and an "
+            f"epoch has {workers} times fewer of these than with one process. Write the update "
+            "for as many steps of one process, unless older values may have more weight"
         )
     return result
 

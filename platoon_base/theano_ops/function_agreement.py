@@ -102,9 +102,7 @@ def select(chosen: Any, length: int, *, own: bool = False) -> Selection:
     chosen = slice(None) if chosen is None else chosen
     if isinstance(chosen, (int, np.integer)) and not isinstance(chosen, bool):
         if not 0 <= chosen <= length:
-            raise RowIndexError(
-                f"got the number {chosen} as rows, which stands for so many first ones: there are {length}"
-            )
+            raise RowIndexError(f"got {chosen} as rows, which means the first {chosen} rows: there are only {length}")
         chosen = slice(0, int(chosen))
     if own:
         rows = plain(chosen, length) if isinstance(chosen, slice) else row_numbers(chosen, length)
@@ -154,14 +152,15 @@ def exchange(worker: Worker, mine: Header, described: str, timeout_s: float) -> 
         texts = worker.gather("", name="refused call of a function", timeout_s=timeout_s)
         rank, text = next((rank, text) for rank, text in enumerate(texts) if text)
         raise ConfigurationError(
-            f"worker {rank} has refused its arguments of this call of a function: {text}; all workers pass the same "
-            "arguments, so look for what differs in the script there"
+            f"worker {rank} refused its arguments of this call of a function: {text}. All workers "
+            "must pass the same arguments: look for what differs there"
         )
     if len({header.function for header in every}) > 1:
         texts = worker.gather(described[:_TEXT], name="other function", timeout_s=timeout_s)
         raise ConfigurationError(
-            f"the workers call different functions at the same time: {_by_worker(texts)}. All of them make all calls, "
-            "in the same order: look for a call that only some make, such as one after `if worker.global_rank == 0:`"
+            f"the workers call different functions at the same time: {_by_worker(texts)}. All of "
+            "them must make all calls in the same order: look for a call that only some make, "
+            "such as one after `if worker.global_rank == 0:`"
         )
     return every
 
@@ -192,15 +191,18 @@ def require_same_values(
     i = int(differs[0]) if len(differs) else 0
     texts = worker.gather(_shown(values[i]), name="other value", timeout_s=timeout_s)
     rule = (
-        "all rows are passed on every worker, in the same order, of which each computes its part"
+        "every worker passes all rows, in the same order, and computes a part of them"
         if i in scattered
-        else "inputs without axes, and those in broadcast, are the same on every worker, or their parameters would "
-        "differ from then on"
+        else (
+            "inputs without axes, and those in broadcast, must be the same on every worker, or "
+            "their parameters would differ afterwards"
+        )
     )
     raise ConfigurationError(
-        f"the workers pass different values for input {i + 1}, {inputs[i]}: {_by_worker(texts)}: {rule}. Draw random "
-        "values and shuffles from a generator with a seed that all workers have, such as numpy.random.RandomState(0), "
-        "or take the first worker's: worker.broadcast([array])"
+        f"the workers pass different values for input {i + 1}, {inputs[i]}: {_by_worker(texts)}: "
+        f"{rule}. Draw random values and shuffles from a generator with the same seed on all "
+        "workers, such as numpy.random.RandomState(0), or use the first worker's: "
+        "worker.broadcast([array])"
     )
 
 

@@ -286,14 +286,16 @@ class Function(JobBound):
             raise ConfigurationError(f"got num_slices={num_slices!r}: it counts calls and must be at least 1")
         if num_slices > 1 and self._trains:
             raise ConfigurationError(
-                f"got num_slices={num_slices} for a function with updates, which would be made {num_slices} times: "
-                "slice evaluations only, and train on smaller batches"
+                f"got num_slices={num_slices} for a function with updates, which would be applied "
+                f"{num_slices} times: slice only evaluations, and train on smaller batches"
             )
         if batch is not None and not self._scattered:
-            raise ConfigurationError("got batch, and no input is scattered: it selects rows of inputs; leave it out")
+            raise ConfigurationError(
+                "got batch, which selects rows of scattered inputs, and no input is scattered: leave it out"
+            )
         if batch_s is not None and not self._data:
             raise ConfigurationError(
-                "got batch_s, and the function has no data sets: name them in sliceable_shareds when it is made"
+                "got batch_s, and the function has no data sets: name them in sliceable_shareds when you create it"
             )
 
 

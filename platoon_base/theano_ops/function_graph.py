@@ -103,8 +103,7 @@ def with_givens(
     items = list(givens.items() if isinstance(givens, Mapping) else givens)
     if not all(isinstance(item, (tuple, list)) and len(item) == 2 and _is_variable(item[0]) for item in items):
         raise ConfigurationError(
-            f"got givens={givens!r}: pass a mapping, or pairs, of a variable and what takes its place, such as "
-            "{x: xs}"
+            f"got givens={givens!r}: pass a mapping, or pairs, of a variable and its replacement, such as {{x: xs}}"
         )
     replace = [(old, new if _is_variable(new) else theano.shared(new)) for old, new in items]
     found = theano.clone([*outputs, *(value for _, value in pairs)], replace=replace, share_inputs=True)

@@ -57,8 +57,9 @@ class Combined:
             elif reduction == "gather":
                 if not value.ndim or len(value) != rows:
                     raise ConfigurationError(
-                        f"got output {i} of shape {value.shape} from {rows} rows: outputs that are gathered have one "
-                        'item for each row; use reduce="mean" or another reduction'
+                        f"got output {i} of shape {value.shape} from {rows} rows: a gathered "
+                        'output must have one item for each row; use reduce="mean" or another '
+                        "reduction"
                     )
                 self._add(i, value if counted else value[:0], lambda before, new: np.concatenate([before, new]))
             else:

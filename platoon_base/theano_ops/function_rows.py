@@ -28,8 +28,8 @@ class InputRows:
         lengths = {len(value) for value in self._values}
         if len(lengths) != 1:
             raise ConfigurationError(
-                f"got inputs of {len(lengths)} lengths {sorted(lengths)}: their rows go together, so they must be as "
-                "many; name inputs that all workers get whole in broadcast=[...]"
+                f"got inputs of {len(lengths)} lengths {sorted(lengths)}: they must have the same "
+                "number of rows; name inputs that all workers receive whole in broadcast=[...]"
             )
         (self._length,) = lengths
         self._buffers = room
@@ -70,7 +70,9 @@ class ResidentRows:
     def __init__(self, data: Sequence[Any], batch_s: Any, worker: Worker) -> None:
         lengths = {_length(variable) for variable in data}
         if len(lengths) != 1:
-            raise ConfigurationError(f"got data sets of {sorted(lengths)} rows in sliceable_shareds: make them as long")
+            raise ConfigurationError(
+                f"got data sets of {sorted(lengths)} rows in sliceable_shareds: they must have the same number of rows"
+            )
         (length,) = lengths
         one_each = isinstance(batch_s, (list, tuple)) and len(batch_s) > 0 and not np.isscalar(batch_s[0])
         if one_each:

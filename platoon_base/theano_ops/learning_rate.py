@@ -46,7 +46,9 @@ class VariableWarmup:
         if not is_float or getattr(variable, "ndim", None) != 0:
             raise ConfigurationError(f"got {variable!r} as learning_rate: pass {advice}")
         if not steps_per_epoch >= 1:
-            raise ConfigurationError(f"got steps_per_epoch={steps_per_epoch!r}: it counts mini-batches, 1 at least")
+            raise ConfigurationError(
+                f"got steps_per_epoch={steps_per_epoch!r}: it counts mini-batches and must be at least 1"
+            )
         size = (connect() if worker is None else worker).global_size
         self._variable = variable
         self._warmup = Warmup(variable.get_value(), warmup_epochs, size, how)

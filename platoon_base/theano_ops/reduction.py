@@ -21,9 +21,9 @@ PART = "sum divided by a length"
 Kind = Union[str, int]  # An int is the axis of the rows, which are not combined yet.
 _LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast)
 UNSURE = (
-    "cannot see in the graph whether the loss is a mean or a sum over the rows of a mini-batch, and takes the mean "
-    "over the workers: if it is a sum, steps are 1/N as long as in one process with the rows of all; pass "
-    "average=True if it is a mean, or average=False"
+    "cannot tell from the graph whether the loss is a mean or a sum over the rows of a "
+    "mini-batch, and uses the mean over the workers. If it is a sum, steps are 1/N as long as in "
+    "one process with all rows: pass average=False for a sum, average=True for a mean"
 )
 _LARGEST_FACTOR = 4  # Beyond it a constant divisor may be the number of rows.
 

@@ -32,8 +32,8 @@ class Synchronizer(JobBound):
         """Count one update, and synchronize ``arrays`` in place if it is the N-th."""
         if self._advanced.sharing != self._sharing:
             raise ConfigurationError(
-                "this function synchronizes parameters that were released: compile one without synchronization, or "
-                "wrap the updates anew and compile again"
+                "this function synchronizes parameters that were released: compile one without "
+                "synchronization, or wrap the updates again and compile"
             )
         self.worker.progress(steps=1)
         if self.period.due():

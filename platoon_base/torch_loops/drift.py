@@ -77,10 +77,11 @@ class DriftCheck:
                 for values in (float(own[at]), float(mean[at]))
             )
             raise ConfigurationError(
-                f"got {self._name} with other values than the other workers have, {here} in place of {there}, their "
-                "mean: averaged gradients train one model only while all workers make equal steps from equal values; "
-                "load values on all workers, and decide by numbers of all (worker.reduce_metrics), not by a loss of "
-                "this worker's batches, about learning rates and steps"
+                f"got {self._name} with other values than on the other workers, {here} instead of "
+                f"{there}, their mean: averaged gradients train one model only while all workers "
+                "make equal steps from equal values. Load values on all workers, and base "
+                "decisions about learning rates and steps on numbers of all workers "
+                "(worker.reduce_metrics), not on a loss of this worker's batches"
             )
 
     def _looks(self) -> bool:

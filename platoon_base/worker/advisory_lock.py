@@ -41,7 +41,7 @@ class AdvisoryLock:
         while not self._try_acquire():
             if awake() >= deadline:
                 raise CollectiveTimeoutError(
-                    f"another worker held the lock for {timeout_s:g} s; unlock() in a finally clause"
+                    f"another worker held the lock for {timeout_s:g} s; call unlock() in a finally clause"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)

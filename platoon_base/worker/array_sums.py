@@ -66,15 +66,15 @@ def sum_arrays(
 
 def _flatten(arrays: Sequence[Any]) -> tuple[list[Shape], Array]:
     if hasattr(arrays, "dtype"):
-        raise ConfigurationError("got one array: pass a list, even of one")
+        raise ConfigurationError("got one array: pass a list, also for a single array")
     for index, array in enumerate(arrays):
         require_plain(array, f"array {index}")
     taken = [np.asarray(array) for array in arrays]
     for index, array in enumerate(taken):
         if array.dtype.kind not in "biuf":
             raise ConfigurationError(
-                f"got an array of {array.dtype} at index {index}: its sum in float64 would not hold it; "
-                "pass floats, integers or bools"
+                f"got an array of {array.dtype} at index {index}, whose sum does not fit into "
+                "float64: pass floats, integers or bools"
             )
     flat = [array.ravel().astype("<f8") for array in taken]
     return [array.shape for array in taken], np.concatenate(flat) if flat else np.empty(0, dtype="<f8")

@@ -28,7 +28,7 @@ class CheckedLayout:
             return
         specs = self._layout.specs
         if len(arrays) != len(specs):
-            raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
+            raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: pass one for each")
         orders = getattr(center, "orders", [None] * len(specs))  # of a center on devices
         for spec, array, order in zip(specs, arrays, orders):
             if order is not None and not is_device_array(array):
@@ -37,11 +37,12 @@ class CheckedLayout:
                 )
             if array.shape != spec.shape or array.dtype != spec.dtype:
                 raise LayoutMismatchError(
-                    f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
-                    f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
+                    f"{spec.name} is now {array.dtype}{list(array.shape)}, and was shared as "
+                    f"{spec.dtype}{list(spec.shape)}: keep shapes and dtypes after "
+                    "init_shared_params"
                 )
             if order is not None and memory_order(array) != order:
                 raise LayoutMismatchError(
-                    f"{spec.name} is not in the order in memory that it was shared in: pass an array that is"
+                    f"{spec.name} has another memory order than when it was shared: pass an array with that order"
                 )
         self._like = getattr(arrays, "like", None)

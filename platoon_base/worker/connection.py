@@ -59,8 +59,9 @@ class BackEnds(NamedTuple):
 
 _NONE = BackEnds()
 _SAME_MODE = (
-    'All workers must average gradients, or all must share parameters by a rule: pass the same mode="sync" or '
-    'mode="async" on every worker, and in loops of your own make the same calls in the same order'
+    "All workers must average gradients, or all must share parameters with a rule: pass the same "
+    'mode="sync" or mode="async" on every worker, and in other loops make the same calls in the '
+    "same order"
 )
 
 
@@ -168,14 +169,14 @@ class Connection:
             raise ConfigurationError("this worker has left the job: nothing can be done after close()")
         if os.getpid() != self._pid:
             raise ConfigurationError(
-                "this is a forked child of the worker's process: its place in the job is its parent's; let the process "
-                "that joined make the calls"
+                "this is a forked child of the worker's process, and only the process that "
+                "joined the job may make calls"
             )
 
     def require_controller(self) -> None:
         if self.stop_signal.is_set() and not self._controller_alive():
             self.require_open()  # Another thread may have closed it.
-            raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
+            raise WorkerLostError("the controller of this job has ended: stop, and start the job again")
 
     def close(self, finish: Callable[[], None], release: Callable[[], None], failed: bool = False) -> None:
         """Leave the job; a second call does nothing.

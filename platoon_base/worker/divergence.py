@@ -108,9 +108,10 @@ class DivergenceWatch:
         if self._in_a_row == _IN_A_ROW:
             self._grew = True
             log.warning(
-                "rank %d: the parameters are more than %d times as large as they were until %d synchronizations ago, "
-                "so this training may diverge. With %s, lower gain, outer_lr or momentum, synchronize less often, or "
-                "lower the learning rate; EASGD() and LocalSGD() have no momentum",
+                "rank %d: the parameters are more than %d times as large as %d synchronizations "
+                "ago, so this training may diverge. With %s, lower gain, outer_lr or momentum, "
+                "synchronize less often, or lower the learning rate; EASGD() and LocalSGD() have "
+                "no momentum",
                 self._rank,
                 _TIMES_AS_LARGE,
                 _PATIENCE,
@@ -129,8 +130,9 @@ class DivergenceWatch:
         if steps > _TIMES_AS_FAR * own > 0:
             self._carried = True
             log.warning(
-                "rank %d: in the last %d rounds of %s the common center went %.1f times as far as this worker, carried "
-                "by its momentum. If the loss does not fall, lower momentum or outer_lr, or synchronize less often",
+                "rank %d: in the last %d rounds of %s the center moved %.1f times as far as this "
+                "worker, because of its momentum. If the loss does not fall, lower momentum or "
+                "outer_lr, or synchronize less often",
                 self._rank,
                 _ROUNDS,
                 _name(rule),
@@ -169,9 +171,10 @@ class LossWatch:
         if self._in_a_row == _EPOCHS and not self._warned and tells:
             self._warned = True
             log.warning(
-                "rank %d: the loss of training is %.4g, and has been more than twice its best, %.4g, for %d epochs: "
-                "this training may diverge. With %s, lower gain, outer_lr or momentum, synchronize more often, or "
-                "lower the learning rate; EASGD() and LocalSGD() have no momentum",
+                "rank %d: the training loss is %.4g, and has been more than twice its best "
+                "value, %.4g, for %d epochs: this training may diverge. With %s, lower gain, "
+                "outer_lr or momentum, synchronize more often, or lower the learning rate; "
+                "EASGD() and LocalSGD() have no momentum",
                 self._rank,
                 loss,
                 self._best,

@@ -32,8 +32,9 @@ class FlatAllReduce:
         for i, array in enumerate(arrays):
             if not hasattr(array, "flags") or not array.flags.c_contiguous or np.isscalar(array):
                 raise ConfigurationError(
-                    f"got {type(array).__name__} number {i}, which is no C-contiguous array: the result is written "
-                    "into it; pass numpy.ascontiguousarray(...) and keep that"
+                    f"got {type(array).__name__} number {i}, which is not a C-contiguous array, "
+                    "and the result is written into it: pass numpy.ascontiguousarray(...) and "
+                    "keep that array"
                 )
         self._buffers.combine(self._call, op, arrays, arrays)
 

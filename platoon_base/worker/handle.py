@@ -308,7 +308,7 @@ class Worker:
         """
         self._connection.require_open()
         if hasattr(arrays, "dtype"):
-            raise ConfigurationError("got one array: pass a list, even of one")
+            raise ConfigurationError("got one array: pass a list, also for a single array")
         with self._connection.progress.clock.phase(COLLECTIVE):
             for array in arrays:
                 self._connection.group(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
@@ -515,7 +515,7 @@ class _Advanced:
         self._name = name
 
     def __get__(self, worker: Worker | None, owner: type[Worker]) -> NoReturn:
-        raise AttributeError(f"a Worker has no attribute {self._name!r}: it is worker.advanced.{self._name} now")
+        raise AttributeError(f"Worker has no attribute {self._name!r}: it is worker.advanced.{self._name} now")
 
 
 for _name in (

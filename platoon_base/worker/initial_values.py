@@ -58,7 +58,8 @@ def copy_first_values(
     name = f"first values {hashlib.sha256(layout.fingerprint + to_bytes(settings)).hexdigest()[:16]}"
     if not copy_to_those_left(variables, worker, participants[0], name, timeout_s=timeout_s):
         raise WorkerLostError(
-            f"rank {participants[0]}, whose values all workers should begin with, was lost meanwhile; look into its log"
+            f"rank {participants[0]}, which provides the initial values of all workers, was lost "
+            "meanwhile; read its log"
         )
 
 
@@ -100,8 +101,8 @@ def _words(name: str | None, value: Any) -> Array:
     array = np.array(value, order="C")
     if array.dtype.hasobject:
         raise ConfigurationError(
-            f"got {name} of dtype {array.dtype}, which cannot be copied to other workers: keep objects and strings out "
-            "of variables, and give all workers the same ones"
+            f"got {name} of dtype {array.dtype}, which cannot be copied to other workers: keep "
+            "objects and strings out of variables, and use the same ones on all workers"
         )
     raw = array.reshape(-1).view(np.uint8)
     return np.concatenate([raw, np.zeros(-raw.size % 4, np.uint8)]).view(np.int32)
@@ -139,8 +140,8 @@ def require_same_layout(
         if settings != wanted:
             own, others = _around_the_difference(settings, wanted)
             raise LayoutMismatchError(
-                f"got {own}, worker {rank} has {others}: what they compute would not go together; call "
-                "it with the same arguments on every worker"
+                f"got {own}, and worker {rank} has {others}, so their results would not match: "
+                "call it with the same arguments on every worker"
             )
 
 

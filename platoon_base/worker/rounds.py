@@ -150,9 +150,10 @@ def await_latest_round(client: ControlClient, center: HostsRounds, timeout_s: fl
         began = now if began is None else began
         if now - began > timeout_s:
             raise CollectiveTimeoutError(
-                f"the hosts of ranks {', '.join(map(str, compared.behind))} still have an older center than that of "
-                f"round {compared.latest}, {now - began:.0f} s after all workers have come: is the network slow or "
-                "cut? Look into the logs of the launchers, or give a longer timeout_s"
+                f"the hosts of ranks {', '.join(map(str, compared.behind))} still have an older "
+                f"center than that of round {compared.latest}, {now - began:.0f} s after all "
+                "workers arrived: is the network slow or down? Read the logs of the launchers, "
+                "or pass a longer timeout_s"
             )
         if now - began > _FETCH_AFTER_S:
             center.want(compared.latest)
@@ -167,6 +168,6 @@ def require_part(part: Any) -> None:
     """Raise `ConfigurationError` unless ``part`` is a number in [0, 1]."""
     if not (isinstance(part, (int, float, np.number)) and 0 <= part <= 1):
         raise ConfigurationError(
-            f"got part={part!r}: it is the number of batches since the last synchronization over the period, from 0 to "
-            "1; leave it out for a whole period"
+            f"got part={part!r}: it is the number of batches since the last synchronization "
+            "divided by the period, from 0 to 1; leave it out for a whole period"
         )

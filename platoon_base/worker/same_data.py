@@ -11,11 +11,12 @@ from platoon_base.sharding import START, Position
 __all__ = ["SAME_DATA_REMEDY", "DataId", "DataSeen", "kind_of"]
 
 SAME_DATA_REMEDY = (
-    "What is divided has to be the same rows in the same order on all workers: otherwise rows that one trains on are "
-    "among those that another validates on, and some are left out. Give random splits, shuffles and noise before it a "
-    "seed, such as train_test_split(x, y, random_state=0) or numpy.random.RandomState(0); put noise that shall differ "
-    "into the mini-batches. To divide data that differ on purpose, or by rounding, divide their row numbers: "
-    "numpy.arange(len(x)) in place of x"
+    "Data to divide must be the same rows in the same order on all workers: otherwise some rows "
+    "are used both for training and for validation, and some are not used at all. Seed random "
+    "splits, shuffles and noise, for example train_test_split(x, y, random_state=0) or "
+    "numpy.random.RandomState(0). Add noise that must differ to the mini-batches. To divide data "
+    "that differ on purpose, or by rounding, divide their row numbers: pass numpy.arange(len(x)) "
+    "instead of x"
 )
 
 

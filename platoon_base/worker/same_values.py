@@ -60,7 +60,7 @@ def require_same_values(
     apart = [other for other in worker.gather(far, name=f"{name}, differences", timeout_s=timeout_s) if other]
     if apart:
         raise ConfigurationError(_message(name, apart, [text for text, _ in values], ranks[0], remedy))
-    log.debug("rank %d: %s: equal but for rounding", rank, name)
+    log.debug("rank %d: %s: equal except for rounding", rank, name)
 
 
 def _sample(array: Array) -> Array:
@@ -86,4 +86,4 @@ def _message(
         f"worker {rank} has {own:.6g} in {names[index]}, and worker {first} {other:.6g}"
         for rank, index, own, other in apart
     ]
-    return f"{name}: got other values on some workers than on the others: {'; '.join(parts)}; {remedy}"
+    return f"{name}: some workers got other values than the others: {'; '.join(parts)}; {remedy}"

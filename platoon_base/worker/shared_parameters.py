@@ -117,8 +117,9 @@ class SharedParameters:
                 if self._rank == self._connection.identity.local_rank:
                     raise  # The values are those of this host.
                 raise CollectiveTimeoutError(
-                    f"waited {timeout_s:g} s for the initial values of the first host: its workers must share their "
-                    "parameters too, by the same call. Look into the logs of the first host, or give a longer timeout_s"
+                    f"waited {timeout_s:g} s for the initial values of host 0: its workers must "
+                    "share their parameters too, with the same call. Read the logs of host 0, or "
+                    "pass a longer timeout_s"
                 ) from exc
 
     def _open_center(self, centers: CenterFactory, timeout_s: float) -> None:
@@ -261,13 +262,14 @@ class SharedParameters:
     def center_arrays(self) -> list[Array]:
         if gossips(self._given):
             raise ConfigurationError(
-                f"{type(self._given).__name__} has no center to look at or to change: read the workers' mean with "
-                "center_params or copy_to_local, and overwrite all of them with copy_to_global"
+                f"{type(self._given).__name__} has no center to read or to change: read the "
+                "workers' mean with center_params or copy_to_local, and overwrite all of them "
+                "with copy_to_global"
             )
         values = getattr(self.center, "values", None)
         if values is None:
-            where = "there is none with one worker" if self.center is None else "it is on devices; use --center host"
-            raise ConfigurationError(f"the center has no memory on the host to look at: {where}")
+            where = "a single worker has none" if self.center is None else "it is on devices; use --center host"
+            raise ConfigurationError(f"the center is not in host memory, where it could be read: {where}")
         return list(values)
 
     def update_center(self, update: Callable[[list[Array]], object], synchronous: bool, timeout_s: float) -> None:
@@ -297,9 +299,10 @@ class SharedParameters:
                 for spec, array in zip(self.parameters.layout.specs, new):
                     if not np.isfinite(array).all():
                         raise NonFiniteError(
-                            f"rank {self._rank}, step {self._progress.steps}: {spec.name} of the center would hold a "
-                            "NaN or an infinity, so the center stays as it was. Lower the learning rate, clip "
-                            "gradients, or copy the center to the parameters (copy_to_local)"
+                            f"rank {self._rank}, step {self._progress.steps}: {spec.name} of the "
+                            "center would get a NaN or an infinity, so the center stays unchanged. "
+                            "Lower the learning rate, clip gradients, or copy the center to the "
+                            "parameters (copy_to_local)"
                         )
                 if moved_by_others:
                     center.change(old, new)
@@ -435,8 +438,8 @@ class SharedParameters:
     def _handle_nonfinite(self, refused: NonFiniteElement, arrays: Sequence[Any], timeout_s: float) -> None:
         name = self.parameters.layout.specs[refused.parameter].name
         text = (
-            f"rank {self._rank}, step {self._progress.steps}: element {refused.element} of {name} is not finite or "
-            "would make the center so; it was kept out of the center"
+            f"rank {self._rank}, step {self._progress.steps}: element {refused.element} of {name} "
+            "is not finite or would make the center so; it was not added to the center"
         )
         if self._on_nonfinite == "raise":
             raise NonFiniteError(f"{text}. Lower the learning rate, clip gradients, or pass on_nonfinite='restore'")
@@ -480,9 +483,10 @@ def _require_precision(layout: Layout, rule: Rule) -> None:
     for spec in layout.specs[: layout.num_trained] if average_of(rule) is not None else ():
         if not precise_enough([spec.dtype]):
             raise ConfigurationError(
-                f"got {rule!r} and {spec.name}, which is of {spec.dtype}: the average of the center would stand still, "
-                "since its steps become too small for half precision; keep the parameters in float32 (a policy such as "
-                "mixed_float16 does), or use EASGD() or CenterMomentum()"
+                f"got {rule!r} and {spec.name}, which is of {spec.dtype}: the average of the "
+                "center would stop moving, because its steps become too small for half "
+                "precision; keep the parameters in float32 (a policy such as mixed_float16 "
+                "does), or use EASGD() or CenterMomentum()"
             )
 
 
@@ -491,9 +495,9 @@ def _checked_moments(rule: Rule, moments: Iterable[Any] | None, rank: int) -> li
     found = [] if moments is None else list(moments)
     if found and not shares_moments(rule):
         why = (
-            "leaves the moments of each worker to itself"
+            "keeps separate moments on each worker"
             if gossips(rule)
-            else "does not only average, and might carry second moments below 0"
+            else "does more than average, and might make second moments negative"
         )
         raise ConfigurationError(
             f"got moments and {rule!r}, which {why}: use "
@@ -501,8 +505,9 @@ def _checked_moments(rule: Rule, moments: Iterable[Any] | None, rank: int) -> li
         )
     if shares_moments(rule) and moments is None:
         log.warning(
-            "rank %d: the rule %r is to share the moments of the optimizer, and was given none: a loop of your own "
-            "passes them, init_shared_params(params, rule, moments=[...]), with [] for an optimizer that has none",
+            "rank %d: the rule %r shares the moments of the optimizer, and got none: pass them "
+            "in your loop, init_shared_params(params, rule, moments=[...]), with [] for an "
+            "optimizer without moments",
             rank,
             rule,
         )
@@ -522,8 +527,9 @@ def share(
     require_rule(rule)
     if (step_form_of(rule) if waits(rule) else form_of(rule)) is None:
         log.info(
-            "rank %d: %s has no form, so NumPy applies it, several times slower than loops in C, to a center on the "
-            "host: declare its equations for one element, see platoon_base.rules.Rule",
+            "rank %d: %s has no form, so NumPy applies it to a center on the host, several times "
+            "slower than loops in C: declare its equations for one element, see "
+            "platoon_base.rules.Rule",
             connection.identity.rank,
             settings_of(rule) or type(rule).__name__,
         )
@@ -555,5 +561,5 @@ def require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
     for spec, array in zip(layout.specs, arrays):
         if not np.isfinite(array).all():
             raise NonFiniteError(
-                f"{spec.name} holds a NaN or an infinity: it must not enter the center; initialise the model again"
+                f"{spec.name} has a NaN or an infinity, which must not enter the center; initialise the model again"
             )

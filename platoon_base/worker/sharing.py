@@ -87,7 +87,7 @@ class Sharing:
         except NonFiniteError as exc:
             log.warning("%s", exc)
         except Exception as exc:  # This worker must leave after any error.
-            log.warning("the latest round was not completed as this worker left, so the center lacks it: %s", exc)
+            log.warning("the last round was not completed because this worker left, so the center lacks it: %s", exc)
 
     def close(self) -> None:
         if self.current is not None:

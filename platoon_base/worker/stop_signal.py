@@ -35,8 +35,8 @@ class StopSignal:
         # The order matters: `close` runs before the memory is unmapped.
         if self._controller_alive() or self._closed:
             return False
-        log.warning("rank %d: the controller of this job is gone; stopping", self._rank)
-        self._job_state.stop("the controller is gone")
+        log.warning("rank %d: the controller of this job has ended; stopping", self._rank)
+        self._job_state.stop("the controller has ended")
         return True
 
     @property

@@ -44,8 +44,8 @@ def start_training(
     """
     if worker.late:
         raise ConfigurationError(
-            f"this worker joined late: the workers of a {loop} count epochs together from its start; launch the job "
-            "with more workers"
+            f"this worker joined late, and the workers of a {loop} count epochs together from its "
+            "start; launch the job with more workers"
         )
     participants = worker.advanced.meet(name, binds=True, timeout_s=timeout_s)
     worker.advanced.announce(bound=True)

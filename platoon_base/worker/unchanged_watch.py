@@ -37,9 +37,10 @@ class UnchangedWatch:
             names = some_names([self._names[i] for i in sorted(self._watched)], _MOST_NAMES)
             self._watched = set()
             log.warning(
-                "rank %d: %s did not change in %d synchronizations, so the center learns nothing from this worker. "
-                "If training replaces the shared arrays by new ones (w = w - step), change their values instead "
-                "(w -= step, or w[...] = new); leave out of params what is not trained",
+                "rank %d: %s did not change in %d synchronizations, so this worker does not "
+                "contribute to the center. If training replaces the shared arrays with new ones "
+                "(w = w - step), change their values instead (w -= step, or w[...] = new). Leave "
+                "parameters that are not trained out of params",
                 self._rank,
                 names,
                 self._patience,

@@ -46,7 +46,7 @@ class Intent:
 
     @property
     def text(self) -> str:
-        return f"{self._text}. Until then each worker trains a model of its own"
+        return f"{self._text}. Until then each worker trains its own model"
 
 
 class Cooperation(NamedTuple):
@@ -132,8 +132,9 @@ class Watch:
         else:
             done, condition = f"counted {known.steps} steps", "if it trains in them, "
         return (
-            f"this worker has {done} and {alone}: {condition}the {self._workers} workers train {self._workers} "
-            f"separate models, which is no mistake in a search, for instance. {remedy or _ANY_LOOP}"
+            f"this worker has {done} and {alone}: {condition}the {self._workers} workers train "
+            f"{self._workers} separate models, which is correct only if intended, as in a search. "
+            f"{remedy or _ANY_LOOP}"
         )
 
 

@@ -89,6 +89,7 @@ class _Terminal:
 
 def _refuse(*args: Any, **kwargs: Any) -> None:
     raise ConfigurationError(
-        "breakpoint() needs a terminal, and this worker has none: start the job from a terminal with "
-        "`platoon launch -n 1`, or set PYTHONBREAKPOINT to a debugger that needs none (0: pass over)"
+        "breakpoint() needs a terminal, and this worker has none: start the job from a terminal "
+        "with `platoon launch -n 1`, or set PYTHONBREAKPOINT to a debugger that needs none (0 "
+        "skips breakpoints)"
     )

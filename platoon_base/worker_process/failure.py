@@ -239,6 +239,6 @@ def _write_first(path: Path, error: BaseException, folder: str) -> Failure | Non
                 raise
             write_error_file(second, failure)
     except Exception as exc:
-        log.warning("the error cannot be written to %s: %s", path, exc)
+        log.warning("cannot write the error to %s: %s", path, exc)
         return None
     return failure

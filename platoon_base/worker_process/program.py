@@ -81,16 +81,17 @@ class Program(NamedTuple):
             return
         if self.is_module:
             raise ConfigurationError(
-                f"there is no module {self.name!r} to run: give its dotted name as for python -m, from the folder that "
-                f"holds its package (this is {self.folder}); a package needs a __main__.py"
+                f"there is no module {self.name!r} to run: pass its dotted name as for python -m, "
+                f"from the folder that holds its package (this is {self.folder}); a package needs "
+                "a __main__.py"
             )
-        hint = "give the path of the Python file to run"
+        hint = "pass the path of the Python file to run"
         if Path(self.name).is_dir():
             hint = "this is a folder without a __main__.py"
         elif _files_of_module(self.name, os.getcwd()):
-            hint = f"for the module of this name say -m {self.name}"
+            hint = f"to run the module of this name pass -m {self.name}"
         elif Path(self.name).name.startswith("python"):
-            hint = f"leave {self.name} out: workers run on {sys.executable}"
+            hint = f"leave {self.name} out: workers run with {sys.executable}"
         raise ConfigurationError(f"there is no script {self.name!r}: {hint}")
 
     @property

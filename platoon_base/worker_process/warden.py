@@ -50,7 +50,7 @@ class Warden:
                 Path(self._folder, _PID_FILE).write_text(str(self._process.pid))
             self._send(b"%d\n" % pid)
         except OSError as exc:
-            log.warning("no process ends the workers if this one is killed while they are stuck: %s", exc)
+            log.warning("no process will end the workers if this one is killed while they hang: %s", exc)
 
     def _send(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:

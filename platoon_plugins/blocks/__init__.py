@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
         if lacks not in ("blocks", "fuel"):
             raise
         raise BackendUnavailableError(
-            f"{name} needs {lacks.capitalize()}, which is not installed: `platoon doctor` tells how to get it"
+            f"{name} needs {lacks.capitalize()}, which is not installed: `platoon doctor` shows how to install it"
         ) from exc
     globals()[name] = found
     return found

@@ -1,4 +1,4 @@
-"""Combination of the accumulators of Blocks' monitoring over the batches of all workers."""
+"""Accumulators of Blocks' monitoring, exchanged and combined over the workers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,67 @@ from blocks.monitoring.aggregation import (
 )
 from blocks.monitoring.evaluators import AggregationBuffer, MonitoredQuantityBuffer
 
+from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.blocks.shares import Array, Share
+from platoon_plugins.blocks.streams import packed, unpacked
 
-__all__ = ["Accumulators", "RecordedQuantities", "register_aggregation"]
+__all__ = ["Accumulators", "Array", "RecordedQuantities", "Share", "gather_shares", "register_aggregation"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Share(NamedTuple):
+    """One worker's number of batches, real accumulators, and quantity values for each batch."""
+
+    batches: int
+    accumulators: list[Array]
+    records: list[list[Array]]
+
+
+def gather_shares(
+    worker: Worker, name: str, share: Share, ranks: Sequence[int], *, timeout_s: float
+) -> tuple[list[Share], list[int]]:
+    """Gather the shares of ``ranks``, or no shares if one is lost, and the ranks that took part."""
+    # A collective call. Values become float64, so integers beyond 2^53 are rounded.
+    mine = _pack(share)
+    # The lengths may differ. Each worker adds its values at its own position of a vector of zeros.
+    told = worker.gather([worker.global_rank, len(mine)], name=f"{name}, lengths", timeout_s=timeout_s)
+    lengths = {rank: length for rank, length in told}
+    if list(lengths) != list(ranks):
+        return [], list(lengths)
+    ends = np.cumsum(list(lengths.values()))
+    end = ends[list(ranks).index(worker.global_rank)]
+    everything = np.zeros(ends[-1])
+    everything[end - len(mine) : end] = mine
+    summed = worker.advanced.sum_arrays(name, [everything], timeout_s=timeout_s)
+    if summed.ranks != list(ranks):
+        return [], summed.ranks
+    return [_unpack(row) for row in np.split(summed.arrays[0], ends[:-1])], summed.ranks
+
+
+def _pack(share: Share) -> Array:
+    """Pack a share into one vector: four counts, and all arrays in words of 32 bits."""
+    arrays = [np.asarray(array) for array in [*share.accumulators, *(v for values in share.records for v in values)]]
+    for array in arrays:
+        if array.dtype.kind not in "biuf":
+            raise ConfigurationError(
+                f"got a value of dtype {array.dtype}: workers combine only real numbers; monitor "
+                "its real and imaginary parts, or its absolute value"
+            )
+    body = packed(arrays)
+    counts = [share.batches, len(share.accumulators), len(share.records), len(body)]
+    # Sums of such words and zeros are exact.
+    return np.concatenate([counts, np.pad(body, (0, -len(body) % 4)).view(np.uint32)])
+
+
+def _unpack(row: Array) -> Share:
+    batches, accumulators, records, size = row[:4].astype(int).tolist()
+    body = row[4:].astype(np.uint32).view(np.uint8)[:size]
+    arrays = [array.astype(np.float64) for array in unpacked(body)]
+    values = arrays[accumulators:]
+    each = len(values) // records if records else 0
+    return Share(batches, arrays[:accumulators], [values[i * each : (i + 1) * each] for i in range(records)])
+
 
 _REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 _COMBINATIONS = (*_REDUCTIONS, "last", "concatenate")
@@ -58,7 +115,7 @@ def register_aggregation(scheme: type, *combinations: str) -> None:
         raise ConfigurationError(f"got {scheme!r}: pass a subclass of blocks.monitoring.aggregation.AggregationScheme")
     unknown = [name for name in combinations if name not in _COMBINATIONS]
     if unknown:
-        raise ConfigurationError(f"got {unknown[0]!r}: a combination is one of {', '.join(_COMBINATIONS)}")
+        raise ConfigurationError(f"got {unknown[0]!r}: a combination must be one of {', '.join(_COMBINATIONS)}")
     _known[scheme] = combinations
 
 
@@ -78,8 +135,9 @@ class Accumulators:
         if len(known) != len(shared):
             names = ", ".join(sorted({type(v.tag.aggregation_scheme).__name__ for v in buffer.variables}))
             raise ConfigurationError(
-                f"got aggregation schemes ({names}) with {len(shared)} accumulators, {len(known)} expected: one has "
-                "others than register_aggregation was told; name one combination for each"
+                f"got aggregation schemes ({names}) with {len(shared)} accumulators, {len(known)} "
+                "expected: one of them has other accumulators than register_aggregation was "
+                "given; name one combination for each"
             )
 
     def values(self) -> list[Array]:
@@ -104,8 +162,9 @@ def _combinations_for(variable: Any) -> tuple[str, ...]:
     if base is not None and scheme.get_aggregator is base.get_aggregator:
         return _known[base]
     raise ConfigurationError(
-        f"got {variable.name} with the aggregation scheme {scheme.__name__}: how its accumulators on several workers "
-        f"are combined is not known; tell it by register_aggregation({scheme.__name__}, ...)"
+        f"got {variable.name} with the aggregation scheme {scheme.__name__}: it is unknown how to "
+        "combine its accumulators of several workers; call "
+        f"register_aggregation({scheme.__name__}, ...)"
     )
 
 
@@ -114,8 +173,9 @@ def _require_same_shapes(accumulator: _Accumulator, parts: Sequence[Array | None
     shapes = {part.shape[1:] if rows else part.shape for part in parts if part is not None}
     if len(shapes) > 1 and accumulator.combination != "last":
         raise ConfigurationError(
-            f"got values of {accumulator.name} of shapes {sorted(shapes)} on different workers: only values of one "
-            "shape can be put together; monitor a value that does not depend on the size of a batch, such as its mean"
+            f"got values of {accumulator.name} of shapes {sorted(shapes)} on different workers: "
+            "only values of one shape can be combined; monitor a value that does not depend on "
+            "the batch size, such as its mean"
         )
 
 

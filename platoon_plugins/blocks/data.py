@@ -17,11 +17,11 @@ from fuel.transformers import BackgroundProcess, Batch, Cache, Filter, MultiProc
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import require_uneven
-from platoon_plugins.blocks.broadcast import BroadcastStream
-from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Shard, ShardedScheme, all_schemes
 from platoon_plugins.blocks.streams import (
+    BroadcastStream,
+    DealtStream,
     all_streams,
     draw_by_rank,
     is_broadcast,
@@ -114,7 +114,7 @@ def shard_stream(
     if reader.global_size == 1:
         return stream
     if is_sharded(stream) or is_broadcast(stream):
-        raise ConfigurationError("got a stream that shard_stream has made, or one with a ShardedScheme: shard once")
+        raise ConfigurationError("got a stream of shard_stream, or one with a ShardedScheme: shard only once")
     for source in sources_of(stream):
         _refuse_server(source)
     if mode == "broadcast":
@@ -128,9 +128,9 @@ def shard_stream(
         return _dealt(stream, functools.partial(DealtStream, uneven=uneven, worker=reader, name=name), reader)
     if any(isinstance(link, Filter) for link in links) and not reader.global_rank:
         log.warning(
-            "the stream has a Filter, which may pass other numbers of batches on each worker: one that keeps rows "
-            "with a period of the number of workers, such as every second one, leaves some workers without any. Where "
-            "that matters give the scheme the rows that pass, in place of the Filter"
+            "the stream has a Filter, which may pass different numbers of batches on each "
+            "worker. One that keeps every second row, for example, may leave some workers "
+            "without any. If so, give the scheme the rows that pass, and remove the Filter"
         )
     wrap = functools.partial(ShardedScheme, uneven=uneven, worker=reader)
     return with_scheme(stream, wrap, reader.global_rank)
@@ -141,8 +141,8 @@ def _given_shard(rank: int | None, size: int | None, seed: int | None, mode: str
         return None
     if rank is None or size is None or not 0 <= rank < size or (seed or 0) < 0:
         raise ConfigurationError(
-            f"got rank={rank}, size={size}, seed={seed}: pass both rank and size, a rank of 0 .. size - 1, and a seed "
-            "that is not negative, or none of them in a worker"
+            f"got rank={rank}, size={size}, seed={seed}: pass both rank and size, a rank of 0 .. "
+            "size - 1, and a seed of 0 or more; in a worker pass none of them"
         )
     if mode != "shard":
         raise ConfigurationError(f"got mode={mode!r} with rank and size: only the workers of a job can broadcast")
@@ -210,15 +210,17 @@ def _require_scheme(source: Any) -> None:
     _refuse_server(source)
     if source.iteration_scheme is None:
         raise ConfigurationError(
-            f"got a {type(source).__name__} without an iteration scheme: it gives its next rows, and takes no requests "
-            "for others; give it one, such as SequentialScheme(rows, batch_size)"
+            f"got a {type(source).__name__} without an iteration scheme, which returns its next "
+            "rows and takes no requests for others: give it a scheme, such as "
+            "SequentialScheme(rows, batch_size)"
         )
 
 
 def _refuse_server(source: Any) -> None:
     if isinstance(source, ServerDataStream):
         raise ConfigurationError(
-            "got a ServerDataStream: the server gives each batch to one of those that are connected, and the end of an "
-            "epoch too; run one server for each worker, start_server(shard_stream(stream, rank=r, size=n), port=5557 + "
-            "r), and read it by ServerDataStream(..., port=5557 + connect().global_rank), without shard_stream"
+            "got a ServerDataStream, whose server gives each batch, and the end of an epoch, to "
+            "only one of its clients: run one server for each worker, "
+            "start_server(shard_stream(stream, rank=r, size=n), port=5557 + r), and read it with "
+            "ServerDataStream(..., port=5557 + connect().global_rank), without shard_stream"
         )

@@ -14,12 +14,11 @@ from fuel.transformers import FilterSources, Mapping, Padding, Rename, Sourcewis
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities
+from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities, Share, gather_shares
 from platoon_plugins.blocks.data import with_scheme
 from platoon_plugins.blocks.extensions import DistributedExtension, report_records
 from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Shard, ShardedScheme
-from platoon_plugins.blocks.shares import Share, gather_shares
 from platoon_plugins.blocks.streams import is_sharded, sources_of
 from platoon_plugins.blocks.training import Training
 
@@ -107,14 +106,15 @@ def _combine(
 def _part(stream: Any, shard: Shard) -> Any:
     if is_sharded(stream):
         raise ConfigurationError(
-            "got a stream that is sharded: pass the whole stream, of which each worker takes its part, or "
-            "sharded=True if it holds data that only this worker has"
+            "got a sharded stream: pass the whole stream, of which each worker reads its part, "
+            "or sharded=True if it has data that only this worker has"
         )
     for source in sources_of(stream):
         if not isinstance(source, DataStream):
             raise ConfigurationError(
-                f"got a stream that comes from a {type(source).__name__}, of which each worker may be given other "
-                "batches: pass a stream of a data set, or sharded=True if this worker has batches of its own"
+                f"got a stream from a {type(source).__name__}, which may give each worker other "
+                "batches: pass a stream of a data set, or sharded=True if this worker has its "
+                "own batches"
             )
     source = stream
     while isinstance(source, _BATCH_BY_BATCH):
@@ -192,8 +192,8 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
             return
         if not training.started:
             raise ConfigurationError(
-                "got before_training=True: the workers have no common values before training begins; pass "
-                "before_first_epoch=True"
+                "got before_training=True, and the workers have no common values before training "
+                "starts: pass before_first_epoch=True"
             )
         values = self._evaluator.evaluate_together(training, _title(self), self.data_stream, self._sharded)
         if values is not None:

@@ -19,11 +19,10 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import COMPUTE, LOADING
 from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
-from platoon_plugins.blocks.saving import watch_files
-from platoon_plugins.blocks.statistics import decay_statistics
+from platoon_plugins.blocks.model import decay_statistics
 from platoon_plugins.blocks.streams import is_broadcast
 from platoon_plugins.blocks.training import Settings, Training
-from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader
+from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader, watch_files
 
 __all__ = [
     "LEADER_ONLY",
@@ -36,7 +35,6 @@ __all__ = [
     "report_cost",
     "report_limits",
     "report_records",
-    "training_of",
 ]
 
 LEADER_ONLY = (Printing, ProgressBar, Checkpoint)
@@ -177,7 +175,7 @@ def _settings_of(main_loop: Any) -> Settings:
     found = [each.settings for each in _ours(main_loop) if each.settings is not None]
     if len(found) > 1:
         raise ConfigurationError(
-            "got ParameterSync twice in one main loop: there is one center; give all triggers to one of them"
+            "got ParameterSync twice in one main loop, which has one center: give all triggers to one of them"
         )
     return found[0] if found else Settings(rule=None, leader_only=LEADER_ONLY)
 
@@ -195,7 +193,7 @@ def _new_training(main_loop: Any) -> Training | None:
     settings = _settings_of(main_loop)
     stops = [extension for extension in _ours(main_loop) if extension.stops_together]
     if len(stops) > 1:
-        raise ConfigurationError("got StopTogether twice in one main loop: there is one decision; leave one out")
+        raise ConfigurationError("got StopTogether twice in one main loop: leave one out")
     worker = _worker_of(main_loop)
     alone = worker.global_size == 1
     # With a broadcast stream each worker makes as many steps as one process.

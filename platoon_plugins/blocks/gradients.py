@@ -84,13 +84,15 @@ def average_gradients_of(algorithm: Any, worker: Worker, average: bool | None = 
     # Returns the replacement of each variable that may be monitored.
     if not (hasattr(algorithm, "gradients") and hasattr(algorithm, "step_rule")):
         raise ConfigurationError(
-            f"got the algorithm {type(algorithm).__name__}, which has no gradients and step rule that could be "
-            'averaged: take GradientDescent(..., step_rule=AllReduceGradients(your_step_rule)), or mode="async"'
+            f"got the algorithm {type(algorithm).__name__}, which has no gradients or step rule "
+            "to average: use GradientDescent(..., step_rule=AllReduceGradients(your_step_rule)), "
+            'or mode="async"'
         )
     if hasattr(algorithm, "_function"):
         raise ConfigurationError(
-            "got an algorithm that is initialized, whose function is compiled without averaged gradients: call prepare "
-            "before training begins, or give it step_rule=AllReduceGradients(your_step_rule)"
+            "got an initialized algorithm, whose function is compiled without averaged "
+            "gradients: call prepare before training starts, or pass "
+            "step_rule=AllReduceGradients(your_step_rule)"
         )
     if average is None:
         average = not _sums_rows(algorithm, worker)
@@ -123,9 +125,9 @@ def _sums_rows(algorithm: Any, worker: Worker) -> bool:
     mixed = "sum" in kinds and len(kinds) > 1
     if (mixed or "unknown" in kinds) and not worker.global_rank:
         why = (
-            "has a cost with sums over the rows beside means or penalties, of which it takes the mean over the "
-            "workers: steps along the sums are 1/N as long as in one process with the rows of all; make the cost a "
-            "mean over rows, or pass average=True if that is meant"
+            "has a cost with sums over the rows besides means or penalties, and uses the mean "
+            "over the workers: steps along the sums are 1/N as long as in one process with all "
+            "rows. Make the cost a mean over rows, or pass average=True if this is intended"
         )
         warn_once(f"AllReduceGradients {why if mixed else UNSURE}")
     return kinds == {"sum"}
@@ -136,8 +138,9 @@ def warn_of_sums(algorithm: Any, worker: Worker) -> None:
     rules = [rule for rule in _averaging_rules(algorithm) if rule.average is None]
     if rules and _sums_rows(algorithm, worker) and not worker.global_rank:
         warn_once(
-            "AllReduceGradients takes the mean over the workers of a cost that is a sum over rows, so steps are 1/N as "
-            "long as in one process with the rows of all: pass average=False, or average=True if that is meant"
+            "AllReduceGradients averages over the workers a cost that is a sum over rows, so "
+            "steps are 1/N as long as in one process with all rows: pass average=False, or "
+            "average=True if this is intended"
         )
 
 

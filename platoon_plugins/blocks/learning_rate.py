@@ -47,9 +47,10 @@ def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = 
     """
     if callable(schedule) and _takes_the_old_value(schedule):
         raise ConfigurationError(
-            f"got {schedule!r}, which takes the old value too: pass a function of the number of batches done alone, or "
-            "have this one change the value at the ends of epochs, as SharedVariableModifier(..., after_batch=False, "
-            "after_epoch=True) does, where it needs no scaling"
+            f"got {schedule!r}, which also takes the old value: pass a function of only the "
+            "number of batches, or let this one change the value at the ends of epochs with "
+            "SharedVariableModifier(..., after_batch=False, after_epoch=True), which needs no "
+            "scaling"
         )
     return scaled_schedule(schedule, (connect() if worker is None else worker).global_size)
 

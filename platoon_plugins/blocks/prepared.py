@@ -81,13 +81,14 @@ def prepare(
     averages, becomes = _averages(main_loop, mode)
     if average is not None and not becomes:
         raise ConfigurationError(
-            f'got average={average!r}: it is for mode="sync" and a step rule that averages nothing; pass it to '
-            "AllReduceGradients if that is in the step rule"
+            f'got average={average!r}, which is for mode="sync" and a step rule that averages '
+            "nothing: pass it to AllReduceGradients if the step rule has one"
         )
     if averages and not (strategy is None and sync_every is None):
         raise ConfigurationError(
-            "got strategy or sync_every, but the algorithm averages gradients, which has neither: leave them out, or "
-            'take mode="async" and the step rule without AllReduceGradients'
+            "got strategy or sync_every, and the algorithm averages gradients, which uses "
+            'neither: leave them out, or pass mode="async" and the step rule without '
+            "AllReduceGradients"
         )
     triggers: dict[str, Any] = {} if sync_every is None else {"every_n_batches": sync_every}
     classes = leader_only if isinstance(leader_only, tuple) else (leader_only,)
@@ -102,8 +103,9 @@ def prepare(
     if not (is_sharded(stream) or is_broadcast(stream)):
         if main_loop.epoch_iterator is not None:
             raise ConfigurationError(
-                "got a main loop in the middle of an epoch, whose stream is not divided: each worker would go on with "
-                "all rows; end the epoch first (FinishAfter(after_n_epochs=...)), or prepare it before it is saved"
+                "got a main loop in the middle of an epoch, whose stream is not sharded, so each "
+                "worker would continue with all rows: end the epoch first "
+                "(FinishAfter(after_n_epochs=...)), or prepare the main loop before you save it"
             )
         main_loop.data_stream = shard_stream(stream, uneven="drop" if averages else "keep", worker=worker)
     replaced = average_gradients_of(main_loop.algorithm, worker, average) if becomes else {}
@@ -124,8 +126,8 @@ def _averages(main_loop: Any, mode: str | None) -> tuple[bool, bool]:
     averages = has_averaging_rule(algorithm) or averages_gradients(algorithm)
     if mode == "async" and averages:
         raise ConfigurationError(
-            'got mode="async", but the algorithm averages gradients: take the step rule without AllReduceGradients, or '
-            'pass mode="sync"'
+            'got mode="async", and the algorithm averages gradients: pass the step rule without '
+            'AllReduceGradients, or mode="sync"'
         )
     return averages or mode == "sync", mode == "sync" and not averages
 

@@ -12,10 +12,8 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.worker import SAME_DATA_REMEDY
-from platoon_plugins.blocks.above import streams_below
-from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
-from platoon_plugins.blocks.streams import all_streams, is_broadcast
+from platoon_plugins.blocks.streams import DealtStream, all_streams, is_broadcast, streams_below
 
 __all__ = ["require_dealt_out", "require_same_stream"]
 
@@ -48,14 +46,15 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
         return
     if mine.startswith(_WHOLE):
         log.warning(
-            "the %d workers train on the same data: each of them goes through all of it in every epoch; divide it "
-            "among them by shard_stream(stream)",
+            "the %d workers train on the same data, each on all of it in every epoch: divide it "
+            "among them with shard_stream(stream)",
             len(read),
         )
     elif mine == _BROADCAST:
         log.warning(
-            'the %d workers train on the same batches, which worker 0 reads for all (mode="broadcast"): nothing is '
-            "divided; shard_stream(stream) gives each worker batches of its own, of any stream that all can read",
+            "the %d workers train on the same batches, which worker 0 reads for all "
+            '(mode="broadcast"), so nothing is divided: shard_stream(stream) gives each worker '
+            "its own batches of a stream that all can read",
             len(read),
         )
 

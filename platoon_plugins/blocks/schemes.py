@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job import connected
 from platoon_base.sharding import require_uneven
 
-__all__ = ["CurrentShard", "Shard", "ShardedRequests", "ShardedScheme", "all_schemes", "same_epoch"]
+__all__ = ["CurrentShard", "Shard", "ShardedScheme", "all_schemes", "same_epoch"]
 
 
 class Shard(NamedTuple):
@@ -153,8 +153,9 @@ class ShardedRequests(Iterator[Any]):
             return next(islice(cycle(self._from_the_first()), rank - len(together), None))
         if together and self._uneven == "drop" and not dealt_before:
             raise ConfigurationError(
-                f'got {len(together)} {self._unit} in an epoch for {size} workers: uneven="drop" leaves nothing of '
-                'them; make batches smaller, use fewer workers, or uneven="wrap"'
+                f"got {len(together)} {self._unit} in an epoch for {size} workers, of which "
+                'uneven="drop" leaves none: make batches smaller, use fewer workers, or '
+                'uneven="wrap"'
             )
         raise StopIteration
 
@@ -214,10 +215,10 @@ def _require_rows(scheme: Any) -> None:
             "batch_size)"
         )
     if isinstance(scheme, ShardedScheme):
-        raise ConfigurationError("got a ShardedScheme: its requests are one worker's already; shard once")
+        raise ConfigurationError("got a ShardedScheme, whose requests are already for one worker: shard only once")
     if isinstance(scheme, BatchSizeScheme):
         raise ConfigurationError(
-            f"got {type(scheme).__name__}: its requests are sizes of batches, which do not tell which rows are whose; "
-            "use SequentialScheme or ShuffledScheme if the data set takes numbers of rows, and shard_stream(stream) "
-            "for one that gives its next rows: it deals out whole batches"
+            f"got {type(scheme).__name__}, whose requests are batch sizes and cannot be divided "
+            "by rows: use SequentialScheme or ShuffledScheme if the data set takes row numbers, "
+            "or shard_stream(stream), which deals whole batches, if it returns its next rows"
         )

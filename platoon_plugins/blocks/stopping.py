@@ -8,8 +8,7 @@ import numpy as np
 
 from platoon_base.schedule import require_policy, votes_suffice
 from platoon_plugins.blocks.extensions import DistributedExtension
-from platoon_plugins.blocks.sync_points import Vote
-from platoon_plugins.blocks.training import Training
+from platoon_plugins.blocks.training import Training, Vote
 
 __all__ = ["StopTogether"]
 

@@ -157,8 +157,8 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         batches = self.main_loop.status["iterations_done"]
         if not training.averages and not training.synchronized and batches:
             log.warning(
-                "nothing was synchronized in %d batches but at the end of training: make the period of ParameterSync "
-                "shorter, or train longer",
+                "nothing was synchronized in %d batches except at the end of training: make the "
+                "period of ParameterSync shorter, or train longer",
                 batches,
             )
 
@@ -175,13 +175,14 @@ def _with_triggers(rule: Rule | str | None, kwargs: dict[str, Any]) -> dict[str,
     triggers = kwargs.keys() & (SimpleExtension.INTEGER_TRIGGERS | SimpleExtension.BOOLEAN_TRIGGERS)
     if rule is None and triggers:
         raise ConfigurationError(
-            f"got {', '.join(sorted(triggers))} and no rule: gradients are averaged in every batch; leave that out"
+            f"got {', '.join(sorted(triggers))} and no rule: gradients are averaged in every "
+            "batch; leave the triggers out"
         )
     if rule is None or any(kwargs[name] for name in triggers & _DURING_TRAINING):
         return kwargs
     if triggers:
         raise ConfigurationError(
-            f"got {', '.join(sorted(triggers))}, by which nothing is synchronized while the main loop trains: pass "
+            f"got {', '.join(sorted(triggers))}, which never synchronize during training: pass "
             "every_n_batches=10, or after_epoch=True"
         )
     return {**kwargs, "every_n_batches": default_period(rule)}

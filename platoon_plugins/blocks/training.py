@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import itertools
 import logging
 import weakref
@@ -16,19 +17,45 @@ from platoon_base.schedule import part_is_over
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule, warn_of_sums
-from platoon_plugins.blocks.model import hyperparameters, moments_of, step_rule_state, trained_parameters
+from platoon_plugins.blocks.model import Statistics, hyperparameters, moments_of, step_rule_state, trained_parameters
 from platoon_plugins.blocks.same_data import require_dealt_out
-from platoon_plugins.blocks.statistics import Statistics
 from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
-from platoon_plugins.blocks.sync_points import END, SyncPoint, SyncPoints, Vote
 
-__all__ = ["Settings", "Training", "refuse_on_nonfinite"]
+__all__ = ["END", "Settings", "Training", "Vote", "refuse_on_nonfinite"]
+
+END = "the end of training"
+
+
+class Vote(enum.IntEnum):
+    """A worker's vote on stopping; `END` stops all workers, whatever the policy."""
+
+    NO = 0
+    YES = 1
+    END = 2
+
+
+class SyncPoint(NamedTuple):
+    """The result of a collective wait: its ranks, those that voted to stop, and any `Vote.END`."""
+
+    ranks: list[int]
+    voters: set[int]
+    ends: bool
+
+
+def _at_different_points(points: dict[int, str]) -> str:
+    told = "; ".join(f"worker {rank} is at {point}" for rank, point in sorted(points.items()))
+    return (
+        f"the main loops of this job are at different places: {told}. Give all workers the same extensions with the "
+        'same triggers, and as many batches in an epoch: shard_stream(stream, uneven="drop")'
+    )
+
 
 log = logging.getLogger(__name__)
 
 _SAME_MODEL = (
-    "averaged gradients keep models the same only if all workers take the same steps: give all of them the same step "
-    "rule and learning rate, and the same extensions that change parameters or the learning rate"
+    "averaged gradients keep models the same only if all workers make the same steps: use the "
+    "same step rule and learning rate on all of them, and the same extensions that change "
+    "parameters or the learning rate"
 )
 # Short, as the main loop has an error to report.
 _LEAVING_TIMEOUT_S = 10.0
@@ -72,7 +99,9 @@ class Training:
         # Weak, so that the main loop is freed when the script drops it.
         self._main_loop_ref = weakref.ref(main_loop)
         self._name = f"main loop {next(_numbers)}"
-        self._sync_points = SyncPoints(worker, self._name, stops_together or self.lockstep, self.timeout_s)
+        self._stops_together = stops_together or self.lockstep
+        # The ranks at the latest `meet`.
+        self.ranks: list[int] = []
         self._statistics = Statistics(worker, self._name, self.timeout_s)
         self._rule = self._chosen_rule(main_loop.algorithm)
         self._synchronized_at = self._evaluated_at = 0
@@ -87,10 +116,6 @@ class Training:
         self._longest = settings.period or 0
 
     @property
-    def ranks(self) -> list[int]:
-        return self._sync_points.ranks
-
-    @property
     def leads(self) -> bool:
         return self.worker.is_leader or self.worker.global_rank == min(self.ranks, default=0)
 
@@ -103,20 +128,22 @@ class Training:
         if self.averages:
             if rule not in ("auto", None):
                 raise ConfigurationError(
-                    f"got {rule} and an algorithm that averages gradients: the workers would be kept together twice; "
-                    "use ParameterSync(None) with AllReduceGradients, or the rule with the plain step rule"
+                    f"got {rule} and an algorithm that averages gradients, which would "
+                    "synchronize the workers twice: use ParameterSync(None) with "
+                    "AllReduceGradients, or the rule with the plain step rule"
                 )
             refuse_on_nonfinite(self.settings.on_nonfinite)
             return None
         if rule in ("auto", None) and has_averaging_rule(algorithm):
             raise ConfigurationError(
-                "got a main loop that was made with one worker, where there is nothing to average, and pickled: make "
-                "it anew, and bring the values by Load(path)"
+                "got a main loop that was created with one worker, which averages nothing, and "
+                "then pickled: create it again, and restore the values with Load(path)"
             )
         if rule is None:
             raise ConfigurationError(
-                "got neither a rule nor averaged gradients: each worker would train a model of its own; pass a rule, "
-                "as in ParameterSync(EASGD()), or use the step rule AllReduceGradients(...)"
+                "got neither a rule nor averaged gradients, so each worker would train its own "
+                "model: pass a rule, such as ParameterSync(EASGD()), or use the step rule "
+                "AllReduceGradients(...)"
             )
         period, chosen = self.settings.period, rule
         if rule == "auto":
@@ -154,9 +181,9 @@ class Training:
         self._statistics.start(main_loop)
         if self.worker.resume_at.steps and not main_loop.status["iterations_done"] and not self.worker.global_rank:
             log.warning(
-                "this training had come to epoch %d, and its main loop begins again at the first, with the parameters "
-                "that it had: to go on with its log, its step rule and its data too, run the main loop that Checkpoint "
-                "saved",
+                "this training was at epoch %d, and its main loop starts at the first epoch "
+                "again, with the restored parameters: to restore its log, step rule and data "
+                "too, run the main loop that Checkpoint saved",
                 self.worker.resume_at.epoch,
             )
         self._synchronized_at = self._evaluated_at = main_loop.status["iterations_done"]
@@ -213,9 +240,9 @@ class Training:
         if never and not self._warned:
             self._warned = True
             log.warning(
-                "rank %d: %d batches came before an evaluation, fewer than every_n_batches=%d: the workers "
-                "synchronized for it, as they will for each that no period came before; make it smaller, or evaluate "
-                "less often",
+                "rank %d: %d batches preceded an evaluation, fewer than every_n_batches=%d, so "
+                "the workers synchronized for the evaluation, and will do so each time: make "
+                "every_n_batches smaller, or evaluate less often",
                 self.worker.global_rank,
                 self._main_loop.status["iterations_done"] - self._evaluated_at,
                 self.settings.period,
@@ -279,29 +306,45 @@ class Training:
         missing, self._owners[name] = self._owners.get(name, set()) - set(ranks), set(ranks)
         if missing and self.worker.global_rank == min(ranks):
             log.warning(
-                "%s: the batches of rank %s are missing from now on, which only it had (sharded=True): its records are "
-                "not comparable with the earlier ones, nor is the best of them",
+                "%s: from now on the batches of rank %s are missing, which only that rank had "
+                "(sharded=True): its records, and the best of them, are not comparable with the "
+                "earlier ones",
                 name,
                 ", ".join(map(str, sorted(missing))),
             )
 
     def meet(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait for all workers at a point; see `SyncPoints.attend`."""
+        """Wait for all workers at a named point; None if this main loop has to end now."""
         # The others then read a center with this worker's contribution.
         if self.worker.advanced.round_under_way:
             self.worker.advanced.complete_round(timeout_s=self.timeout_s)
-        meeting = self._sync_points.attend(point, vote)
+        meeting = self._attend(point, vote)
         led, self._led = self._led, self.leads
         if self._led and not led:
             self.keeps_evaluated = True
             log.warning(
-                "rank %d prints and saves from now on, as all ranks before it are gone", self.worker.global_rank
+                "rank %d prints and saves from now on, because all lower ranks are lost", self.worker.global_rank
             )
         if meeting is not None and self.started:
             self._require_same_model()
         if meeting is None and point != END:
             self.request_finish()
         return meeting
+
+    def _attend(self, point: str, vote: Vote) -> SyncPoint | None:
+        mine = [self.worker.global_rank, point, int(vote)]
+        while True:
+            told = self.worker.gather(mine, name=f"meeting of {self._name}", timeout_s=self.timeout_s)
+            points = {rank: point for rank, point, _ in told}
+            self.ranks = list(points)
+            if len(set(points.values())) == 1:
+                return SyncPoint(self.ranks, {r for r, _, v in told if v}, any(v == Vote.END for _, _, v in told))
+            if END not in points.values():
+                raise ConfigurationError(_at_different_points(points))
+            # A main loop that ends has told the others at `END`.
+            if point != END if self._stops_together else point == END:
+                return None
+            # Wait again: the remaining main loops either end too, or continue without those that have ended.
 
     def average_statistics(self) -> None:
         self._statistics.average(self._main_loop)
@@ -317,11 +360,11 @@ class Training:
             together = self._end_together()
         except (CollectiveTimeoutError, WorkerLostError) as error:
             # Others still train, or the controller is lost.
-            log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
+            log.warning("rank %d leaves the job without further waiting: %s", self.worker.global_rank, error)
             together = False
         except KeyboardInterrupt:
             # Blocks has removed its signal handler, but extensions that save must still run.
-            log.warning("rank %d was interrupted at its end: it no longer waits for others", self.worker.global_rank)
+            log.warning("rank %d was interrupted at its end and no longer waits for others", self.worker.global_rank)
             together = False
         if not together:
             self._leave(self.timeout_s)
@@ -349,8 +392,9 @@ class Training:
             return
         if self.lockstep and isinstance(error, PlatoonError):
             log.error(
-                "rank %d: these workers process each batch together, and one of them did not come to the next. If none "
-                'has died, see that all have as many: shard_stream(stream, uneven="drop"), the same extensions',
+                "rank %d: these workers process each batch together, and one of them did not "
+                "reach the next batch. If none has failed, make sure that all have the same "
+                'number of batches: shard_stream(stream, uneven="drop"), and the same extensions',
                 self.worker.global_rank,
             )
         self.finished, self._evaluated = True, []
@@ -383,6 +427,6 @@ def _values_in(parameters: Sequence[Any], values: Sequence[Any]) -> Iterator[Non
 def refuse_on_nonfinite(choice: str) -> None:
     if choice != "raise":
         raise ConfigurationError(
-            f"got on_nonfinite={choice!r} and no rule: averaged gradients bring a NaN of one worker to all at once; "
-            "use RemoveNotFinite() behind AllReduceGradients()"
+            f"got on_nonfinite={choice!r} and no rule: averaged gradients send a NaN of one "
+            "worker to all others; use RemoveNotFinite() after AllReduceGradients()"
         )

@@ -1,5 +1,8 @@
 """Data-parallel training of Keras models, on Keras 2.3.1 with Theano and on Keras 3."""
 
+import importlib
+import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
 
 from platoon_base import (
@@ -18,32 +21,49 @@ from platoon_base import (
     rank,
     world_size,
 )
+from platoon_base.errors import BackendUnavailableError
 
 # This must run before Keras is imported.
 compat.apply()
 
-from platoon_plugins.keras.importing import require_backend  # noqa: E402
+_BACKENDS = ("torch", "jax", "tensorflow", "theano")
 
-require_backend()
 
-from platoon_plugins.keras.callback_lists import watch_fits  # noqa: E402
+def _require_backend() -> None:
+    """Import Keras; raise `BackendUnavailableError` if Keras or its back end is not installed."""
+    try:
+        importlib.import_module("keras")
+    except ModuleNotFoundError as exc:
+        missing = (exc.name or "").partition(".")[0]
+        if missing == "keras":
+            raise BackendUnavailableError(
+                "Keras is not installed: pip install 'platoon-plugins[keras]', and torch, jax or tensorflow"
+            ) from exc
+        if missing not in _BACKENDS:
+            raise
+        usable = [name for name in _BACKENDS if name != missing and importlib.util.find_spec(name) is not None]
+        chosen = os.environ.get("KERAS_BACKEND")
+        why = f"KERAS_BACKEND={chosen}" if chosen else "its default, or keras.json"
+        set_it = f"set KERAS_BACKEND={' or '.join(usable)}, which is installed, or " if usable else ""
+        raise BackendUnavailableError(
+            f"Keras uses {missing} ({why}), which is not installed: {set_it}pip install {missing}"
+        ) from exc
+
+
+_require_backend()
+
 from platoon_plugins.keras.data import shard  # noqa: E402
 from platoon_plugins.keras.gradients import DistributedOptimizer  # noqa: E402
 from platoon_plugins.keras.learning_rate import LearningRateWarmup, scale_learning_rate, scale_schedule  # noqa: E402
-from platoon_plugins.keras.marks import refuse_unwrapped_copies  # noqa: E402
 from platoon_plugins.keras.model_state import broadcast_variables  # noqa: E402
-from platoon_plugins.keras.moving_averages import watch_batch_normalization  # noqa: E402
-from platoon_plugins.keras.saving import watch_saving  # noqa: E402
+from platoon_plugins.keras.patches import patch_keras  # noqa: E402
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute  # noqa: E402
 from platoon_plugins.keras.whole_sets import evaluate, predict  # noqa: E402
 
 if TYPE_CHECKING:
     from platoon_plugins.keras.prepared import prepare
 
-refuse_unwrapped_copies()
-watch_batch_normalization()
-watch_fits()
-watch_saving()
+patch_keras()
 
 __all__ = [
     "ASGD",

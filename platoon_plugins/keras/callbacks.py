@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,13 +13,13 @@ import keras
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
+from platoon_base.worker import COMPUTE, LOADING, VALIDATION
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.fit_timer import FitTimer
 from platoon_plugins.keras.learning_rate import warn_of_schedules
+from platoon_plugins.keras.marks import change_class
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch, warn_if_anew
-from platoon_plugins.keras.standby import Standby, take_over
-from platoon_plugins.keras.trackers import warn_of_own_runs
+from platoon_plugins.keras.standby import Hooks, Standby, overrides, take_over, warn_of_own_runs
 from platoon_plugins.keras.training import Settings, Training, report_epoch_begin, report_logs
 
 __all__ = [
@@ -71,7 +72,7 @@ class Fits:
         """The fit whose callbacks Keras is calling."""
         if self._training is None:
             raise ConfigurationError(
-                "got the callbacks of distribute() in a loop that has not called their on_train_begin: pass them to fit"
+                "got the callbacks of distribute() in a loop that has not called on_train_begin: pass them to fit"
             )
         return self._training
 
@@ -91,109 +92,99 @@ class Fits:
         return contextlib.nullcontext() if self._training is None else self._training.center()
 
 
-class _First(keras.callbacks.Callback):  # type: ignore[misc]
+class _First(Hooks):
     """The callback before the user's: it puts the values over all workers into their ``logs``."""
 
     def __init__(self, fits: Fits) -> None:
         super().__init__()
-        self._fits = self.fits = fits
-        self._owner: Any = None
+        self.fits = fits
 
     def set_params(self, params: Any) -> None:
         super().set_params(params)
-        self._fits.verbose = params.get("verbose", 0)
-        if not self._fits.leads:
-            self._fits.backend.silence(params)
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self._owner = model  # `self.model` would fetch JAX's state at every batch.
+        self.fits.verbose = params.get("verbose", 0)
+        if not self.fits.leads:
+            self.fits.backend.silence(params)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._fits.prepare(self._owner)
+        self.fits.prepare(self.owner)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._fits.training.epoch_begins(epoch, self.params or {})
+        self.fits.training.epoch_begins(epoch, self.params or {})
 
     # If no callback overrides on_train_batch_end, Keras does not wait for the logs of each batch.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._fits.training.batch_begins(batch)
-        self._fits.timer.batch_begins()
+        self.fits.training.batch_begins(batch)
+        self.fits.timer.batch_begins()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        if self._fits.testing is not None:
-            self._fits.timer.validates()
-            self._fits.testing.test_begins()
+        if (testing := self.fits.testing) is not None:
+            self.fits.timer.validates()
+            testing.test_begins()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._fits.testing is not None:
+        if self.fits.testing is not None:
             # Other workers wait for this one as long as it reports progress.
-            self._fits.worker.progress()
+            self.fits.worker.progress()
 
     def on_test_end(self, logs: Any = None) -> None:
-        if self._fits.testing is not None:
-            self._fits.testing.test_ends({} if logs is None else logs)
-            self._fits.timer.computes()
+        if (testing := self.fits.testing) is not None:
+            testing.evaluation.test_ends({} if logs is None else logs)
+            self.fits.timer.computes()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._fits.timer.computes()
-        self._fits.training.epoch_ends(logs)
-        self._fits.follow_leader(self)
+        self.fits.timer.computes()
+        self.fits.training.epoch_ends(logs)
+        self.fits.follow_leader(self)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._fits.timer.end()
-        self._fits.training.finish()
+        self.fits.timer.end()
+        self.fits.training.finish()
 
 
 class _FirstAtBatches(_First):
     """A `_First` for back ends whose metrics are called at the end of batches."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._fits.training.batch_ends({} if logs is None else logs)
+        self.fits.training.evaluation.batch_ends({} if logs is None else logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._fits.testing is not None:
-            self._fits.testing.test_batch_ends({} if logs is None else logs)
+        if (testing := self.fits.testing) is not None:
+            testing.evaluation.test_batch_ends({} if logs is None else logs)
 
 
-class _Last(keras.callbacks.Callback):  # type: ignore[misc]
+class _Last(Hooks):
     """The callback after the user's: their decisions become decisions of all workers."""
 
     def __init__(self, fits: Fits, standbys: Sequence[Standby] = ()) -> None:
         super().__init__()
-        self._fits = self.fits = fits
+        self.fits = fits
         self._standbys = standbys
-        self._owner: Any = None
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self._owner = model
 
     def on_train_begin(self, logs: Any = None) -> None:
-        warn_of_schedules(self._owner, self._fits.worker, self.params or {})
-        warn_of_own_runs(self._fits.worker)
-        self._fits.training.start((self.params or {}).get("epochs"))
-        self._fits.timer.begin(isinstance(self, _LastAtBatches))
-        self._fits.follow_leader(self)
+        warn_of_schedules(self.owner, self.fits.worker, self.params or {})
+        warn_of_own_runs(self.fits.worker)
+        self.fits.training.start((self.params or {}).get("epochs"))
+        self.fits.timer.begin(isinstance(self, _LastAtBatches))
+        self.fits.follow_leader(self)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._fits.training.epoch_begun()
-        self._fits.timer.loads()
+        self.fits.training.epoch_begun()
+        self.fits.timer.loads()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._fits.training.callbacks_end_epoch(logs)
-        self._fits.follow_leader(self)
+        self.fits.training.callbacks_end_epoch(logs)
+        self.fits.follow_leader(self)
         for standby in self._standbys:
             standby.follow()
 
 
 class _LastAtBatches(_Last):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._fits.training.callbacks_end_batch()
-        self._fits.timer.loads()
+        self.fits.training.stopping.batch_ends()
+        self.fits.timer.loads()
 
 
-class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
+class _ProgressReporter(Hooks):
     """Reports the progress of a single worker's fit, and stops the fit if the job stops."""
 
     # It reports at most every 50 ms, as its code is usually not in the processor's cache.
@@ -201,7 +192,6 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, worker: Worker) -> None:
         super().__init__()
         self._worker = worker
-        self._owner: Any = None
         self.timer = FitTimer(worker, None)
         self._counted = self._last = 0
         self._batches_at_once, self._report_at = 1, 0.0
@@ -210,15 +200,11 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         """Share the worker, whose connection cannot be copied."""
         return type(self)(self._worker)
 
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self._owner = model  # `self.model` would fetch JAX's state at every batch.
-
     def on_train_begin(self, logs: Any = None) -> None:
-        restored = getattr(self._owner, "_initial_epoch", None) or given_initial_epoch(self._owner)
+        restored = getattr(self.owner, "_initial_epoch", None) or given_initial_epoch(self.owner)
         warn_if_anew(self._worker, restored)
-        self._batches_at_once = getattr(self._owner, "steps_per_execution", None) or 1
-        self.timer = FitTimer(self._worker, self._owner)
+        self._batches_at_once = getattr(self.owner, "steps_per_execution", None) or 1
+        self.timer = FitTimer(self._worker, self.owner)
         self.timer.begin(isinstance(self, _ProgressReporterAtBatches))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -236,7 +222,7 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         self._report_at = now + _REPORT_EACH_S
         self._count_to(batch)
         if self._worker.should_stop:
-            self._owner.stop_training = True
+            self.owner.stop_training = True
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._count_to(self._last)
@@ -248,7 +234,7 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         self._count_to(self._last)
         report_logs(self._worker, logs)
         if self._worker.should_stop:
-            self._owner.stop_training = True
+            self.owner.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
         self.timer.end()
@@ -308,11 +294,7 @@ def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:
 
 def hooks_into_batches(callback: Any) -> bool:
     """Return whether a callback overrides a hook at the end of a training batch."""
-    plain = keras.callbacks.Callback
-    return any(
-        getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)
-        for name in ("on_batch_end", "on_train_batch_end")
-    )
+    return overrides(callback, "on_batch_end") or overrides(callback, "on_train_batch_end")
 
 
 def in_center(callback: Any, fits: Fits) -> None:
@@ -333,8 +315,7 @@ def in_center(callback: Any, fits: Fits) -> None:
         return save_center
 
     methods = {name: saving(name) for name in _SAVES if hasattr(base, name)}
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    callback.__class__ = type(base.__name__, (base,), {**names, **methods, "saves_center": True})
+    change_class(callback, {**methods, "saves_center": True})
 
 
 def saves_in_mid_epoch(callback: Any) -> bool:
@@ -344,3 +325,69 @@ def saves_in_mid_epoch(callback: Any) -> bool:
 
 # The methods that write in ModelCheckpoint and BackupAndRestore, and in OrbaxCheckpoint.
 _SAVES = ("_save_model", "_save_checkpoint")
+
+
+class FitTimer:
+    """Enters the phase that follows each hook of a fit."""
+
+    # Keras 2 and torch load a batch between two steps, JAX within the step from an iterator that is
+    # timed here. On TensorFlow loading counts as computation.
+
+    def __init__(self, worker: Worker, model: Any) -> None:
+        self._worker, self._model = worker, model
+        self._backend = keras.backend.backend()
+        self._between = self._backend in ("theano", "torch")
+        self._step: Callable[..., Any] | None = None
+        self._timed: Callable[..., Any] | None = None
+
+    @property
+    def _clock(self) -> Any:
+        return self._worker.advanced.clock
+
+    def begin(self, at_batches: bool) -> None:
+        """Watch the model's steps; ``at_batches`` if `loads` is called after each batch."""
+        # A fit that raised may have ended in another phase, with steps that it did not count.
+        self.computes()
+        self._clock.ahead = 0
+        step = getattr(self._model, "train_function", None)
+        if step is None or self._backend not in ("torch", "jax") or (self._between and at_batches):
+            return
+        # A fit that raised has left its own wrapper.
+        step = getattr(step, "untimed", step)
+        clock, loads = self._clock, self.loads
+
+        @functools.wraps(step)
+        def timed(*args: Any) -> Any:
+            if self._between:
+                results = step(*args)
+                loads()
+                return results
+            *first, batches = args
+            return step(*first, clock.loading(batches) if hasattr(batches, "__next__") else batches)
+
+        timed.untimed = step  # type: ignore[attr-defined]
+        self._step, self._timed = step, timed
+        self._model.train_function = timed
+
+    def loads(self) -> None:
+        if self._between:
+            self._clock.enter(LOADING)
+
+    def batch_begins(self) -> None:
+        if self._between:
+            self._clock.enter(COMPUTE)
+
+    def steps(self, number: int) -> None:
+        self._clock.step_ahead(number)
+
+    def computes(self) -> None:
+        self._clock.enter(COMPUTE)
+
+    def validates(self) -> None:
+        self._clock.enter(VALIDATION)
+
+    def end(self) -> None:
+        self.computes()
+        if self._timed is not None and self._model.train_function is self._timed:
+            self._model.train_function = self._step
+        self._step = self._timed = None

@@ -10,9 +10,9 @@ import numpy as np
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
+from platoon_base.worker import warn_once
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.mode import Mode
-from platoon_plugins.keras.step_logs import is_of_own_step, over_all_workers
+from platoon_plugins.keras.modes import Mode
 
 __all__ = ["Evaluation"]
 
@@ -80,9 +80,9 @@ class Evaluation:
         if not mode.stops:  # Keras 2 does not evaluate after a stop in mid-epoch.
             evaluating = [rank for rank, does in told if does]
             raise ConfigurationError(
-                f"ranks {evaluating} evaluate after epoch {epoch + 1}, and the other ones of "
-                f"{[rank for rank, _ in told]} do not: pass validation_data, its shard, and the same validation_freq "
-                "to fit on every worker"
+                f"ranks {evaluating} evaluate after epoch {epoch + 1}, and the others of "
+                f"{[rank for rank, _ in told]} do not: pass validation_data, its shard, and the "
+                "same validation_freq to fit on every worker"
             )
 
     # Evaluation.
@@ -144,13 +144,42 @@ class Evaluation:
             return total
         # A worker without a batch has no logs and cannot decide alone.
         name = f"keras {phase} logs {self._epoch.number}"
-        chosen = self._worker.gather(len(logs) if is_of_own_step(logs, total) else 0, name=name)
+        chosen = self._worker.gather(len(logs) if set(logs) != set(total) else 0, name=name)
         if not any(chosen):
             return total
+        # A value that equals a metric's result on every worker becomes that metric over all data;
+        # another number becomes the mean over the workers. `logs` is empty without a batch.
         own = self._metrics.results_again(self._epoch.own_state[phase])
-        return over_all_workers(
-            logs, max(chosen), own, total, lambda arrays: list(self._worker.advanced.sum_arrays(name, arrays).arrays)
-        )
+        metrics, names = sorted(own), max(chosen)
+        matches, numbers = np.zeros((names, len(metrics))), np.zeros(names)
+        for i, (_, value) in enumerate(sorted(logs.items())):
+            matches[i] = [_is_same(value, own[metric]) for metric in metrics]
+            numbers[i] = float(value) if _is_number(value) else np.nan
+        arrays = [matches, numbers, np.array(float(bool(logs)))]
+        on_all, sums, workers = self._worker.advanced.sum_arrays(name, arrays).arrays
+        values: dict[str, Any] = {}
+        averaged = []
+        for key, counts, number in zip(sorted(logs), on_all, sums):
+            found = [metric for metric, count in zip(metrics, counts) if count == workers]
+            if found:
+                values[key] = total[key if key in found else found[0]]
+            elif _is_number(logs[key]):
+                values[key] = float(number / workers)
+                averaged.append(key)
+            else:
+                raise ConfigurationError(
+                    f"got {key!r} in the logs of an epoch, a {type(logs[key]).__name__} of which no metric of the "
+                    "model keeps track: only a number can be averaged over the workers; let the step update a metric "
+                    "(self.metrics) and return its result"
+                )
+        if averaged:
+            warn_once(
+                f"got {', '.join(map(repr, averaged))} in the logs of an epoch, which no metric "
+                "of the model tracks: the value is the mean of each worker's last batch; for a "
+                "value over all rows let the step update a metric (self.metrics) and return its "
+                "result"
+            )
+        return values
 
     def _batches_with_losses(self, phase: str) -> int:
         self._backend.settle()
@@ -172,3 +201,14 @@ class Evaluation:
             return results
         loss = self._losses.combined(phase, self._worker, f"keras {phase} losses {name or self._epoch.number}")
         return {**results, "loss": loss} if "loss" in results else results
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and isinstance(value, (int, float, np.number, np.ndarray))
+
+
+def _is_same(value: Any, result: Any) -> bool:
+    """Return whether two values agree up to the rounding of a compiled program."""
+    if isinstance(value, Mapping) or np.shape(value) != np.shape(result):
+        return False
+    return bool(np.allclose(value, result, rtol=1e-5, atol=0, equal_nan=True))

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,9 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.data import is_dataset, is_sequence, is_sharded, shard, shard_arrays
-from platoon_plugins.keras.dataset_order import comparable, sources
-from platoon_plugins.keras.parts import is_nested, is_part, leaves, map_arrays
-from platoon_plugins.keras.read_order import REMEDY, ReadOrder, register
-from platoon_plugins.keras.requirements import require_stateless
+from platoon_plugins.keras.model_state import require_stateless
+from platoon_plugins.keras.parts import NAMES, has_rows, is_part, leaves, map_arrays, rows_at
+from platoon_plugins.keras.read_order import REMEDY, ReadOrder, comparable, register, sources
 from platoon_plugins.keras.same_data import require_same_data
 from platoon_plugins.keras.torch_loaders import every_nth
 
@@ -38,7 +37,7 @@ def divide(model: Any, values: dict[str, Any], worker: Worker) -> None:
             _divide_validation(values, worker)
         except ConfigurationError as exc:
             raise type(exc)(f"validation_data: {exc}") from None
-    if _has_rows(values.get(name)):
+    if has_rows(values.get(name)):
         _divide_arrays(values, worker)
     elif values.get(name) is not None:
         values[name] = _part_of_set(values[name], worker, f"passed as {name}")
@@ -53,8 +52,8 @@ def build(model: Any, values: dict[str, Any]) -> None:
     x = values.get("x")
     if not hasattr(model, "_symbolic_build") or x is None or all(layer.built for layer in model._flatten_layers()):
         return
-    if _has_rows(x):
-        data = tuple(values.get(name) for name in ("x", "y", "sample_weight"))
+    if has_rows(x):
+        data = tuple(values.get(name) for name in NAMES)
         batch = tuple(map_arrays(part, lambda array: np.asarray(array[:1])) for part in data)
     elif is_sequence(x):
         with seeds.kept_numpy():  # Batches may draw random numbers.
@@ -63,13 +62,9 @@ def build(model: Any, values: dict[str, Any]) -> None:
         batches = iter(x)
         batch = next(batches)
         if batches is x:  # A generator cannot be restarted.
-            values["x"] = _chained(batch, batches)
+            # Keras requires an object of the generator class.
+            values["x"] = (each for each in itertools.chain([batch], batches))
     model._symbolic_build(data_batch=batch)
-
-
-def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def batch_of(data: tuple[Any, ...], worker: Worker) -> tuple[Any, ...]:
@@ -78,13 +73,7 @@ def batch_of(data: tuple[Any, ...], worker: Worker) -> tuple[Any, ...]:
     if not counts or min(counts) < worker.global_size:
         return data
     every = slice(worker.global_rank, None, worker.global_size)
-    return tuple(
-        map_arrays(part, lambda array: array.iloc[every] if hasattr(array, "iloc") else array[every]) for part in data
-    )
-
-
-def _has_rows(data: Any) -> bool:
-    return hasattr(data, "shape") or isinstance(data, Mapping) or is_nested(data)
+    return tuple(map_arrays(part, lambda array: rows_at(array, every)) for part in data)
 
 
 def _fewer(steps: int, worker: Worker) -> int:
@@ -93,7 +82,7 @@ def _fewer(steps: int, worker: Worker) -> int:
 
 
 def _divide_arrays(values: dict[str, Any], worker: Worker) -> None:
-    data = tuple(values.get(name) for name in ("x", "y", "sample_weight"))
+    data = tuple(values.get(name) for name in NAMES)
     if _is_from_shard(data):
         return
     split = values.get("validation_split") or 0.0
@@ -102,7 +91,7 @@ def _divide_arrays(values: dict[str, Any], worker: Worker) -> None:
         values["validation_split"] = 0.0
     else:
         own, _ = shard_arrays(data, worker, checked=False)
-    values.update({name: part for name, part in zip(("x", "y", "sample_weight"), own) if part is not None})
+    values.update({name: part for name, part in zip(NAMES, own) if part is not None})
 
 
 def _is_from_shard(data: Any) -> bool:
@@ -112,7 +101,7 @@ def _is_from_shard(data: Any) -> bool:
 def _divide_validation(values: dict[str, Any], worker: Worker) -> None:
     data = values["validation_data"]
     steps = values.get("validation_steps")
-    if isinstance(data, (tuple, list)) or _has_rows(data):
+    if isinstance(data, (tuple, list)) or has_rows(data):
         data = tuple(data) if isinstance(data, (tuple, list)) else (data,)
         if _is_from_shard(data):
             return
@@ -138,8 +127,9 @@ def _part_of_set(data: Any, worker: Worker, what: str) -> Any:
         return _part_of_dataset(data, worker, what)
     if inspect.isgenerator(data) or (isinstance(data, Iterator) and not is_sequence(data)):
         warn_once(
-            f"got a {type(data).__name__}: each of the {worker.global_size} workers makes all its batches and trains "
-            "on every one of as many; a PyDataset makes only those that a worker needs"
+            f"got a {type(data).__name__}, of which each of the {worker.global_size} workers "
+            f"makes all batches and uses only every {worker.global_size}-th: a PyDataset makes "
+            "only the batches that a worker needs"
         )
         return _part_of_generator(data, worker, what)
     return shard(data, worker=worker)
@@ -165,12 +155,7 @@ def _part_of_generator(data: Any, worker: Worker, what: str) -> Iterator[Any]:
         counts = worker.gather(order.batches, name=f"keras {order.what}")
         for _ in every_nth(itertools.islice(data, max(counts) - order.batches), order, common, worker):
             pass
-    return _every(data, order, common, worker)
-
-
-def _every(data: Iterator[Any], order: ReadOrder, common: seeds.Common, worker: Worker) -> Iterator[Any]:
-    # Keras requires an object of the generator class.
-    yield from every_nth(data, order, common, worker)
+    return every_nth(data, order, common, worker)
 
 
 def _part_of_dataset(data: Any, worker: Worker, what: str) -> Any:
@@ -187,6 +172,6 @@ def _part_of_dataset(data: Any, worker: Worker, what: str) -> Any:
     rows = [max(len(leaf) for leaf in leaves(batch)) for batch in data]
     sharing = [len(range(i, size, batches)) for i in range(batches)]
     if any(count < number for count, number in zip(rows, sharing)):
-        raise ConfigurationError(f"got {sum(rows)} rows for {size} workers: some would have none; use fewer workers")
+        raise ConfigurationError(f"got {sum(rows)} rows for {size} workers, so some would have none: use fewer workers")
     mine = rank % batches
     return data.skip(mine).take(1).unbatch().shard(sharing[mine], rank // batches).batch(rows[mine])

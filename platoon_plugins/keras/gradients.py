@@ -15,7 +15,7 @@ from platoon_base.frameworks import deterministic_seed
 from platoon_base.schedule import votes_suffice
 from platoon_base.worker import FlatBuffers
 from platoon_plugins.keras import backends
-from platoon_plugins.keras.marks import mark, unmark
+from platoon_plugins.keras.marks import change_class, mark, unmark
 
 __all__ = [
     "DONE",
@@ -101,18 +101,18 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
         return optimizer
     backend, base = backends.current(), type(optimizer)
     average = backend.average(worker)
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    methods = backend.apply_of(base, average)
-    optimizer.__class__ = type(base.__name__, (base,), {**names, **methods, "gradient_average": average})
+    change_class(optimizer, {**backend.apply_of(base, average), "gradient_average": average})
     mark(optimizer)
     return optimizer
 
 
-def plain_again(optimizer: Any) -> None:
-    """Make a DistributedOptimizer, or a copy of one, a plain optimizer without a mark."""
-    if average_of(optimizer) is not None:
+def plain_again(optimizer: Any) -> bool:
+    """Make a DistributedOptimizer, or a copy, a plain optimizer; return if it averaged."""
+    averages = average_of(optimizer) is not None
+    if averages:
         optimizer.__class__ = type(optimizer).__mro__[1]
     unmark(optimizer)
+    return averages
 
 
 def average_of(optimizer: Any) -> GradientAverage | None:

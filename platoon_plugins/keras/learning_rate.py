@@ -13,7 +13,8 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import Warmup, scaled
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends
-from platoon_plugins.keras.optimizers import optimizers_of, with_inner
+from platoon_plugins.keras.optimizers import all_optimizers, schedule_of
+from platoon_plugins.keras.standby import Hooks
 
 __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_schedules"]
 
@@ -82,7 +83,7 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
             "that count epochs need no scaling"
         )
     if hasattr(base, "steps_scaled_by"):
-        raise ConfigurationError("got a schedule that is scaled already: scale it once")
+        raise ConfigurationError("got a schedule that is scaled already: scale it only once")
     size = (connect() if worker is None else worker).global_size
     if size == 1:
         return schedule
@@ -99,37 +100,35 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
 
 def warn_of_schedules(model: Any, worker: Worker, params: Mapping[str, Any]) -> None:
     """Warn on rank 0 if a schedule was not scaled and does not end with the fit."""
-    for optimizer in [inner for outer in optimizers_of(model) for inner in with_inner(outer)]:
+    for optimizer in all_optimizers(model):
         if worker.global_rank == 0:
             _warn_of_schedule(optimizer, worker.global_size, params)
 
 
 def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -> None:
-    fewer = f"an epoch has {workers} times fewer of them than in one process with the same batch size"
+    fewer = f"an epoch has {workers} times fewer steps than in one process with the same batch size"
     if getattr(optimizer, "initial_decay", 0):  # Keras 2 only.
         warn_once(
-            f"the optimizer {type(optimizer).__name__} has decay={optimizer.initial_decay:g}, which acts at each step "
-            f"of its own worker: {fewer}; multiply it by connect().global_size, if that is not done yet"
+            f"the optimizer {type(optimizer).__name__} has decay={optimizer.initial_decay:g}, "
+            f"which acts at each step of its own worker, and {fewer}: multiply it by "
+            "connect().global_size, unless you have done so"
         )
-    schedule = getattr(optimizer, "_learning_rate", None)
-    schedules = getattr(keras.optimizers, "schedules", None)
-    if schedules is None or not isinstance(schedule, schedules.LearningRateSchedule):
-        return
-    if hasattr(type(schedule), "steps_scaled_by"):
+    schedule = schedule_of(optimizer)
+    if schedule is None or hasattr(type(schedule), "steps_scaled_by"):
         return
     name, ends_at, epochs = type(schedule).__name__, _last_step(schedule), int(params.get("epochs") or 0)
     steps = (steps_in_epoch(params) or 0) * epochs
-    remedy = "let it end with the fit by scale_schedule(schedule)"
+    remedy = "pass scale_schedule(schedule), which ends with the fit"
     if not (ends_at and steps):
         warn_once(
-            f"the schedule {name} of the learning rate counts the steps of its own worker: {fewer}; {remedy}, unless "
-            "it was written for as few"
+            f"the schedule {name} of the learning rate counts the steps of its own worker, and "
+            f"{fewer}: {remedy}, unless it was written for these steps"
         )
     # The tolerance is one step per epoch, for a smaller last batch.
     elif ends_at > steps + epochs:
         warn_once(
-            f"the schedule {name} of the learning rate ends at step {ends_at:g}, and this fit has {steps} steps on "
-            f"each of its {workers} workers: {fewer}; {remedy}"
+            f"the schedule {name} of the learning rate ends at step {ends_at:g}, this fit has "
+            f"{steps} steps on each of its {workers} workers, and {fewer}: {remedy}"
         )
 
 
@@ -143,7 +142,7 @@ def _last_step(schedule: Any) -> float:
     return float(schedule.decay_steps + (getattr(schedule, "warmup_steps", None) or 0))
 
 
-class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateWarmup(Hooks):
     """Raise the learning rate batch by batch from that of one worker to that of N.
 
     It follows the equation of `platoon_base.learning_rate.Warmup`, which is Horovod's for
@@ -182,11 +181,6 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_per_epoch = steps_per_epoch
         self._backend = backends.current()
         self._epoch = 0
-        self._owner: Any = None
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self._owner = model  # `self.model` would fetch JAX's state at every batch.
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
@@ -202,11 +196,11 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         if rate is None:
             return
         try:
-            self._backend.set_learning_rate(self._owner, rate)
+            self._backend.set_learning_rate(self.owner, rate)
         except TypeError as exc:
             raise ConfigurationError(
-                "the optimizer follows a LearningRateSchedule, which a callback cannot change: compile with a number, "
-                "or put the warm-up into the schedule"
+                "the optimizer has a LearningRateSchedule, which a callback cannot change: "
+                "compile with a number, or put the warm-up into the schedule"
             ) from exc
 
 

@@ -1,4 +1,4 @@
-"""The optimizers of a model, and which of them average gradients, even if copied or loaded."""
+"""The optimizers of a model: which average gradients, and the state that a rule shares."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
@@ -13,7 +14,21 @@ from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, pl
 from platoon_plugins.keras.marks import is_marked
 from platoon_plugins.keras.model_averages import ModelAverages
 
-__all__ = ["average_of_model", "optimizers_of", "with_inner", "wrap_again"]
+__all__ = [
+    "all_optimizers",
+    "average_of_model",
+    "begin_averages",
+    "continue_steps",
+    "end_averages",
+    "keeps_averages",
+    "optimizers_of",
+    "outer_optimizers",
+    "require_built",
+    "schedule_of",
+    "unbuilt",
+    "with_inner",
+    "wrap_again",
+]
 
 _AVERAGES = "_platoon_averages"
 
@@ -35,18 +50,34 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
         yield from with_inner(each)
 
 
+def outer_optimizers(model: Any) -> list[Any]:
+    """Return the optimizers of a model that are in no other one."""
+    found = optimizers_of(model)
+    inside = {id(inner) for outer in found for inner in with_inner(outer) if inner is not outer}
+    return [each for each in found if id(each) not in inside]
+
+
+def all_optimizers(model: Any) -> list[Any]:
+    return [inner for outer in optimizers_of(model) for inner in with_inner(outer)]
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """Return the LearningRateSchedule of an optimizer of Keras 3, or None."""
+    schedules = getattr(keras.optimizers, "schedules", None)
+    schedule = getattr(optimizer, "_learning_rate", None)
+    return schedule if schedules is not None and isinstance(schedule, schedules.LearningRateSchedule) else None
+
+
 def wrap_again(model: Any, worker: Worker) -> None:
     """Apply DistributedOptimizer to plain optimizers that are marked or contain a marked one."""
     # Copies and loaded models have marked plain optimizers. With "mixed_float16" `compile` wraps a
     # DistributedOptimizer in a LossScaleOptimizer, which would skip steps by its own gradients.
     if worker.global_size == 1:
         return
-    optimizers = optimizers_of(model)
-    inside = {id(inner) for outer in optimizers for inner in with_inner(outer) if inner is not outer}
-    for optimizer in optimizers:
+    for optimizer in outer_optimizers(model):
         inner = getattr(optimizer, "inner_optimizer", None)
         marked = is_marked(optimizer) or (inner is not None and is_marked(inner))
-        if marked and id(optimizer) not in inside and average_of(optimizer) is None:
+        if marked and average_of(optimizer) is None:
             if inner is not None:
                 plain_again(inner)
             DistributedOptimizer(optimizer, worker=worker)
@@ -60,13 +91,15 @@ def average_of_model(model: Any) -> ModelAverages | None:
     if not averages and inside:
         name = inside.pop()
         raise ConfigurationError(
-            f"got a {name} around a DistributedOptimizer: workers would step differently; wrap it the other way round, "
-            f"DistributedOptimizer({name}(...)), in compile()"
+            f"got a {name} around a DistributedOptimizer, with which workers would step "
+            f"differently: wrap it the other way round, DistributedOptimizer({name}(...)), in "
+            "compile()"
         )
     if len(set(averages)) != len(averages):
         raise ConfigurationError(
-            "got two optimizers of a model that share an average of gradients, as one was made by from_config() of "
-            "the other's class: call DistributedOptimizer on a plain optimizer for each"
+            "got two optimizers of a model that share an average of gradients, because one was "
+            "made by from_config() of the other's class: call DistributedOptimizer on a plain "
+            "optimizer for each"
         )
     # On torch a model has no optimizer before compile().
     compiled = getattr(model, "optimizer", None)
@@ -85,7 +118,59 @@ def _require_all(optimizers: list[Any], averages: list[Any]) -> None:
     plain = [type(optimizer).__name__ for optimizer in optimizers if average_of(optimizer) is None]
     if averages and plain:
         raise ConfigurationError(
-            f"got a model with a DistributedOptimizer and a plain {plain[0]}, such as those of a GAN: what the plain "
-            "one trains would become different on each worker; call DistributedOptimizer on each of the model's "
-            "optimizers, or on none and keep the weights together by a rule: distribute(..., rule=EASGD())"
+            f"got a model with a DistributedOptimizer and a plain {plain[0]}, as in a GAN: the "
+            "weights of the plain one would differ between workers; call DistributedOptimizer on "
+            "each of the model's optimizers, or on none and synchronize with a rule: "
+            "distribute(..., rule=EASGD())"
         )
+
+
+def require_built(model: Any) -> None:
+    """Raise if an optimizer has no moments yet, which could not be shared."""
+    for optimizer in unbuilt(model):
+        raise ConfigurationError(
+            f"got a model whose optimizer {type(optimizer).__name__} is not built, and a rule "
+            "that shares its moments: call optimizer.build(variables) with the trained variables "
+            "before fit"
+        )
+
+
+def unbuilt(model: Any) -> list[Any]:
+    return [optimizer for optimizer in optimizers_of(model) if not getattr(optimizer, "built", True)]
+
+
+def continue_steps(model: Any, steps: int) -> None:
+    """Let optimizers continue the step count of an earlier run, whose moments they have."""
+    for optimizer in all_optimizers(model):
+        count = getattr(optimizer, "iterations", None)
+        if hasattr(count, "assign") and not int(keras.ops.convert_to_numpy(count)):
+            count.assign(steps)
+
+
+def keeps_averages(model: Any) -> bool:
+    """Return whether the optimizer averages weights; a fit leaves the averages in the model."""
+    return bool(_averaging([getattr(model, "optimizer", None)]))
+
+
+def begin_averages(model: Any) -> None:
+    """Start averages from the weights before the first step: a rule would spread Keras's zeros."""
+    for optimizer in _averaging(optimizers_of(model)):
+        if not int(keras.ops.convert_to_numpy(optimizer.iterations)):
+            _copy(optimizer._trainable_variables, optimizer._model_variables_moving_average)
+
+
+def end_averages(model: Any) -> None:
+    """Put the averages into the model, as Keras does at the end of a fit."""
+    for optimizer in _averaging([getattr(model, "optimizer", None)]):
+        _copy(optimizer._model_variables_moving_average, optimizer._trainable_variables)
+
+
+def _averaging(optimizers: list[Any]) -> list[Any]:
+    each = (inner for outer in optimizers for inner in with_inner(outer))
+    return [inner for inner in each if getattr(inner, "use_ema", False) and inner.built]
+
+
+def _copy(sources: Any, targets: Any) -> None:
+    """Copy through NumPy: on JAX, ``assign`` of a variable would share memory."""
+    for source, target in zip(sources, targets):
+        target.assign(np.array(keras.ops.convert_to_numpy(source)))

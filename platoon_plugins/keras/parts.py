@@ -13,18 +13,21 @@ import numpy as np
 from platoon_base.sharding import epoch_indices
 
 __all__ = [
+    "NAMES",
     "Cut",
     "Part",
+    "has_rows",
     "is_nested",
     "is_part",
     "keep_part",
-    "keep_returned",
     "leaves",
     "map_arrays",
     "part_at",
     "part_of",
+    "rows_at",
 ]
 
+NAMES = ("x", "y", "sample_weight")  # The arguments of `fit` with rows.
 _CHECKED_BYTES = 1 << 24  # Bytes per call of crc32.
 
 
@@ -54,40 +57,27 @@ class Part(NamedTuple):
         return self.checksum is None or _checksum(array) == self.checksum
 
 
-# Origins by the id of the array; the weak reference removes the entry.
-_parts: dict[int, tuple[weakref.ref[Any], Part]] = {}
+# The arrays of `shard` by their ids, with their origins; the weak reference removes the entry.
+_parts: dict[int, tuple[weakref.ref[Any], Part | None]] = {}
 
 
-def keep_part(array: Any, whole: Any, cut: Cut, checked: bool = True) -> None:
-    """Record the origin of an array, unless its data are in a file, on a GPU or of objects."""
-    if not (_is_in_memory(array) and _is_in_memory(whole)):
-        return
-    key = id(array)
-    try:
-        reference = weakref.ref(array, lambda _: _parts.pop(key, None))
-    except TypeError:  # This class has no weak references.
-        return
-    _parts[key] = reference, Part(whole, cut, _checksum(array) if checked else None)
-
-
-# All arrays of `shard`, including those whose rows are not divided again.
-_returned: dict[int, weakref.ref[Any]] = {}
-
-
-def keep_returned(array: Any) -> None:
+def keep_part(array: Any, whole: Any, cut: Cut, reshuffle: bool, checked: bool = True) -> None:
+    """Record an array; also its origin if its rows may be divided again."""
+    # Data in a file, on a GPU or of objects are not.
+    again = reshuffle and _is_in_memory(array) and _is_in_memory(whole)
+    part = Part(whole, cut, _checksum(array) if checked else None) if again else None
     key = id(array)
     with contextlib.suppress(TypeError):  # This class has no weak references.
-        _returned[key] = weakref.ref(array, lambda _: _returned.pop(key, None))
+        _parts[key] = weakref.ref(array, lambda _: _parts.pop(key, None)), part
 
 
 def is_part(array: Any) -> bool:
-    found = _returned.get(id(array))
-    return found is not None and found() is array
+    found = _parts.get(id(array))
+    return found is not None and found[0]() is array
 
 
 def part_of(array: Any) -> Part | None:
-    found = _parts.get(id(array))
-    return found[1] if found is not None and found[0]() is array else None
+    return _parts[id(array)][1] if is_part(array) else None
 
 
 def part_at(array: Any) -> tuple[Any, Part] | None:
@@ -95,9 +85,9 @@ def part_at(array: Any) -> tuple[Any, Part] | None:
     if not isinstance(array, np.ndarray):
         return None
     for reference, part in list(_parts.values()):
-        mine = reference()
+        mine = reference() if part is not None else None
         if mine is array or (isinstance(mine, np.ndarray) and _place(mine) == _place(array)):
-            return mine, part
+            return mine, part  # type: ignore[return-value]
     return None
 
 
@@ -147,6 +137,16 @@ def is_nested(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and any(
         value is None or hasattr(value, "shape") or isinstance(value, (Mapping, list, tuple)) for value in data
     )
+
+
+def has_rows(data: Any) -> bool:
+    """Return whether data are arrays, alone or nested, and not a set of batches."""
+    return hasattr(data, "shape") or isinstance(data, Mapping) or is_nested(data)
+
+
+def rows_at(array: Any, rows: slice) -> Any:
+    """Return some rows of an array, a view where that is possible."""
+    return array.iloc[rows] if hasattr(array, "iloc") else array[rows]
 
 
 def leaves(data: Any) -> Iterator[Any]:

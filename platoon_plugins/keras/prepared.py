@@ -5,10 +5,8 @@ Importing this module seeds generators alike on all workers, see `seeds.seed_ali
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -19,14 +17,15 @@ from platoon_base.learning_rate import scaled
 from platoon_base.rules import Rule, require_rule
 from platoon_base.schedule import EveryN
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import backends, seeds, trained
+from platoon_plugins.keras import backends, marks, seeds
 from platoon_plugins.keras.callbacks import bounds_of
 from platoon_plugins.keras.fit_arguments import batch_of, build, divide
 from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
 from platoon_plugins.keras.learning_rate import scale_schedule
-from platoon_plugins.keras.marks import is_marked
+from platoon_plugins.keras.marks import is_marked, patch, signature_of
 from platoon_plugins.keras.model_state import broadcast_variables
-from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
+from platoon_plugins.keras.optimizers import all_optimizers, average_of_model, outer_optimizers, schedule_of, with_inner
+from platoon_plugins.keras.parts import NAMES
 from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
 from platoon_plugins.keras.training import train_by_rule
@@ -109,12 +108,13 @@ def prepare(
     >>> model.fit(x, y, validation_split=0.2, callbacks=[EarlyStopping()])        # doctest: +SKIP
     """
     if not isinstance(model, keras.Model):
-        raise ConfigurationError(f"got {type(model).__name__}: pass a model of Keras, prepare(model)")
+        raise ConfigurationError(f"got {type(model).__name__}: pass a Keras model, prepare(model)")
     if mode is not None and mode not in _MODES:
         raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
     if mode == "sync" and not (strategy is None and sync_every is None):
         raise ConfigurationError(
-            'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async" for them'
+            'got mode="sync" with strategy or sync_every, which averaged gradients do not use: '
+            'pass mode="async" for them'
         )
     if strategy is not None:
         require_rule(strategy, "strategy")
@@ -126,13 +126,15 @@ def prepare(
     chosen = "async" if mode is None and not (strategy is None and sync_every is None) else mode
     settings = _Settings(chosen, strategy, sync_every, scaling, others)
     settings.rule(settings.require_scaling(settings.mode_of(model)))
-    trained.prepared[model] = settings._replace(
+    marks.prepared[model] = settings._replace(
         intent=worker.advanced.intend(
             "prepare",
-            'was followed by no fit of this model: train it by model.fit, or by train_on_batch with mode="sync"',
+            'was followed by no fit of this model: train it with model.fit, or with train_on_batch and mode="sync"',
         )
     )
-    _watch()
+    # Other models are not affected.
+    for name, new in (("fit", _fit), ("fit_generator", _fit), ("train_on_batch", _train_on_batch)):
+        patch(keras.Model, name, new)
     return model
 
 
@@ -140,7 +142,9 @@ def _require_period(sync_every: int) -> None:
     try:
         EveryN(sync_every)
     except ConfigurationError as exc:
-        raise ConfigurationError(f"got sync_every={sync_every!r}: it counts batches, a whole number from 1") from exc
+        raise ConfigurationError(
+            f"got sync_every={sync_every!r}: it counts batches and must be a whole number >= 1"
+        ) from exc
 
 
 class _Settings(NamedTuple):
@@ -160,7 +164,7 @@ class _Settings(NamedTuple):
 
     def mode_of(self, model: Any) -> str:
         """Return the mode; by default the one of the model's optimizers."""
-        averages = any(average_of(each) is not None or is_marked(each) for each in _all_optimizers(model))
+        averages = any(average_of(each) is not None or is_marked(each) for each in all_optimizers(model))
         return self.mode or ("sync" if averages else "async")
 
     def require_scaling(self, mode: str) -> str:
@@ -169,15 +173,15 @@ class _Settings(NamedTuple):
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if mode == "sync" and value not in (None, "none", "linear", "sqrt"):
             raise ConfigurationError(
-                f'got scaling={value!r} for averaged gradients: pass "none", "linear" or "sqrt", which the learning '
-                "rate is multiplied by"
+                f'got scaling={value!r} for averaged gradients: pass "none", "linear" or "sqrt", '
+                "by which the learning rate is scaled"
             )
         if mode == "async" and not (value in (None, "none") or number):
             raise ConfigurationError(f'got scaling={value!r} with mode="async": pass a number, such as 2, or "none"')
         if mode == "async" and value is not None and self.strategy is not None:
             raise ConfigurationError(
-                f"got scaling={value!r} and strategy={self.strategy!r}: pass "
-                "strategy=AveragedEASGD(scale=...), or one of the two"
+                f"got scaling={value!r} and strategy={self.strategy!r}: pass only one of the two, "
+                "or strategy=AveragedEASGD(scale=...)"
             )
         return mode
 
@@ -193,30 +197,31 @@ class _Settings(NamedTuple):
         self.intent.used = True
         mode = self.require_scaling(self.mode_of(model))
         if mode == "sync":
-            changed = [self._average(each) for each in _outer_optimizers(model)]
+            changed = [self._average(each) for each in outer_optimizers(model)]
             compiler = {"tensorflow": "XLA", "torch": "torch.compile"}.get(keras.backend.backend())
             # A model saved on JAX has jit_compile=True.
             if compiler and getattr(model, "jit_compile", False):
                 warn_once(
-                    f"this model trains without {compiler} (jit_compile=False), which cannot leave its program to "
-                    'average gradients; prepare(model, mode="async") keeps it'
+                    f"this model trains without {compiler} (jit_compile=False), which cannot "
+                    'average gradients inside its program; prepare(model, mode="async") keeps it'
                 )
                 model.jit_compile = False
                 changed.append(True)
         else:
-            for each in _outer_optimizers(model):
+            for each in outer_optimizers(model):
                 _scale_rate(each, "none", 1)
-            changed = [_make_plain(each) for each in _all_optimizers(model)]
+            changed = [plain_again(each) for each in all_optimizers(model)]
             train_by_rule(model)
         if any(changed):
-            _forget_step(model)
+            model.train_function = None
         return mode
 
     def _average(self, optimizer: Any) -> bool:
         if self.scaling not in (None, "none") and average_of(optimizer) is None and is_marked(optimizer):
             warn_once(
-                f"got scaling={self.scaling!r} and an optimizer that was loaded or copied with its model: its learning "
-                "rate stays as it was saved, since it has been scaled before; set another before fit"
+                f"got scaling={self.scaling!r} and an optimizer that was loaded or copied with "
+                "its model: its learning rate stays as it was saved, because it was scaled "
+                "before; set another one before fit"
             )
             _factors[optimizer] = scaled(1.0, self.worker.global_size, str(self.scaling))
         _scale_rate(optimizer, str(self.scaling or "none"), self.worker.global_size)
@@ -237,9 +242,9 @@ def _scale_rate(optimizer: Any, how: str, size: int) -> None:
     before, factor = _factors.get(optimizer, 1.0), scaled(1.0, size, how)
     if factor == before:
         return
-    if _schedule_of(optimizer) is not None:
+    if schedule_of(optimizer) is not None:
         raise ConfigurationError(
-            f"got scaling={how!r} and the schedule {type(_schedule_of(optimizer)).__name__} of the learning rate: "
+            f"got scaling={how!r} and the schedule {type(schedule_of(optimizer)).__name__} of the learning rate: "
             "scale its rates where it is made, by scale_learning_rate(rate), and leave scaling out"
         )
     if hasattr(keras, "ops"):
@@ -250,82 +255,38 @@ def _scale_rate(optimizer: Any, how: str, size: int) -> None:
     _factors[optimizer] = factor
 
 
-def _outer_optimizers(model: Any) -> list[Any]:
-    found = optimizers_of(model)
-    inside = {id(inner) for outer in found for inner in with_inner(outer) if inner is not outer}
-    return [each for each in found if id(each) not in inside]
-
-
-def _all_optimizers(model: Any) -> list[Any]:
-    return [inner for outer in optimizers_of(model) for inner in with_inner(outer)]
-
-
-def _make_plain(optimizer: Any) -> bool:
-    averages = average_of(optimizer) is not None
-    plain_again(optimizer)
-    return averages
-
-
-def _forget_step(model: Any) -> None:
-    if getattr(model, "train_function", None) is not None:
-        model.train_function = None
-
-
-def _schedule_of(optimizer: Any) -> Any:
-    schedules = getattr(keras.optimizers, "schedules", None)
-    schedule = getattr(optimizer, "_learning_rate", None)
-    return schedule if schedules is not None and isinstance(schedule, schedules.LearningRateSchedule) else None
-
-
 def _scale_schedules(model: Any, worker: Worker) -> None:
-    for optimizer in _all_optimizers(model):
-        schedule = _schedule_of(optimizer)
+    for optimizer in all_optimizers(model):
+        schedule = schedule_of(optimizer)
         if schedule is not None and not hasattr(type(schedule), "steps_scaled_by"):
             optimizer._learning_rate = scale_schedule(schedule, worker=worker)
-            _forget_step(model)
+            model.train_function = None
 
 
 # The methods of keras.Model that train prepared models.
 
 
-def _watch() -> None:
-    """Patch the methods of ``keras.Model`` once; other models are not affected."""
-    for name in ("fit", "fit_generator"):
-        plain = getattr(keras.Model, name, None)
-        if plain is not None and not hasattr(plain, "fits_prepared"):
-            setattr(keras.Model, name, _fitting(plain))
-    if not hasattr(keras.Model.train_on_batch, "fits_prepared"):
-        keras.Model.train_on_batch = _stepping(keras.Model.train_on_batch)
-
-
-def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(plain)
-
-    @functools.wraps(plain)
-    def fit_prepared(model: Any, *args: Any, **options: Any) -> Any:
-        settings = trained.prepared.get(model)
-        if settings is None:
-            return plain(model, *args, **options)
-        bound = signature.bind(model, *args, **options)
-        callbacks = _listed(bound.arguments.get("callbacks"))
-        if bounds_of(callbacks) and settings.mode == "sync" and settings.worker.global_size > 1:
-            settings.make_ready(model)
-        if bounds_of(callbacks) or (settings.worker.global_size == 1 and not settings.worker.advanced.launched):
-            return plain(model, *args, **options)
-        values = bound.arguments
-        rule: Any = "auto"
-        if settings.worker.global_size > 1:
-            rule = settings.rule(settings.make_ready(model))
-            _scale_schedules(model, settings.worker)
-            divide(model, values, settings.worker)
-            # Other back ends build the model before the first callback.
-            if keras.backend.backend() == "tensorflow":
-                build(model, values)
-        values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
-        return plain(model, **_by_name(bound))
-
-    fit_prepared.fits_prepared = True  # type: ignore[attr-defined]
-    return fit_prepared
+def _fit(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
+    settings = marks.prepared.get(model)
+    if settings is None:
+        return plain(model, *args, **options)
+    bound = signature_of(plain).bind(model, *args, **options)
+    callbacks = _listed(bound.arguments.get("callbacks"))
+    if bounds_of(callbacks) and settings.mode == "sync" and settings.worker.global_size > 1:
+        settings.make_ready(model)
+    if bounds_of(callbacks) or (settings.worker.global_size == 1 and not settings.worker.advanced.launched):
+        return plain(model, *args, **options)
+    values = bound.arguments
+    rule: Any = "auto"
+    if settings.worker.global_size > 1:
+        rule = settings.rule(settings.make_ready(model))
+        _scale_schedules(model, settings.worker)
+        divide(model, values, settings.worker)
+        # Other back ends build the model before the first callback.
+        if keras.backend.backend() == "tensorflow":
+            build(model, values)
+    values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
+    return plain(model, **_by_name(bound))
 
 
 def _listed(callbacks: Any) -> list[Any]:
@@ -337,37 +298,29 @@ def _listed(callbacks: Any) -> list[Any]:
     return list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks)
 
 
-def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(plain)
-
-    @functools.wraps(plain)
-    def step_prepared(model: Any, *args: Any, **options: Any) -> Any:
-        settings = trained.prepared.get(model)
-        if settings is None or settings.worker.global_size == 1 or model in trained.in_loops:
-            return plain(model, *args, **options)
-        if settings.mode_of(model) == "async":
-            raise ConfigurationError(
-                "got a train_on_batch of a model whose workers synchronize with a center, which happens in fit only: "
-                'average the gradients, prepare(model, mode="sync"), or use fit'
-            )
-        bound = signature.bind(model, *args, **options)
-        names = ("x", "y", "sample_weight")
-        data = tuple(bound.arguments.get(name) for name in names)
-        settings.make_ready(model)
-        average = average_of_model(model)
-        if average is None or not all(member.attached for member in average.members):
-            build(model, bound.arguments)
-            broadcast_variables(model, worker=settings.worker)
-            _state_of_loops[model] = Statistics(settings.worker, backends.current())
-            _state_of_loops[model].start(model)
-        own = batch_of(data, settings.worker)
-        bound.arguments.update({name: part for name, part in zip(names, own) if part is not None})
-        logs = plain(*bound.args, **bound.kwargs)
-        _state_of_loops[model].step_ends(model)
-        return logs
-
-    step_prepared.fits_prepared = True  # type: ignore[attr-defined]
-    return step_prepared
+def _train_on_batch(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
+    settings = marks.prepared.get(model)
+    if settings is None or settings.worker.global_size == 1 or model in marks.in_loops:
+        return plain(model, *args, **options)
+    if settings.mode_of(model) == "async":
+        raise ConfigurationError(
+            "got a train_on_batch of a model whose workers synchronize with a center, which "
+            'happens only in fit: average the gradients, prepare(model, mode="sync"), or use fit'
+        )
+    bound = signature_of(plain).bind(model, *args, **options)
+    data = tuple(bound.arguments.get(name) for name in NAMES)
+    settings.make_ready(model)
+    average = average_of_model(model)
+    if average is None or not all(member.attached for member in average.members):
+        build(model, bound.arguments)
+        broadcast_variables(model, worker=settings.worker)
+        _state_of_loops[model] = Statistics(settings.worker, backends.current())
+        _state_of_loops[model].start(model)
+    own = batch_of(data, settings.worker)
+    bound.arguments.update({name: part for name, part in zip(NAMES, own) if part is not None})
+    logs = plain(*bound.args, **bound.kwargs)
+    _state_of_loops[model].step_ends(model)
+    return logs
 
 
 # The state of each model in a loop over `train_on_batch`.

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import trained
+from platoon_plugins.keras import marks
 
-__all__ = [
-    "Resumption",
-    "agree_to_resume",
-    "given_initial_epoch",
-    "keep_epochs",
-    "resume_loops_of_keras_2",
-    "warn_if_anew",
-]
+__all__ = ["Resumption", "agree_to_resume", "given_initial_epoch", "keep_epochs", "warn_if_anew"]
 
 log = logging.getLogger(__name__)
 _KEPT = "epochs of the first keras fit"
@@ -37,13 +27,14 @@ class Resumption(NamedTuple):
     def first_epoch(self, epochs: int | None, given: int) -> int:
         """Return the first epoch, from 0, and log it; ``given`` is used if it is later."""
         if epochs and (self.done >= epochs or self.stopped_of == epochs):
-            why = "its callbacks had stopped it" if self.done < epochs else "those were all"
+            why = "its callbacks had stopped it" if self.done < epochs else "there were no more"
             warn_once(
-                f"this fit trains no more: {self.done} epochs were over when the job was resumed, and {why}; pass more "
-                "epochs to fit to train on, or resume from another folder to begin anew"
+                f"this fit trains no more: {self.done} epochs were done when the job was resumed, "
+                f"and {why}; to train longer pass more epochs to fit, or to start from the "
+                "beginning resume from another folder"
             )
             return epochs
-        log.info("the fit goes on at epoch %d, as the job was resumed", max(self.done, given) + 1)
+        log.info("the fit continues at epoch %d, because the job was resumed", max(self.done, given) + 1)
         return max(self.done, given)
 
 
@@ -67,38 +58,12 @@ def warn_if_anew(worker: Worker, first_epoch: int) -> None:
     if worker.resume_at.epoch and not first_epoch and not worker.advanced.shares:
         which = "that averages gradients" if worker.global_size > 1 else "of one worker"
         warn_once(
-            f"this job was resumed at epoch {worker.resume_at.epoch}, and its fit begins at epoch 1 with new weights: "
-            f"a fit {which} has no center, whose weights are in checkpoints; to go on, pass BackupAndRestore among the "
-            "callbacks (Keras 3), or load what ModelCheckpoint saved"
+            f"this job was resumed at epoch {worker.resume_at.epoch}, and its fit starts at epoch "
+            f"1 with new weights, because a fit {which} has no center, whose weights checkpoints "
+            "contain: pass BackupAndRestore among the callbacks (Keras 3), or load a file of "
+            "ModelCheckpoint"
         )
 
 
 def given_initial_epoch(model: Any) -> int:
-    """Return the ``initial_epoch`` of the calling ``fit``; Keras does not pass it to callbacks."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return int(frame.f_locals.get("initial_epoch") or 0)
-        frame = frame.f_back
-    return 0
-
-
-def resume_loops_of_keras_2(first_epoch: Callable[[Any, dict[str, Any]], int]) -> None:
-    """Patch the training loops of Keras 2, as callbacks cannot set their first epoch."""
-    from keras.engine import training_arrays, training_generator
-
-    for module, name in (training_arrays, "fit_loop"), (training_generator, "fit_generator"):
-        setattr(module, name, _resuming(getattr(module, name), first_epoch))
-
-
-def _resuming(loop: Callable[..., Any], first_epoch: Callable[[Any, dict[str, Any]], int]) -> Callable[..., Any]:
-    @functools.wraps(loop)
-    def resumed(model: Any, *args: Any, **options: Any) -> Any:
-        options["initial_epoch"] = first_epoch(model, options)
-        trained.in_loops.add(model)
-        try:
-            return loop(model, *args, **options)
-        finally:
-            trained.in_loops.discard(model)
-
-    return resumed
+    return int(marks.arguments_of_fit(model).get("initial_epoch") or 0)

@@ -1,15 +1,19 @@
-"""The leader's tasks in a fit, printing and callbacks that write, and their transfer."""
+"""The leader's tasks in a fit, printing, callbacks that write and trackers, and their transfer."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-__all__ = ["Standby", "quieten", "stand_by", "take_over"]
+from platoon_base import Worker
+from platoon_base.worker import warn_once
+from platoon_plugins.keras.marks import callers
+
+__all__ = ["Hooks", "Standby", "overrides", "quieten", "stand_by", "take_over", "warn_of_own_runs"]
 
 log = logging.getLogger(__name__)
 
@@ -18,20 +22,25 @@ _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_
 _RESTORES = getattr(keras.callbacks, "BackupAndRestore", ())
 
 
-class Standby(keras.callbacks.Callback):  # type: ignore[misc]
+class Hooks(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that keeps its model, as ``self.model`` would fetch JAX's state at each batch."""
+
+    owner: Any = None
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self.owner = model
+
+
+class Standby(Hooks):
     """Placeholder of a leader's callback; it forwards the hooks once this worker is the leader."""
 
     def __init__(self, callback: Any) -> None:
         super().__init__()
         self.callback = callback
-        self._owner: Any = None
         self._active = False
         self._epoch = 0
         self._missed: dict[str, Any] | None = None
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self._owner = model
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
@@ -51,7 +60,7 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
         if not logs or not getattr(callback, "save_best_only", False) or callback.monitor not in logs:
             return
         if callback.monitor_op is None:  # Keras 3 sets it once the metrics exist.
-            callback.set_model(self._owner)
+            callback.set_model(self.owner)
             callback._set_monitor_op()
         current = logs[callback.monitor]
         if callback.best is None or callback.monitor_op(current, callback.best):
@@ -61,7 +70,7 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
         """Activate the callback, and call the ``on_epoch_end`` that the leader may have missed."""
         callback, self._active = self.callback, True
         callback.set_params(self.params)
-        callback.set_model(self._owner)
+        callback.set_model(self.owner)
         if isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True  # Keeps the lines of the leader.
         # BackupAndRestore would load earlier weights.
@@ -71,6 +80,11 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
         logs, self._missed = self._missed, None
         if logs is not None:
             callback.on_epoch_end(self._epoch, logs)
+
+
+def overrides(callback: Any, hook: str) -> bool:
+    """Return whether a callback has a hook that is not Keras's own, which does nothing."""
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(keras.callbacks.Callback, hook)
 
 
 def stand_by(callback: Any) -> Standby:
@@ -83,10 +97,8 @@ def stand_by(callback: Any) -> Standby:
 
         return hook
 
-    plain = keras.callbacks.Callback
     own = ("on_train_begin", "on_epoch_begin", "on_epoch_end")
-    has = [name for name in _HOOKS if getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)]
-    methods = {name: passing(name) for name in has if name not in own}
+    methods = {name: passing(name) for name in _HOOKS if name not in own and overrides(callback, name)}
     return type("Standby", (Standby,), methods)(callback)
 
 
@@ -99,8 +111,9 @@ def quieten(callback: Any) -> None:
 
 def take_over(mine: Any, rank: int, verbose: Any) -> None:
     """Become the leader in a hook of ``mine``: activate each `Standby` and silenced callback."""
-    log.warning("rank %d is the leader from here on: it writes and prints what a rank did that is gone", rank)
-    for callback in _callbacks_around(mine):
+    log.warning("rank %d is the leader from here on: it writes and prints instead of a rank that is lost", rank)
+    lists = (getattr(values.get("self"), "callbacks", None) for _, values in callers())
+    for callback in next((list(found) for found in lists if isinstance(found, list) and mine in found), []):
         if isinstance(callback, Standby):
             callback.take_over()
         elif hasattr(callback, _VERBOSE):
@@ -110,12 +123,19 @@ def take_over(mine: Any, rank: int, verbose: Any) -> None:
             (callback.params or {})["verbose"] = callback.verbose
 
 
-def _callbacks_around(mine: Any) -> Iterator[Any]:
-    """Yield the callbacks of the list that is calling ``mine``."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        found = getattr(frame.f_locals.get("self"), "callbacks", None)
-        if isinstance(found, list) and any(callback is mine for callback in found):
-            yield from list(found)
-            return
-        frame = frame.f_back  # type: ignore[assignment]
+def warn_of_own_runs(worker: Worker) -> None:
+    """Warn if a worker that is not the leader has its own W&B or MLflow run without a group."""
+    if worker.is_leader:
+        return
+    wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
+    run = getattr(wandb, "run", None)
+    if run is not None and not getattr(run, "disabled", False) and not getattr(run, "group", ""):
+        warn_once(
+            "this worker has a separate W&B run besides the leader's; for one run per job write "
+            "wandb.init(..., mode=None if is_main() else 'disabled'), or set a group"
+        )
+    if getattr(mlflow, "active_run", lambda: None)() is not None:
+        warn_once(
+            "this worker has a separate MLflow run besides the leader's; for one run per job "
+            "write if is_main(): before mlflow.autolog() or mlflow.start_run()"
+        )

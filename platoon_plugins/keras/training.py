@@ -14,32 +14,36 @@ from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, at_period, default_period, default_rule, shares_moments
 from platoon_base.worker import start_training
-from platoon_plugins.keras import seeds, trained
-from platoon_plugins.keras.asynchronous import Asynchronous, abandon_center
+from platoon_plugins.keras import marks, seeds
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.data import is_sharded
 from platoon_plugins.keras.evaluation import Evaluation
-from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
-from platoon_plugins.keras.mode import Mode
-from platoon_plugins.keras.model_state import end_alike, first_values, values_were_set
-from platoon_plugins.keras.moving_averages import decay_for
-from platoon_plugins.keras.optimizer_state import continue_steps, unbuilt
-from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner, wrap_again
-from platoon_plugins.keras.parts import is_part, leaves
-from platoon_plugins.keras.read_order import first_batches_agree
-from platoon_plugins.keras.requirements import (
+from platoon_plugins.keras.model_state import (
+    end_alike,
+    first_values,
     require_distributable,
     require_new,
     require_no_other_average,
     require_stateless,
+    values_were_set,
 )
-from platoon_plugins.keras.reshuffling import Reshuffling
+from platoon_plugins.keras.modes import Asynchronous, Mode, Synchronous, abandon_center
+from platoon_plugins.keras.optimizers import (
+    all_optimizers,
+    average_of_model,
+    continue_steps,
+    optimizers_of,
+    unbuilt,
+    wrap_again,
+)
+from platoon_plugins.keras.parts import is_part, leaves
+from platoon_plugins.keras.read_order import first_batches_agree
+from platoon_plugins.keras.reshuffling import LostRows, Reshuffling
 from platoon_plugins.keras.resuming import Resumption, agree_to_resume, given_initial_epoch, keep_epochs, warn_if_anew
 from platoon_plugins.keras.same_data import data_of_fit, described, warn_if_not_sharded
-from platoon_plugins.keras.statistics import Statistics
+from platoon_plugins.keras.statistics import Statistics, decay_for
 from platoon_plugins.keras.stopping import Stopping
-from platoon_plugins.keras.synchronous import Synchronous
 from platoon_plugins.keras.torch_loaders import set_sampler_epoch
 
 __all__ = ["Settings", "Training", "report_epoch_begin", "report_logs", "train_by_rule"]
@@ -76,11 +80,13 @@ class Training:
         self._mode = self._choose_mode(average)
         # This may replace the compiled step, which is watched next.
         decay_for(model, worker.global_size)
-        self._evaluation = Evaluation(worker, backend, model, average)
+        self.evaluation = Evaluation(worker, backend, model, average)
         self._statistics = Statistics(worker, backend)
         self._lost_rows = LostRows(worker, model)
-        self._stopping = Stopping(worker, model, self._mode, settings.policy)
-        self._batches = _Batches()
+        self.stopping = Stopping(worker, model, self._mode, settings.policy)
+        # Batches in this epoch: counted ones, and the last one after the current ones.
+        self._counted = self._last = 0
+        self._closed = False
         self._shares_next = False
         self._resumption: Resumption | None = None
         self._epochs = 0
@@ -97,14 +103,16 @@ class Training:
         if average is not None:
             if rule not in ("auto", None):
                 raise ConfigurationError(
-                    f"got rule={rule!r} and a DistributedOptimizer: the workers would be kept together twice; pass "
-                    "rule=None for averaged gradients, or compile with the plain optimizer for the rule"
+                    f"got rule={rule!r} and a DistributedOptimizer, which would synchronize the "
+                    "workers twice: pass rule=None for averaged gradients, or compile with the "
+                    "plain optimizer for the rule"
                 )
             return Synchronous(worker, backend, average, policy)
         if rule is None:
             raise ConfigurationError(
-                "got rule=None and a plain optimizer: each worker would train a model of its own; compile with "
-                "DistributedOptimizer(optimizer), or pass a rule such as rule=EASGD()"
+                "got rule=None and a plain optimizer, so each worker would train its own model: "
+                "compile with DistributedOptimizer(optimizer), or pass a rule such as "
+                "rule=EASGD()"
             )
         if rule == "auto" and not _was_trained_by_rule(self._model):
             require_new(backend.steps_taken(self._model))
@@ -128,9 +136,9 @@ class Training:
         """Raise if there is a rule, which would take the averages of SwapEMAWeights for weights."""
         if self._mode.rule is not None:
             raise ConfigurationError(
-                "got SwapEMAWeights(swap_on_epoch=True) and a rule: between two epochs the rule puts the weights back; "
-                "leave swap_on_epoch out (evaluations and the model after fit have the average anyway), or compile "
-                "with DistributedOptimizer(optimizer)"
+                "got SwapEMAWeights(swap_on_epoch=True) and a rule, which restores the weights "
+                "between two epochs: leave swap_on_epoch out (evaluations and the model after "
+                "fit have the average anyway), or compile with DistributedOptimizer(optimizer)"
             )
 
     # The start of a fit.
@@ -167,9 +175,9 @@ class Training:
         finally:
             # This holds even if the wait for the others was interrupted.
             if self._shares_next and worker.advanced.shares:
-                trained.sharing.add(worker)
+                marks.sharing.add(worker)
         if self._mode.rule is not None:
-            for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
+            for each in all_optimizers(model):
                 # An optimizer that trains with a rule no longer averages gradients.
                 unmark(each)
         if values_were_set(model):
@@ -187,8 +195,9 @@ class Training:
         others = _others(self._trained(), self._known)
         if self._mode.rule is None and _others(others, self._backend.weights(self._model)):
             raise ConfigurationError(
-                "got a model that a callback has compiled again during a fit: the gradients of its new optimizer would "
-                'not be averaged; end this fit, compile, and call fit again, or train with mode="async" of prepare'
+                "got a model that a callback has compiled again during a fit, so the gradients "
+                "of its new optimizer would not be averaged: end this fit, compile, and call fit "
+                'again, or train with mode="async" of prepare'
             )
         if others:
             self._mode.pause()
@@ -203,9 +212,10 @@ class Training:
             others = _others(others, self._statistics.variables)
         if others:
             raise ConfigurationError(
-                f"got {getattr(others[0], 'name', others[0])}, which was added, compiled or made trainable in the "
-                "middle of an epoch: the workers keep together what there is when an epoch begins, so each has trained "
-                "it alone since; let a callback do so in on_epoch_begin or on_epoch_end, or do it between two fits"
+                f"got {getattr(others[0], 'name', others[0])}, which was added, compiled or made "
+                "trainable in the middle of an epoch: the workers synchronize the weights that "
+                "exist when an epoch starts, so each has trained it separately since. Do this in "
+                "on_epoch_begin or on_epoch_end of a callback, or between two fits"
             )
 
     def _resume(self) -> None:
@@ -229,7 +239,7 @@ class Training:
 
     def _after_rendezvous(self, participants: list[int]) -> None:
         _release_earlier(self._worker, shares_next=self._mode.rule is not None)
-        trained.models.add(self._model)
+        marks.trained.add(self._model)
         # This is a collective call: other workers may have a center.
         if self._backend.honors_initial_epoch:
             self._resumption = agree_to_resume(self._worker, self._mode.rule is not None)
@@ -246,35 +256,29 @@ class Training:
         self._begun_at_its_epoch()
         # Until here, later callbacks, such as a tuner's, see the center too.
         self._mode.leave_center()
-        self._evaluation.epoch_begins(epoch)
+        self.evaluation.epoch_begins(epoch)
         if self._data is not None:
             set_sampler_epoch(self._data[0], epoch)
         seed = seeds.of_epoch(epoch, self._worker.global_rank)
         if seed is not None:
             self._backend.seed(seed, self._model)
         self._reshuffling.epoch_begins(epoch)
-        self._epoch, self._batches = epoch, _Batches()
+        self._epoch, self._counted, self._last, self._closed = epoch, 0, 0, False
         report_epoch_begin(self._worker, epoch, params)
 
     def batch_begins(self, batch: int) -> None:
         """Count the batches so far, synchronize if it is due, and stop if the votes suffice."""
-        self._batches.last = batch + (getattr(self._model, "steps_per_execution", None) or 1)
+        self._last = batch + (getattr(self._model, "steps_per_execution", None) or 1)
         self._count_to(batch)
-        self._stopping.batch_begins()
+        self.stopping.batch_begins()
         # TensorFlow cannot end its threads within a data set that calls Python.
         if keras.backend.backend() != "tensorflow" and not first_batches_agree(self._worker, batch):
-            self._stopping.end_epoch()
-
-    def batch_ends(self, logs: Mapping[str, Any]) -> None:
-        self._evaluation.batch_ends(logs)
-
-    def callbacks_end_batch(self) -> None:
-        self._stopping.batch_ends()
+            self.stopping.end_epoch()
 
     def _count_to(self, batches: int) -> None:
-        new = batches - self._batches.counted
+        new = batches - self._counted
         if new > 0:
-            self._batches.counted = batches
+            self._counted = batches
             self._worker.progress(steps=new)
             self._mode.batches_done(new)
 
@@ -282,58 +286,52 @@ class Training:
 
     def test_begins(self) -> None:
         self._close_batches(evaluates=True)
-        if self._evaluation.all_evaluate:
+        if self.evaluation.all_evaluate:
             self._lost_rows.before_validation(self._epoch, self.participants)
-        self._evaluation.test_begins()
-
-    def test_batch_ends(self, logs: Mapping[str, Any]) -> None:
-        self._evaluation.test_batch_ends(logs)
-
-    def test_ends(self, logs: dict[str, Any]) -> None:
-        self._evaluation.test_ends(logs)
+        self.evaluation.test_begins()
 
     # The end of an epoch.
 
     def epoch_ends(self, logs: dict[str, Any]) -> None:
         """Put the values over all workers into ``logs``, before other callbacks see them."""
         self._close_batches(evaluates=False)
-        self._evaluation.fill(logs)
+        self.evaluation.fill(logs)
         self._mode.take_loss(float(logs.get("loss", float("nan"))))
         report_logs(self._worker, logs, self.leads)
         if self.leads:
-            evaluation = self._evaluation
+            evaluation = self.evaluation
             self._lost_rows.report(self._epoch, self.participants, evaluation.ranks, evaluation.all_evaluate)
 
     def callbacks_end_epoch(self, logs: Mapping[str, Any] | None) -> None:
         led = self.leads
-        self.participants = self._stopping.epoch_ends(self._epoch)
+        self.participants = self.stopping.epoch_ends(self._epoch)
         if self.leads and not led:  # The lost leader may not have reported.
             report_logs(self._worker, logs, True)
         if self._mode.rule is not None:
-            keep_epochs(self._worker, self._epoch + 1, self._epochs if self._stopping.voted_to_end else 0)
+            keep_epochs(self._worker, self._epoch + 1, self._epochs if self.stopping.voted_to_end else 0)
 
     def _close_batches(self, evaluates: bool) -> None:
         """Wait for all workers at the end of an epoch's batches."""
-        if self._batches.closed:
+        if self._closed:
             return
-        self._batches.closed = True
-        self._count_to(self._batches.last)
+        self._closed = True
+        self._count_to(self._last)
         self._require_known()
         self._mode.epoch_ends()
-        changed = self._evaluation.add_up_training(evaluates, self._statistics.changed(), self._mode)
-        self.participants = self._evaluation.ranks
+        changed = self.evaluation.add_up_training(evaluates, self._statistics.changed(), self._mode)
+        self.participants = self.evaluation.ranks
         self._statistics.average(f"keras statistics {self._epoch}", changed)
         self._mode.enter_center()
 
     # The end of a fit.
 
     def finish(self) -> None:
-        self._stopping.require_decided_together()
+        self.stopping.require_decided_together()
         self._begun_at_its_epoch()
         self._mode.finish()
         end_alike(self._model, self._backend, self._worker)
-        trained.sharing.discard(self._worker)
-        self._evaluation.end()
+        marks.sharing.discard(self._worker)
+        self.evaluation.end()
         decay_for(self._model, 1, retrace=False)
         self._data = None
         self._reshuffling.end()
@@ -361,13 +359,13 @@ def report_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = Tr
 
 def _release_earlier(worker: Worker, shares_next: bool) -> None:
     """Release parameters of an interrupted fit; raise if the script itself shares some."""
-    if worker in trained.sharing or not worker.advanced.shares:
+    if worker in marks.sharing or not worker.advanced.shares:
         worker.release_shared_params()
-        trained.sharing.discard(worker)
+        marks.sharing.discard(worker)
     elif shares_next:
         raise ConfigurationError(
-            "this script shares parameters by init_shared_params: there is one center at a time; call "
-            "release_shared_params on every worker before fit"
+            "this script shares parameters with init_shared_params, and a job has one center at "
+            "a time: call release_shared_params on every worker before fit"
         )
 
 
@@ -389,14 +387,6 @@ def _was_trained_by_rule(model: Any) -> bool:
 def _others(variables: Sequence[Any], known: Sequence[Any]) -> list[Any]:
     ids = {id(getattr(each, "variable", each)) for each in known}
     return [each for each in variables if id(getattr(each, "variable", each)) not in ids]
-
-
-class _Batches:
-    """Numbers of batches in an epoch: ``counted`` ones, and ``last`` after the current one."""
-
-    def __init__(self) -> None:
-        self.counted = self.last = 0
-        self.closed = False
 
 
 # Optimizers that a fit has used with a rule.

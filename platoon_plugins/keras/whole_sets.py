@@ -14,16 +14,15 @@ from platoon_base.sharding import shard_bounds
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.data import shard
 from platoon_plugins.keras.evaluation import Evaluation
+from platoon_plugins.keras.model_state import require_stateless
 from platoon_plugins.keras.optimizers import average_of_model
-from platoon_plugins.keras.parts import is_nested, map_arrays
+from platoon_plugins.keras.parts import NAMES, has_rows, map_arrays
 from platoon_plugins.keras.read_order import describe, require_same_orders
-from platoon_plugins.keras.requirements import require_stateless
 from platoon_plugins.keras.same_data import require_same_data
 
 __all__ = ["evaluate", "predict"]
 
 Array = np.ndarray[Any, Any]
-_NAMES = ("x", "y", "sample_weight")
 _calls = [0]
 
 
@@ -58,22 +57,23 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
     worker = connect() if worker is None else worker
     data = _with_named(data, options)
     if worker.global_size == 1:
-        return model.evaluate(**dict(zip(_NAMES, data)), **options)
+        return model.evaluate(**dict(zip(NAMES, data)), **options)
     if options.get("steps") is not None:
         raise ConfigurationError(
-            f"got steps={options['steps']!r}: each worker would make as many of its own part, other rows than those "
-            "of one process; cut the data instead, such as x[:steps * batch_size]"
+            f"got steps={options['steps']!r}, which would be as many steps of each worker's part, "
+            "on other rows than in one process: cut the data instead, for example x[:steps * "
+            "batch_size]"
         )
     require_stateless(model)
-    keeps_rows = {"reshuffle": False} if _has_rows(data[0]) else {}
+    keeps_rows = {"reshuffle": False} if has_rows(data[0]) else {}
     own = shard(*data, worker=worker, **keeps_rows)
     own = own if len(data) > 1 else (own,)
     gathered = _Gathered(worker, model)
     if not worker.is_leader:
         options["verbose"] = 0
     callbacks = [gathered, *(options.pop("callbacks", None) or [])]
-    local = model.evaluate(**dict(zip(_NAMES, own)), callbacks=callbacks, **options)
-    if not _has_rows(data[0]):
+    local = model.evaluate(**dict(zip(NAMES, own)), callbacks=callbacks, **options)
+    if not has_rows(data[0]):
         read = [worker.global_rank, describe(worker)]
         require_same_orders(worker, worker.gather(read, name=f"keras evaluated {_calls[0]}"))
     if isinstance(local, dict):
@@ -84,14 +84,14 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
 
 def _with_named(data: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """Return the data including those among the options, which are removed there."""
-    named = {name: options.pop(name) for name in _NAMES if name in options}
+    named = {name: options.pop(name) for name in NAMES if name in options}
     named = {name: value for name, value in named.items() if value is not None}
-    for name in _NAMES[: len(data)]:
+    for name in NAMES[: len(data)]:
         if name in named:
-            raise ConfigurationError(f"got {name} by its place and by its name: pass it once")
-    last = max([len(data), *(_NAMES.index(name) + 1 for name in named)])
-    data = (*data, *(named.get(name) for name in _NAMES[len(data) : last]))
-    if not 1 <= len(data) <= len(_NAMES) or data[0] is None:
+            raise ConfigurationError(f"got {name} both by position and by name: pass it once")
+    last = max([len(data), *(NAMES.index(name) + 1 for name in named)])
+    data = (*data, *(named.get(name) for name in NAMES[len(data) : last]))
+    if not 1 <= len(data) <= len(NAMES) or data[0] is None:
         sets = sum(each is not None for each in data)
         raise ConfigurationError(f"got {sets} sets of data: pass x, y and sample_weight, or one data set")
     return data
@@ -155,12 +155,12 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
         return model.predict(x, **options)
     require_stateless(model)
     lengths: list[int] = []
-    if _has_rows(x):
+    if has_rows(x):
         map_arrays(x, lambda array: lengths.append(len(array)))
     if len(set(lengths)) != 1:
         raise ConfigurationError(
-            f"got {type(x).__name__} with {sorted(set(lengths)) or 'no'} rows: pass arrays with the same rows; for a "
-            "data set call model.predict on one worker"
+            f"got {type(x).__name__} with {sorted(set(lengths)) or 'no'} rows: pass arrays with "
+            "the same number of rows; for a data set call model.predict on one worker"
         )
     require_same_data((x,), worker)
     rows = lengths[0]
@@ -172,10 +172,6 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
         return model.predict(x, **options)
     own = model.predict(map_arrays(x, lambda array: array[start:stop]), **options)
     return map_arrays(own, lambda array: _joined(np.asarray(array), rows, worker))
-
-
-def _has_rows(data: Any) -> bool:
-    return hasattr(data, "shape") or isinstance(data, Mapping) or is_nested(data)
 
 
 def _joined(own: Array, rows: int, worker: Worker) -> Array:

@@ -85,7 +85,7 @@ def iterate_minibatches(
     count = require_same_length(data)
     rows_in_batch = require_batch_size(options["batch_size"])
     if skip < 0:
-        raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
+        raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and must be 0 or more")
     worker = connect() if worker is None else worker
     worker.advanced.require_same_data(*data)
     told = epoch is not None or options["shuffle"]
@@ -109,9 +109,9 @@ def _report_epoch(worker: Worker, epoch: int, skip: int, batches: int) -> None:
     begins_anew = worker not in _reported_epochs and (epoch, skip) < (start.epoch, start.epoch_steps)
     if begins_anew and (worker.late or not worker.global_rank):
         log.warning(
-            "rank %d: this training had come to epoch %d, mini-batch %d, and its loop begins again at epoch %d, "
-            "mini-batch %d, with the weights that it had: let it begin with epoch connect().resume_at.epoch, and pass "
-            "skip=connect().resume_at.done_in(epoch)",
+            "rank %d: this training was at epoch %d, mini-batch %d, and its loop starts again at "
+            "epoch %d, mini-batch %d, with the restored weights: start with epoch "
+            "connect().resume_at.epoch, and pass skip=connect().resume_at.done_in(epoch)",
             worker.global_rank,
             start.epoch,
             start.epoch_steps,
@@ -143,7 +143,8 @@ def split_arguments(
     behind = positional[len(arrays) :]
     if len(behind) > len(options):
         raise ConfigurationError(
-            f"got {behind[len(options)]!r} behind the arrays: pass arrays, then {', '.join(options)}, the rest by name"
+            f"got {behind[len(options)]!r} after the arrays: pass arrays, then "
+            f"{', '.join(options)}, and the rest by name"
         )
     named = tuple(array for array in (inputs, targets) if array is not None)
     arrays = (*named[: inputs is not None], *arrays, *named[inputs is not None :])
@@ -158,11 +159,11 @@ def require_batch_size(batch_size: int | None) -> int:
 
 def require_same_length(arrays: Sequence[Any]) -> int:
     if not arrays:
-        raise ConfigurationError("got no arrays: pass those whose rows go together, such as inputs and targets")
+        raise ConfigurationError("got no arrays: pass arrays with the same rows, such as inputs and targets")
     lengths = {len(array) for array in arrays}
     if len(lengths) != 1:
         raise ConfigurationError(
-            f"got arrays of {len(arrays)} lengths {sorted(lengths)}: inputs and targets go together row by row, so "
-            "they must be as many"
+            f"got arrays of {len(arrays)} lengths {sorted(lengths)}: inputs and targets must have "
+            "the same number of rows"
         )
     return lengths.pop()

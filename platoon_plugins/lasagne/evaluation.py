@@ -126,7 +126,7 @@ def _rows_in_call(batch_size: int | None, num_slices: int | None, count: int, wo
         return require_batch_size(batch_size)
     if batch_size is not None or num_slices < 1:
         raise ConfigurationError(
-            f"got batch_size={batch_size!r} and num_slices={num_slices!r}: pass one of them, and at least 1"
+            f"got batch_size={batch_size!r} and num_slices={num_slices!r}: pass one of them, at least 1"
         )
     return -(-count // (workers * num_slices))
 

@@ -93,7 +93,7 @@ def all_reduce_grads(
     if "unknown" in kinds and not worker.global_rank:
         log.warning("all_reduce_grads %s", UNSURE)
     if "sum" in kinds and not worker.global_rank:
-        log.info("the loss has sums over rows, so the sums of all workers are added up; average=True takes their mean")
+        log.info("the loss has sums over rows, so the gradients of all workers are summed; average=True averages them")
     kinds_text = f" of {' and '.join(sorted(kinds))}" if kinds else ""
     grads = _gradients(added, params)
     roots = loss_or_grads if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
@@ -119,7 +119,7 @@ def all_reduce_grads(
 def _shared_variables(params: Iterable[Any]) -> list[Any]:
     # The __iter__ of a Theano variable raises.
     if isinstance(params, theano.Variable) or not isinstance(params, Iterable):
-        raise ConfigurationError(f"got {params!r} as params: pass a list of shared variables, even of one")
+        raise ConfigurationError(f"got {params!r} as params: pass a list of shared variables, also for a single one")
     params = list(params)
     for param in params:
         if not isinstance(param, theano.compile.SharedVariable):
@@ -135,14 +135,15 @@ def _gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
         return _gradients_of_loss(loss_or_grads, params)
     if len(loss_or_grads) != len(params):
         raise ConfigurationError(
-            f"got {len(loss_or_grads)} gradients for {len(params)} parameters: give one for each, in the same order"
+            f"got {len(loss_or_grads)} gradients for {len(params)} parameters: pass one for each, in the same order"
         )
     for grad, param in zip(loss_or_grads, params):
         fits = isinstance(grad, theano.Variable) and grad.dtype in theano.tensor.float_dtypes
         if not fits or grad.ndim != param.ndim:
             raise ConfigurationError(
-                f"got {getattr(grad, 'type', type(grad).__name__)} as the gradient of {param}, which is {param.type}: "
-                "pass the gradients in the order of the parameters, as theano.grad(loss, params) gives them"
+                f"got {getattr(grad, 'type', type(grad).__name__)} as the gradient of {param}, "
+                f"which is {param.type}: pass the gradients in the order of the parameters, as "
+                "theano.grad(loss, params) returns them"
             )
     return list(loss_or_grads)
 
@@ -157,7 +158,7 @@ def _gradients_of_loss(loss: Any, params: Sequence[Any]) -> list[Any]:
     missing = [str(param) for param, grad in zip(params, grads) if grad is None]
     if missing:
         raise ConfigurationError(
-            f"the loss does not depend on {', '.join(missing)}, or not in a way that has a gradient: leave out of "
-            "params what is not trained"
+            f"the loss does not depend on {', '.join(missing)}, or not in a way that has a "
+            "gradient: remove from params what is not trained"
         )
     return grads

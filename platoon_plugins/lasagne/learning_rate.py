@@ -102,10 +102,11 @@ class LearningRateWarmup:
         worker: Worker | None = None,
     ) -> None:
         if skip < 0:
-            raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
+            raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and must be 0 or more")
         advice = (
-            "the shared variable that the updates are made with, a float scalar such as "
-            "theano.shared(lasagne.utils.floatX(0.1)); a number is compiled into the function"
+            "the shared variable with which the updates are created, a float scalar such as "
+            "theano.shared(lasagne.utils.floatX(0.1)); a number would be compiled into the "
+            "function"
         )
         self._warmup = VariableWarmup(learning_rate, warmup_epochs, how, worker, steps_per_epoch, advice)
         self._steps, self._steps_per_epoch = skip, steps_per_epoch

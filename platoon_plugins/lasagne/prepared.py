@@ -61,13 +61,14 @@ def prepare(
     """
     if not callable(update):
         raise ConfigurationError(
-            f"got {type(update).__name__} as the update: pass the function, such as lasagne.updates.adam, and behind "
-            "it what it would get; updates that are made already go through sync_updates"
+            f"got {type(update).__name__} as the update: pass the function, such as "
+            "lasagne.updates.adam, followed by its arguments; for existing updates call "
+            "sync_updates"
         )
     if mode == "sync":
         if not (strategy is None and sync_every is None):
             raise ConfigurationError(
-                'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async"'
+                'got mode="sync" with strategy or sync_every, which averaged gradients do not use: pass mode="async"'
             )
         return update(all_reduce_grads(loss_or_grads, params, average=average, worker=worker), params, *args, **kwargs)
     if mode not in (None, "async"):

@@ -81,14 +81,14 @@ def sync_updates(
     wanted = EveryN(default if every_n_batches is None else every_n_batches).n
     if not isinstance(updates, Mapping):
         raise ConfigurationError(
-            f"got {type(updates).__name__} as updates: pass what a function of lasagne.updates returned"
+            f"got {type(updates).__name__} as updates: pass the result of a function of lasagne.updates"
         )
     params, statistics = list(params), list(statistics)
     missing = [str(p) for p in params if p not in updates]
     if missing:
         raise ConfigurationError(
-            f"no update for {', '.join(missing)}: only parameters that are trained can be synchronized; "
-            "leave the others out of params"
+            f"no update for {', '.join(missing)}: only trained parameters can be synchronized; "
+            "remove the others from params"
         )
     rule = _resolved(rule, wanted, params, worker, on_nonfinite)
     wanted = default_period(rule) if every_n_batches is None else wanted
@@ -129,13 +129,14 @@ def _resolved(
         return default_rule(period, [param.dtype for param in params])
     if others:
         raise ConfigurationError(
-            f"got rule={rule!r}, and the gradients of {', '.join(others)} are not averaged: pass a rule, such as "
-            "EASGD(), or make the updates of all_reduce_grads(loss, params), with all of these params"
+            f"got rule={rule!r}, and the gradients of {', '.join(others)} are not averaged: pass "
+            "a rule, such as EASGD(), or compute the updates from all_reduce_grads(loss, "
+            "params), with all of these params"
         )
     if on_nonfinite != "raise":
         raise ConfigurationError(
-            f"got on_nonfinite={on_nonfinite!r} and no rule: averaged gradients bring a NaN of one worker to all "
-            "at once; leave it out"
+            f"got on_nonfinite={on_nonfinite!r} and no rule: averaged gradients send a NaN of one "
+            "worker to all others; leave it out"
         )
     return None
 
@@ -143,10 +144,11 @@ def _resolved(
 def _begin(worker: Worker) -> Training:
     if worker.advanced.sharing:
         raise ConfigurationError(
-            "parameters are shared already, and there is one center at a time. Before the next training, such as "
-            "another fold, call finish_training() on every worker. If two functions train two sets of parameters, such "
-            "as those of a GAN, compile both with their plain updates, call worker.init_shared_params(params_1 + "
-            "params_2, rule) once, and worker.sync_params() every few steps of the loop, where worker = connect()"
+            "parameters are shared already, and a job has one center at a time. Before the next "
+            "training, such as another fold, call finish_training() on every worker. If two "
+            "functions train two sets of parameters, such as those of a GAN, compile both with "
+            "their plain updates, call worker.init_shared_params(params_1 + params_2, rule) "
+            "once, and worker.sync_params() every few steps of the loop, where worker = connect()"
         )
     # The center of that training was released, but not by finish_training.
     if Training.of(worker).shares:

@@ -20,8 +20,9 @@ __all__ = ["Training", "finish_training", "warn_unless_finished"]
 log = logging.getLogger(__name__)
 
 _SAME_MODEL = (
-    "averaged gradients keep parameters the same only if all workers take the same steps: give all of them the same "
-    "optimizer and learning rate, and change parameters on all of them or on none"
+    "averaged gradients keep parameters the same only if all workers make the same steps: use "
+    "the same optimizer and learning rate on all of them, and change parameters on all of them "
+    "or on none"
 )
 
 
@@ -56,7 +57,7 @@ class Training:
 
     def intend(self, worker: Worker, call: str) -> None:
         before = worker.advanced.activity
-        remedy = "was never run by a function that trains: pass the updates that it leads to to theano.function"
+        remedy = "was never run by a function that trains: pass its updates to theano.function"
         self.intents.append(worker.advanced.intend(call, remedy, lambda: worker.advanced.activity == before))
 
     def add(self, statistics: Iterable[Any]) -> None:
@@ -104,8 +105,9 @@ class Training:
         if never and not period.periods and not self._warned:
             self._warned = True
             log.warning(
-                "rank %d: there are %d batches before an evaluation, so every_n_batches=%d is never reached: the "
-                "workers synchronize at evaluations only; make it smaller, or evaluate less often",
+                "rank %d: there are %d batches before an evaluation, so every_n_batches=%d is "
+                "never reached, and the workers synchronize only at evaluations: make it "
+                "smaller, or evaluate less often",
                 worker.global_rank,
                 period.count,
                 period.n,
@@ -153,8 +155,9 @@ def _warn_if_unfinished(reference: weakref.ref[Worker]) -> None:
         return
     if worker.advanced.sharing and not worker.should_stop and getattr(sys, "last_value", None) is None:
         log.warning(
-            "rank %d: the script ends without finish_training(), so its model is that of this worker alone, and not "
-            "that of all: call finish_training() after the loop, on every worker, before the model is tested or saved",
+            "rank %d: the script ends without finish_training(), so it has only the model of "
+            "this worker: call finish_training() on every worker after the loop, before the "
+            "model is tested or saved",
             worker.global_rank,
         )
 
@@ -191,8 +194,9 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
     shares = training.shares and bool(worker.advanced.sharing)
     if worker.global_size > 1 and not worker.advanced.sharing and not training.shares and not training.averaged:
         log.warning(
-            "rank %d: this training has shared nothing, so each worker has a model of its own; pass the updates "
-            "through sync_updates(updates, params), or take them from all_reduce_grads(loss, params)",
+            "rank %d: this training has shared nothing, so each worker has its own model; pass "
+            "the updates through sync_updates(updates, params), or compute them from "
+            "all_reduce_grads(loss, params)",
             worker.global_rank,
         )
     if shares and not training.evaluated_as_it_is:

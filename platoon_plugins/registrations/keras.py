@@ -28,7 +28,7 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
     where = "in an environment without Theano: " if installed("theano", "").works else ""
     works = {module for module, name in _BACKENDS.items() if name in earlier and earlier[name].works}
     for module in ("jax", "tensorflow"):
-        remedy = f"{where}pip install {module}, if Keras 3 is to run on it"
+        remedy = f"{where}pip install {module} to run Keras 3 on it"
         distributions = _TENSORFLOW if module == "tensorflow" else ()
         check = importable(_BACKENDS[module], module, remedy, distributions=distributions)
         works |= {module} if check.works else set()
@@ -57,7 +57,7 @@ def _keras(works: set[str]) -> Check:
     set_to = os.environ.get("KERAS_BACKEND")
     with_what = f"KERAS_BACKEND={set_to}" if set_to else "its default back end"
     if all(last_line("import keras", {**os.environ, "KERAS_BACKEND": backend})[1] for backend in usable):
-        with_what, remedy = f"KERAS_BACKEND={usable[0]} either", "install it anew"
+        with_what, remedy = f"KERAS_BACKEND={usable[0]} either", "reinstall it"
     return Check("Keras", False, f"{found.finding}, cannot be imported with {with_what}: {reason}", remedy)
 
 

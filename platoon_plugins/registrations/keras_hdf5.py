@@ -56,25 +56,26 @@ def convert(source: Path, target: Path) -> list[str]:
     try:
         h5py: Any = importlib.import_module("h5py")
     except ImportError as exc:
-        raise BackendUnavailableError("h5py is not installed here, which reads the file: pip install h5py") from exc
+        raise BackendUnavailableError(
+            "h5py is not installed, and is needed to read the file: pip install h5py"
+        ) from exc
 
     with h5py.File(source, "r") as file:
         saved_by = f"Keras {_text(file.attrs.get('keras_version', '?'))} on {_text(file.attrs.get('backend', '?'))}"
         if not (saved_by.startswith("Keras 2.") and saved_by.endswith(" on theano")):
             raise ConfigurationError(
-                f"{source} was saved by {saved_by}: only models of Keras 2 on Theano are converted, others are read as "
-                "they are"
+                f"{source} was saved by {saved_by}: only models of Keras 2 on Theano need conversion"
             )
         if "model_config" not in file.attrs:
             raise ConfigurationError(
-                f"{source} holds weights alone, which do not say which layers they belong to: save the model by "
-                "model.save(path)"
+                f"{source} has only weights, without the layers that they belong to: save the "
+                "model with model.save(path)"
             )
         model = json.loads(_text(file.attrs["model_config"]))
         layers = dict(_layers(model))
     if problems := [f"{name}: {why}" for name, layer in layers.items() if (why := _problem(*layer))]:
         raise ConfigurationError(
-            f"{source} cannot be converted, as Keras 3 computes something else in these layers: {'; '.join(problems)}"
+            f"{source} cannot be converted, because Keras 3 computes these layers differently: {'; '.join(problems)}"
         )
     _modernize(model)
     unfinished = target.with_name(f"{target.name}.{os.urandom(8).hex()}")
@@ -90,7 +91,7 @@ def convert(source: Path, target: Path) -> list[str]:
                 file.pop(of_optimizer, None)
         os.replace(unfinished, target)
     except OSError as exc:
-        raise ConfigurationError(f"{target} cannot be written: {exc}; name another file") from exc
+        raise ConfigurationError(f"cannot write {target}: {exc}; name another file") from exc
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()
@@ -120,14 +121,14 @@ def _layers(model: dict[str, Any], name: str = "") -> Iterator[tuple[str, tuple[
 def _problem(kind: str, config: dict[str, Any]) -> str:
     """Return why a layer cannot give the same values in Keras 3; empty if it can."""
     if config.get("activation") == _HARD and kind not in _ACTIVATED:
-        return f"activation={_HARD!r}, which is another function there: write clip(0.2 * x + 0.5, 0, 1) in the model"
+        return f"activation={_HARD!r} is another function there: use clip(0.2 * x + 0.5, 0, 1) in the model"
     if config.get("interpolation") == "bilinear":
         return "interpolation='bilinear' takes other points"
     if config.get("padding") != "same":
         return ""
     sizes = np.atleast_1d(config.get("kernel_size", config.get("pool_size", ())))
     if any(sizes % 2 == 0) or any(np.atleast_1d(config.get("strides", ())) > 1):
-        return "padding='same' with an even size, or with strides, begins at another row: use ZeroPadding and 'valid'"
+        return "padding='same' with an even size, or with strides, starts at another row: use ZeroPadding and 'valid'"
     return ""
 
 

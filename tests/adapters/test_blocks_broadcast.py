@@ -12,8 +12,7 @@ fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it 
 from fuel.transformers import Transformer
 from fuel_shards import iterable
 
-from platoon_plugins.blocks.broadcast import BroadcastStream
-from platoon_plugins.blocks.streams import is_sharded
+from platoon_plugins.blocks.streams import BroadcastStream, is_sharded
 
 
 class Reshape(Transformer):
@@ -43,7 +42,7 @@ def test_alone_a_broadcast_stream_reads_for_itself(solo_worker):
             np.testing.assert_array_equal(batch["reals"], batch["bytes"].reshape(3, -1))
             np.testing.assert_array_equal(batch["flags"], batch["bytes"] % 2 == 0)
     assert stream.produces_examples
-    with pytest.raises(ValueError, match="takes none"):
+    with pytest.raises(ValueError, match="takes no requests"):
         stream.get_data(3)
 
 

@@ -68,4 +68,4 @@ def test_what_one_process_saved_goes_on_asynchronously_with_two(run_blocks):
     run_blocks(script, 1, args=["sync"]).require_success()
     refused = run_blocks(script, 2, args=["sync", "resume"])
     assert refused.result.status == 1
-    assert all("made with one worker" in log for log in refused.logs), refused.logs
+    assert all("created with one worker" in log for log in refused.logs), refused.logs

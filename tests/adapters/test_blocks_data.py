@@ -40,10 +40,9 @@ from fuel_shards import epoch, iterable, joined, labels, rounds, sharded, stream
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks import ShardedScheme, shard_stream
-from platoon_plugins.blocks.broadcast import BroadcastStream
 from platoon_plugins.blocks.data import with_scheme
 from platoon_plugins.blocks.schemes import same_epoch
-from platoon_plugins.blocks.streams import is_sharded
+from platoon_plugins.blocks.streams import BroadcastStream, is_sharded
 
 
 @pytest.fixture
@@ -178,15 +177,16 @@ def server(examples=False):
         (lambda w: shard_stream(stream_of(SequentialScheme(4, 2)), rank=2, size=2), "both rank and size"),
         (lambda w: shard_stream(stream_of(SequentialScheme(4, 2)), seed=2, worker=w), "both rank and size"),
         (lambda w: shard_stream(iterable(), rank=0, size=2, mode="broadcast"), "only the workers"),
-        (lambda w: shard_stream(shard_stream(stream_of(SequentialScheme(4, 2)), worker=w), worker=w), "shard once"),
-        (lambda w: shard_stream(BroadcastStream(iterable(), worker=w), worker=w), "shard once"),
+        (lambda w: shard_stream(shard_stream(stream_of(SequentialScheme(4, 2)), worker=w), worker=w),
+            "shard only once"),
+        (lambda w: shard_stream(BroadcastStream(iterable(), worker=w), worker=w), "shard only once"),
         (lambda w: shard_stream(Unpack(BroadcastStream(Batch(iterable(), ConstantScheme(2)), worker=w)), worker=w),
-         "shard once"),
-        (lambda w: shard_stream(shard_stream(iterable(), worker=w), worker=w), "shard once"),
-        (lambda w: ShardedScheme(ConcatenatedScheme([ConstantScheme(2)]), worker=w), "sizes of batches.*deals out"),
-        (lambda w: ShardedScheme(ShardedScheme(SequentialScheme(4, 2), worker=w), worker=w), "shard once"),
+         "shard only once"),
+        (lambda w: shard_stream(shard_stream(iterable(), worker=w), worker=w), "shard only once"),
+        (lambda w: ShardedScheme(ConcatenatedScheme([ConstantScheme(2)]), worker=w), "batch sizes.*deals whole"),
+        (lambda w: ShardedScheme(ShardedScheme(SequentialScheme(4, 2), worker=w), worker=w), "shard only once"),
         (lambda w: shard_stream(stream_of(ConcatenatedScheme(sharded(SequentialScheme(4, 2), 2))), worker=w),
-         "shard once"),
+         "shard only once"),
         (lambda w: ShardedScheme(SequentialScheme(4, 2), uneven="some", worker=w), "uneven='some'"),
         (lambda w: ShardedScheme(4, worker=w), "got int as the scheme"),
         (lambda w: with_scheme(iterable(), lambda scheme: scheme), "without an iteration scheme"),

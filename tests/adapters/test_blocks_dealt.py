@@ -86,7 +86,7 @@ def test_batches_of_a_text_file_are_dealt_out_and_transformers_see_those_alone(t
 def test_seven_batches_for_three_workers(uneven, expected, caplog):
     parts = dealt(batches_of(), 3, uneven=uneven)
     assert [[batch for (batch,) in part] for part in parts] == expected
-    told = 'uneven="drop" leaves out the last 1 of 7 batches'
+    told = 'uneven="drop" omits the last 1 of 7 batches'
     assert caplog.text.count(told) == (uneven == "drop"), "by the first worker, once"
 
 

@@ -46,7 +46,7 @@ def test_training_is_monitored_over_the_batches_of_all(run_blocks):
 def test_when_a_worker_dies_the_others_do_its_part(run_blocks):
     outcome = run_blocks(script_path("blocks_evaluation_when_a_worker_dies_the_others_do_its_part"), workers=3)
     assert [e.status for e in sorted(outcome.result.exits)] == [0, 137, 0], outcome.logs
-    told = "own: the batches of rank 1 are missing from now on, which only it had"
+    told = "own: from now on the batches of rank 1 are missing, which only that rank had"
     assert [log.count(told) for log in outcome.logs] == [1, 0, 0], outcome.logs
 
 
@@ -58,7 +58,7 @@ def test_an_unknown_aggregation_scheme_is_refused_until_it_is_registered(run_blo
     ("bad", "complaint"),
     [
         ("shard_stream(stream(45))", "pass the whole stream"),
-        ("ServerDataStream(('features', 'targets'), False)", "comes from a ServerDataStream.*sharded=True"),
+        ("ServerDataStream(('features', 'targets'), False)", "a stream from a ServerDataStream.*sharded=True"),
     ],
 )
 def test_a_stream_that_cannot_be_divided_is_refused(run_blocks, bad, complaint):

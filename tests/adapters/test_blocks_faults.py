@@ -152,8 +152,8 @@ REFUSED = {
     "two ParameterSync": (
         "[ParameterSync(EASGD()), ParameterSync(EASGD(), name='again')]", "Scale(0.1)", "ParameterSync twice",
     ),
-    "a rule and averages": ("[ParameterSync(EASGD())]", "AllReduceGradients(Scale(0.1))", "kept together twice"),
-    "neither": ("[StopTogether()]", "Scale(0.1)", "a model of its own"),
+    "a rule and averages": ("[ParameterSync(EASGD())]", "AllReduceGradients(Scale(0.1))", "the workers twice"),
+    "neither": ("[StopTogether()]", "Scale(0.1)", "its own model"),
     "other learning rates": (
         "[ParameterSync(None)]", "AllReduceGradients(Scale(0.1 * (rank + 1)))",
         "worker 1 has 0.2 in learning_rate (number 0), and worker 0 0.1; averaged gradients keep models the same only",
@@ -206,8 +206,8 @@ def test_models_that_have_become_different_are_noticed_at_the_end_of_an_epoch(ru
     )
     assert outcome.result.status == 1
     for log in outcome.logs:
-        assert "the model of main loop 1: got other values on some workers than on the others" in log
-        assert "give all of them the same step rule and learning rate" in log
+        assert "the model of main loop 1: some workers got other values than the others" in log
+        assert "use the same step rule and learning rate on all of them" in log
         assert "ended 2" not in log
 
 
@@ -233,7 +233,7 @@ def test_a_resumed_job_whose_main_loop_begins_anew_is_told(run_blocks, tmp_path)
         outcome = run_blocks(script, resume=folder.newest(), saving=Saving(folder, 1000.0))
         logs.append(outcome.require_success().logs)
     folder.close()
-    told = "had come to epoch 1, and its main loop begins again at the first"
+    told = "was at epoch 1, and its main loop starts at the first"
     assert [log.count(told) for log in (*logs[0], *logs[1])] == [0, 0, 1, 0]
 
 
@@ -257,9 +257,9 @@ def test_a_stream_that_nobody_has_sharded_is_told(run_blocks):
         (lambda: ParameterSync(EASGD(), every_n_batches=0), "every_n_batches=0"),
         (lambda: ParameterSync(EASGD(), every_n_batches=2.5), "every_n_batches=2.5"),
         (lambda: ParameterSync(EASGD(), every_n_epochs=-1), "counts epochs"),
-        (lambda: ParameterSync(EASGD(), after_batch=False), "nothing is synchronized"),
-        (lambda: ParameterSync(EASGD(), before_training=True), "nothing is synchronized"),
-        (lambda: ParameterSync(EASGD(), before_first_epoch=True), "nothing is synchronized"),
+        (lambda: ParameterSync(EASGD(), after_batch=False), "never synchronize during training"),
+        (lambda: ParameterSync(EASGD(), before_training=True), "never synchronize during training"),
+        (lambda: ParameterSync(EASGD(), before_first_epoch=True), "never synchronize during training"),
         (lambda: ParameterSync(None, every_n_batches=10), "no rule"),
         (lambda: ParameterSync(EASGD(), on_nonfinite="ignore"), "on_nonfinite"),
         (lambda: ParameterSync(None, on_nonfinite="skip"), "RemoveNotFinite"),

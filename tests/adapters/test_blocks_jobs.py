@@ -85,7 +85,7 @@ def test_a_worker_that_ends_alone_leaves_and_the_others_go_on(run_blocks):
 def test_statistics_of_batch_normalization_are_averaged(run_blocks):
     """And saved so behind a monitoring; between meetings those of one worker are saved, which is told once."""
     outcome = run_blocks(script_path("blocks_jobs_statistics_of_batch_normalization")).require_success()
-    told = "of this worker alone, as the workers averaged theirs last after batch 0: put Checkpoint"
+    told = "of this worker alone, because the workers averaged theirs last after batch 0: put Checkpoint"
     assert [log.count(told) for log in outcome.logs] == [1, 0]
 
 

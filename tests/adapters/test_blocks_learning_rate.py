@@ -107,7 +107,7 @@ def test_a_schedule_that_counts_batches_and_is_not_scaled_is_told(solo_worker, m
     for extension in late:
         caplog.clear()
         warn_of_unscaled_schedules([extension], 3)
-        assert "changes rate by the number of batches: in an epoch a worker has 1/3" in caplog.text
+        assert "changes rate by the number of batches: in an epoch a worker makes 1/3" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_schedule_that_counts_batches_and_is_not_scaled_is_told(solo_worker, m
     [
         (lambda w: LearningRateWarmup(0.1, worker=w), "pass the shared variable of the step rule"),
         (lambda w: LearningRateWarmup(theano.shared(0.1), steps_per_epoch=0, worker=w), "1 at least"),
-        (lambda w: scale_schedule(lambda n, old: old, worker=w), "the old value too"),
+        (lambda w: scale_schedule(lambda n, old: old, worker=w), "also takes the old value"),
     ],
 )
 def test_bad_arguments_are_refused(solo_worker, call, complaint):

@@ -48,7 +48,7 @@ def test_each_request_is_one_workers(rows, batch_size, size, uneven, kind):
     if uneven == "drop" and len(whole) < size:
         for part in parts:
             unit = "batches" if kind in BATCH_SCHEMES else "examples"
-            with pytest.raises(ConfigurationError, match=f"got {len(whole)} {unit} in an epoch.* leaves nothing"):
+            with pytest.raises(ConfigurationError, match=f"got {len(whole)} {unit} in an epoch.* leaves none"):
                 epoch(part)
         return
     dealt = [epoch(part) for part in parts]

@@ -50,8 +50,8 @@ def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
     outcome = run_job(script_path("lasagne_gradients_another_model_or_another_call_is_refused")).require_success()
     seen = outcome.reported
     assert len(seen) == 4
-    assert "got w float64[2, 3] as parameter 0, worker 1's is w float64[2, 4]" in seen["shape 0"]
-    assert "got all_reduce_grads(average=False) of 0 statistics, worker 0 has" in seen["average 1"]
+    assert "got w float64[2, 3] as parameter 0, and worker 1's is w float64[2, 4]" in seen["shape 0"]
+    assert "got all_reduce_grads(average=False) of 0 statistics, and worker 0 has" in seen["average 1"]
 
 
 @pytest.mark.promise
@@ -98,7 +98,7 @@ def test_alone_the_gradients_are_as_they_were(worker):
         (lambda w, b: (w.sum(), [T.dmatrix("m")]), "m of type TensorVariable in params"),
         (lambda w, b: (w.sum(), w), "W as params: pass a list"),
         (lambda w, b: (w.sum(), []), "no param"),
-        (lambda w, b: ([w, w], [w, w]), "same memory"),
+        (lambda w, b: ([w, w], [w, w]), "share memory"),
         (lambda w, b: ([T.dvector()], [theano.shared(np.ones(3, "int64"), name="n")]), "n is of dtype int64"),
     ],
 )

@@ -39,7 +39,7 @@ def test_prepare_is_the_longer_form(run_job):
 def test_a_script_that_ends_without_finish_training_is_told_that_its_model_is_its_own(run_job, how):
     outcome = run_job(script_path("lasagne_jobs_ends_without_finish_training"), args=[how])
     assert (outcome.result.status == 0) == (how != "fails")
-    told = ["without finish_training(), so its model is that of this worker alone" in log for log in outcome.logs]
+    told = ["without finish_training(), so it has only the model of this worker" in log for log in outcome.logs]
     assert told == [how == "ends"] * 2, outcome.logs
 
 
@@ -204,13 +204,13 @@ def test_a_loop_that_begins_anew_in_a_resumed_job_is_told(solo_worker, monkeypat
     assert not caplog.records
     for epoch in range(2):
         list(iterate_minibatches(x, 2, epoch=epoch, worker=solo_worker))
-    assert caplog.text.count("had come to epoch 3, mini-batch 2, and its loop begins again at epoch 0") == 1
+    assert caplog.text.count("was at epoch 3, mini-batch 2, and its loop starts again at epoch 0") == 1
     caplog.clear()
     without_skip = single_worker()
     monkeypatch.setattr(without_skip, "resume_at", Position(3, 2, 32))
     list(iterate_minibatches(x, 2, epoch=3, worker=without_skip))
     without_skip.close()
-    assert "begins again at epoch 3, mini-batch 0" in caplog.text
+    assert "starts again at epoch 3, mini-batch 0" in caplog.text
     caplog.clear()
     going_on = single_worker()
     monkeypatch.setattr(going_on, "resume_at", Position(3, 2, 32))
@@ -245,17 +245,17 @@ def test_patience_goes_on_in_a_worker_that_is_started_again(run_job):
         (lambda w: evaluate(None, [1, 2], [1], 1, worker=w), "as many"),
         (lambda w: evaluate(None, [], [], 1, worker=w), "at least one"),
         (lambda w: evaluate(None, [1], [1], 0, worker=w), "batch_size"),
-        (lambda w: list(iterate_minibatches(np.ones(3), np.ones(2), 1, worker=w)), "row by row"),
+        (lambda w: list(iterate_minibatches(np.ones(3), np.ones(2), 1, worker=w)), "the same number of rows"),
         (lambda w: list(iterate_minibatches(np.ones(3), np.ones(3), 0, worker=w)), "batch_size"),
-        (lambda w: shard(np.ones(3), np.ones(4), worker=w), "row by row"),
+        (lambda w: shard(np.ones(3), np.ones(4), worker=w), "the same number of rows"),
         (lambda w: list(iterate_minibatches(np.ones(3), np.ones(3), 1, skip=-1, worker=w)), "skip"),
         (lambda w: StopOnPatience(0, worker=w), "patience"),
         (lambda w: iterate_minibatches(worker=w), "no arrays"),
         (lambda w: evaluate(None, [1], worker=w), "batch_size=None"),
         (lambda w: evaluate(None, [1], num_slices=0, worker=w), "num_slices=0"),
         (lambda w: evaluate(None, [1], batch_size=1, num_slices=1, worker=w), "pass one of them"),
-        (lambda w: iterate_minibatches(np.ones(3), np.ones(3), 1, True, 4, worker=w), "got 4 behind the arrays"),
-        (lambda w: evaluate(None, [1], 1, w), "got .*Worker.* behind the arrays: pass arrays, then batch_size, the"),
+        (lambda w: iterate_minibatches(np.ones(3), np.ones(3), 1, True, 4, worker=w), "got 4 after the arrays"),
+        (lambda w: evaluate(None, [1], 1, w), "got .*Worker.* after the arrays: pass arrays, then batch_size, and the"),
     ],
 )
 def test_bad_arguments_are_refused(solo_worker, call, complaint):

@@ -39,7 +39,7 @@ def test_keras_shortens_steps_when_the_loss_has_risen(run_keras):
     """Ten times the best in two epochs: half as long, and once more half, but no shorter than the script's."""
     outcome = run_keras(script_path("rounds_in_adapters_keras_steps_become_shorter")).require_success()
     first, second = outcome.logs
-    assert first.count("so steps become shorter") == 2
+    assert first.count("so steps are shortened") == 2
     assert "steps are 1.41 times as long" in first
     assert "steps are 1 times as long" in first
     assert "shorter" not in second
@@ -105,8 +105,8 @@ def test_keras_says_that_the_loss_rises(run_keras):
         assert min(logs["loss"][3:6]) > 2 * min(logs["loss"][:2]), logs
         """
     ).require_success()
-    assert outcome.logs[0].count("the loss of training is") == 1, outcome.logs[0]
-    assert "the loss of training is" not in outcome.logs[1]
+    assert outcome.logs[0].count("the training loss is") == 1, outcome.logs[0]
+    assert "the training loss is" not in outcome.logs[1]
 
 
 @needs_theano
@@ -190,7 +190,7 @@ def test_blocks_completes_a_round_after_its_part_of_the_period(run_blocks):
 def test_blocks_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_blocks):
     outcome = run_blocks(script_path("rounds_in_adapters_blocks_evaluates_what_was_learned")).require_success()
     for log in outcome.logs:
-        assert log.count("5 batches came before an evaluation, fewer than every_n_batches=50") == 1, log
+        assert log.count("5 batches preceded an evaluation, fewer than every_n_batches=50") == 1, log
 
 
 @needs_blocks
@@ -209,7 +209,7 @@ main_loop.run()
 assert made == [1.0, 1.0], made  # nor at the end of training, which would change what was evaluated
 """
     ).require_success()
-    assert not any("batches came before an evaluation" in log for log in outcome.logs)
+    assert not any("batches preceded an evaluation" in log for log in outcome.logs)
 
 
 @needs_theano

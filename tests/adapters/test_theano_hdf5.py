@@ -75,7 +75,7 @@ def change(path, **values):
     ("values", "complaint"),
     [
         ({"backend": b"tensorflow"}, "was saved by Keras 2.3.1 on tensorflow"),
-        ({"model_config": None}, "holds weights alone"),
+        ({"model_config": None}, "has only weights"),
         ({"padding": "same", "strides": [2, 2, 2]}, "conv3d_1: padding='same' with an even size, or with strides"),
         ({"padding": "same", "kernel_size": [2, 2, 2]}, "conv3d_1: padding='same' with an even size, or with strides"),
         ({"recurrent_activation": "x", "activation": "hard_sigmoid"}, None),

@@ -136,7 +136,7 @@ def test_the_first_host_says_how_long_it_may_be_silent(first, tmp_path):
             began = awake()
             over = deputy.serve(signals)
     assert awake() - began < 8
-    assert "was silent for 1." in over.text
+    assert "sent no heartbeat for 1." in over.text
 
 
 def test_a_checkpoint_with_much_that_workers_keep_arrives(first, tmp_path, caplog):
@@ -155,7 +155,7 @@ def test_a_checkpoint_with_much_that_workers_keep_arrives(first, tmp_path, caplo
                 link.receive()
                 for end in (first.link, link.peer):
                     end.tick(awake())
-            assert deputy.serve(signals).text.startswith("the first host of the job is lost")
+            assert deputy.serve(signals).text.startswith("host 0 of the job is lost")
     assert f"Resume from {saved.folder}" in caplog.text
 
 
@@ -173,4 +173,4 @@ def test_a_host_that_was_replaced_ends(first, tmp_path):
                 link.poll(0.01)
                 link.receive()
                 first.link.receive()
-            assert deputy.serve(signals).text == "the job goes on without this host, which was replaced"
+            assert deputy.serve(signals).text == "the job continues without this host, which was replaced"

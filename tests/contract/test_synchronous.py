@@ -74,13 +74,13 @@ ONE, TWO = np.ones(2), np.ones(3)
     [
         (lambda r: easgd([ONE], [ONE.copy()], 0.0, r), r"alpha=0.0: outside \(0, 1\]"),
         (lambda r: easgd([ONE], [ONE.copy()], 1.5, r), r"alpha=1.5: outside"),
-        (lambda r: easgd([ONE], [ONE.copy()], None, r), "alpha is not known yet"),
+        (lambda r: easgd([ONE], [ONE.copy()], None, r), "alpha is unknown"),
         (lambda r: easgd([ONE], [TWO], 0.5, r), r"float64\[3\] as number 0 of center, and float64\[2\].* of local"),
         (lambda r: easgd([ONE], [], 0.5, r), "nothing as number 0 of center"),
         (lambda r: easgd([ONE], [ONE.astype("f4")], 0.5, r), "float32"),
         (lambda r: downpour([ONE], [ONE], [ONE, TWO], r), r"float64\[3\] as number 1 of center, and nothing"),
         (lambda r: downpour([ONE], [TWO], [ONE], r), "number 0 of accumulated"),
-        (lambda r: sum_sgd([np.ones((2, 2)).T], r), "number 0, which is no C-contiguous array"),
+        (lambda r: sum_sgd([np.ones((2, 2)).T], r), "number 0, which is not a C-contiguous array"),
         (lambda r: sum_sgd([np.float32(1)], r), "float32 number 0"),
         (lambda r: average_sgd([[1.0]], r), "list number 0"),
     ],
@@ -106,10 +106,12 @@ def test_another_model_or_purpose_is_refused_on_every_worker(run_job):
     script = script_path("synchronous_another_model_or_purpose_is_refused_on_every")
     seen = run_job(script, workers=3).require_success().reported
     assert len(seen) == 9
-    assert "got parameter 1 float32[2, 3] as parameter 1, worker 2's is parameter 1 float32[2, 4]" in seen["shape 0"]
+    assert (
+        "got parameter 1 float32[2, 3] as parameter 1, and worker 2's is parameter 1 float32[2, 4]" in seen["shape 0"]
+    )
     assert "worker 0's is parameter 1 float32[2, 3]" in seen["shape 2"]
-    assert "got 2 parameters, worker 1's model has 1" in seen["number 0"]
-    assert "got mean=False, worker 1 has mean=True" in seen["purpose 2"]
+    assert "got 2 parameters, and worker 1's model has 1" in seen["number 0"]
+    assert "got mean=False, and worker 1 has mean=True" in seen["purpose 2"]
 
 
 def test_alone_every_layout_is_the_same():
@@ -121,7 +123,7 @@ def test_values_that_have_become_different_are_noticed_by_all(run_job):
     """Equal, apart by rounding, and apart in one place of one array; NaN in the same place is the same."""
     outcome = run_job(script_path("synchronous_values_that_have_become_different"), 3).require_success()
     complaints = {
-        "rate": "rate: got other values on some workers than on the others: worker 2 has 0.2 in rate, and worker 0 0.1",
+        "rate": "rate: some workers got other values than the others: worker 2 has 0.2 in rate, and worker 0 0.1",
         "bias": "worker 2 has 1e-09 in b, and worker 0 0",
         "poison": "worker 2 has nan in nan, and worker 0 1",
     }

@@ -48,7 +48,7 @@ def test_a_port_in_use(serve, start, work, tmp_path):
 
 @pytest.mark.parametrize("port", ["0", "65536"])
 def test_a_number_that_is_no_port(start, port):
-    assert f"got port {port}: it is a number from 1 to 65535" in end(start(SERVE, f"--control-port={port}"), 1)
+    assert f"got port {port}: it must be a number from 1 to 65535" in end(start(SERVE, f"--control-port={port}"), 1)
 
 
 def answering(body):
@@ -63,11 +63,11 @@ def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work)
     worker = work(script_path("faults_by_hand_a_handler_that_raises_is_an_error"), port)
     lines = end(worker).splitlines()
     assert lines[0].startswith("ProtocolError the controller's handler raised KeyError on 'done': 'done'")
-    assert "ConfigurationError got an answer of handle_control to 'bad' that JSON cannot carry" in lines[1]
+    assert "ConfigurationError got an answer of handle_control to 'bad' that JSON cannot represent" in lines[1]
     assert "AttributeError on 'late'" in lines[2]
     assert "names that begin with 'platoon-' are reserved" in lines[3]
     assert lines[4].startswith("ProtocolError the controller's handler raised SystemExit on 'exit': 7")
-    assert "got a request 'a' that JSON cannot carry (Object of type ndarray" in lines[5]
+    assert "got a request 'a' that JSON cannot represent (Object of type ndarray" in lines[5]
     output = end(controller)
     assert "Traceback" in output
     assert "KeyError: 'done'" in output
@@ -102,7 +102,7 @@ def test_workers_notice_within_a_second_that_the_controller_was_killed(serve, wo
     until(worker, "shares")
     controller.kill()
     killed = time.monotonic()
-    assert "the controller of this job is gone" in end(worker, 1)
+    assert "the controller of this job has ended" in end(worker, 1)
     assert time.monotonic() - killed < 5  # with the end of the interpreter
     assert running() == []
 
@@ -133,7 +133,7 @@ def test_a_process_is_one_worker(serve, work):
 def test_all_reduce_needs_the_number_of_workers(serve, work):
     controller, port = serve()
     output = end(work("worker.all_reduce(numpy.ones(2), '+')", port), 1)
-    assert "all-reduce and the like need a fixed group" in output
+    assert "all-reduce and similar calls need the fixed group" in output
     assert "Controller(devices=[...])" in output
     end(controller, 1)
 

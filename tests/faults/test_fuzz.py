@@ -150,7 +150,7 @@ def test_a_message_that_its_refusal_would_quote_is_refused(controller, peer):
     body = whole(huge(msg.Hello, "type"))
     assert len(body) == msg.MAX_BYTES
     reply = controller.ask(peer, body)
-    require_failure(reply, "ProtocolError", "no message of protocol", "AAA")
+    require_failure(reply, "ProtocolError", "not a message of protocol", "AAA")
     assert len(reply.message) < 2000
     controller.require_a_sum()
 

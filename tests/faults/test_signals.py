@@ -147,12 +147,14 @@ def test_a_script_that_handles_a_signal_to_the_launcher_gets_it(launch, output_o
     launcher = launch(script_path("signals_handlers_of_the_script"), 2)
     await_all(tmp_path, "ready", 2, launcher)
     launcher.send_signal(signal.SIGUSR2)
-    until(lambda: "SIGUSR2 is passed on to workers that handle it, not to ranks 0, 1 without" in unwrapped(output_of()))
+    until(
+        lambda: "SIGUSR2 is passed to workers that handle it, but not to ranks 0, 1 without" in unwrapped(output_of())
+    )
     launcher.send_signal(signal.SIGUSR1)
     until(lambda: list(tmp_path.glob("SIGUSR1 0 *")))
     launcher.send_signal(number)
     assert launcher.wait(PATIENCE_S) == 128 + number, output_of()
-    assert "SIGUSR1 is passed on to workers that handle it, not to rank 1 without a handler" in unwrapped(output_of())
+    assert "SIGUSR1 is passed to workers that handle it, but not to rank 1 without a handler" in unwrapped(output_of())
     for rank in range(2):
         assert (tmp_path / f"saved{rank} True").exists(), output_of()
         assert len(list(tmp_path.glob(f"{number.name} {rank} *"))) == 1
@@ -320,12 +322,12 @@ if rank == 0:
     tell("now0")
     while not worker.should_stop:
         pass
-    assert "controller is gone" in worker.stop_reason
+    assert "controller has ended" in worker.stop_reason
 else:
     tell(f"now{rank}")
     worker.barrier()
 """,
-        ["", "the controller of this job is gone", "the controller of this job is gone"],
+        ["", "the controller of this job has ended", "the controller of this job has ended"],
     ),
     "in synchronizations until should_stop": (
         """
@@ -351,7 +353,7 @@ if rank == 0:
 while True:
     worker.all_reduce(x)
 """,
-        ["controller of this job is gone|rank . (is lost|has left)"] * 3,
+        ["controller of this job has ended|rank . (is lost|has left)"] * 3,
     ),
     "in no call": (
         """
@@ -364,7 +366,7 @@ except KeyboardInterrupt:
 """,
         ["", "", ""],
     ),
-    "before they join": ("", ["controller of this job is gone|PLATOON_JOB"] * 3),
+    "before they join": ("", ["controller of this job has ended|PLATOON_JOB"] * 3),
 }
 
 TELL_THE_END = """
@@ -431,6 +433,6 @@ def test_a_late_joiner_that_makes_no_call_ends_after_the_launcher(launch, output
         finally:
             joiner.kill()
     assert (tmp_path / "interrupted").exists()
-    assert "the launcher of this job is gone" in output_of("joiner")
+    assert "the launcher of this job ended without notice" in output_of("joiner")
     until(lambda: not files.alive)
     files.remove()

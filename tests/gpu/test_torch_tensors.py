@@ -62,7 +62,7 @@ x = on_device(np.arange(10, dtype="float32"))[::2]
 assert np.array_equal(worker.all_reduce(x).cpu().numpy(), size * np.arange(10)[::2])
 """
     ).require_success()
-    by_host = ["pass through the host" in log for log in outcome.logs]
+    by_host = ["use host memory" in log for log in outcome.logs]
     assert by_host == [len(DEVICES) < 2] * 2
 
 

@@ -110,7 +110,7 @@ def test_a_killed_launcher_is_a_lost_host(cluster):
     for pid, words in cluster.laboratory.hosts[1].processes().items():
         if words.startswith("platoon launch") or "launch --nnodes 2 --node-rank 1" in words:
             os.kill(pid, signal.SIGKILL)
-    running.until("host 1 (h1) is lost")
+    running.until("lost host 1 (h1)")
     running.send_signal(signal.SIGINT)
     assert running.wait(40) == 130, running.text()
 
@@ -119,8 +119,8 @@ def test_a_killed_launcher_is_a_lost_host(cluster):
     ("words", "message"),
     [
         (["-D", "cpu", "train.py"], "--on ray needs -n N"),
-        (["-n", "2", "-D", "cuda0", "cuda1", "train.py"], "Ray chooses which devices"),
-        (["-n", "2", "-D", "cuda0", "train.py"], "Ray chooses which devices"),
+        (["-n", "2", "-D", "cuda0", "cuda1", "train.py"], "Ray chooses the devices"),
+        (["-n", "2", "-D", "cuda0", "train.py"], "Ray chooses the devices"),
         (["-n", "2", "--node-rank", "1", "train.py"], "leave --node-rank out"),
     ],
 )
@@ -157,12 +157,12 @@ def test_a_node_that_comes_back_takes_part_again(cluster):
     until_said(cluster, running, "meets")
     (cluster.logs / "rank1.log").unlink()
     host.kill()
-    running.until("host 1 (h1) is lost")
-    running.until("is lost, says Ray")
+    running.until("lost host 1 (h1)")
+    running.until("Ray reports that ")
     host.boot()
     cluster.add(host)
-    running.until("is back, says Ray", 120)
-    running.until("host 1 (h1) is back, with workers 1", 60)
+    running.until("(host 1) has returned", 120)
+    running.until("host 1 (h1) has returned with workers 1", 60)
     until_said(cluster, running, "meets")
     assert said(cluster, 1)[0][1] < 6.5, "a center of its own would begin with 7"
     running.send_signal(signal.SIGINT)
@@ -176,9 +176,9 @@ def test_a_job_whose_workers_need_each_other_goes_on_without_a_lost_node(cluster
     until_said(cluster, running, "meets")
     began = time.monotonic()
     host.kill()
-    running.until("host 1 (h1) is lost")
+    running.until("lost host 1 (h1)")
     assert time.monotonic() - began < 4
-    running.until("is lost, says Ray", 60)
+    running.until("Ray reports that ", 60)
     assert running.poll() is None
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 130, running.text()

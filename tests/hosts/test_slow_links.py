@@ -40,7 +40,7 @@ def test_a_host_killed_within_a_round_leaves_the_others_with_equal_bits(make_lab
     number = begun(job, 2)
     until(lambda: begun(job, 2) > number, job.text, 60)  # it has just contributed to a round that all others make too
     there.hosts[2].kill()
-    job.until_output(0, "host 2 (h2) is lost")
+    job.until_output(0, "lost host 2 (h2)")
     until_round(job, 0, begun(job, 0) + 4)
     job.launchers[0].send_signal(signal.SIGINT)
     assert [job.launchers[host].wait(30) for host in (0, 1)] == [130, 130], job.text()
@@ -53,7 +53,7 @@ def test_a_host_that_is_cut_off_for_a_while_loses_nothing(make_laboratory, start
     job = start_job(ROUNDS, "--hosts-compression", "int4", workers=(1, 1), in_laboratory=there)
     until_round(job, 1, 2)
     there.cut(there.hosts[1])
-    job.until_output(0, "is silent since")
+    job.until_output(0, "no heartbeat from host")
     there.mend(there.hosts[1])
     until_round(job, 1, begun(job, 1) + 4)
     job.launchers[0].send_signal(signal.SIGINT)

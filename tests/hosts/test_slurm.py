@@ -135,7 +135,7 @@ def test_a_killed_launcher_ends_or_leaves_the_job_as_srun_is_told(slurm):
     for pid, words in host.processes().items():
         if "platoon_base launch" in words or words.startswith("platoon launch"):
             host.run("kill", "-9", _inner(pid))
-    running.until("host 1 (h1) is lost")
+    running.until("lost host 1 (h1)")
     interrupt(slurm)
     assert running.wait(30) != 0
 

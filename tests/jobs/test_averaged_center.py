@@ -15,7 +15,7 @@ def test_the_average_follows_what_workers_do_to_the_center(run_job):
     """
     outcome = run_job(script_path("worker_averaged_center"), 2).require_success()
     for rank in range(2):
-        assert "would stand still" in outcome.reported[f"half {rank}"]
+        assert "would stop moving" in outcome.reported[f"half {rank}"]
         assert outcome.reported[f"average {rank}"] == pytest.approx(0.5 * 0.45 * 0.5 + 0.5 * 0.6975, rel=1e-12)
 
 

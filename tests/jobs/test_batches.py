@@ -133,7 +133,7 @@ def test_a_server_that_is_killed_is_told_at_once_after_what_it_had_sent(address,
         await_file(tmp_path / "sent", server.process)
         server.process.kill()
         assert [int(reader.receive()[0]) for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(WorkerLostError, match=rf"\(pid {server.process.pid}\) is gone without the end of the data"):
+        with pytest.raises(WorkerLostError, match=rf"\(pid {server.process.pid}\) ended before the end of the data"):
             reader.receive()
 
 
@@ -307,13 +307,13 @@ def test_a_loader_can_be_a_new_python():
     run = subprocess.run(
         [sys.executable, script_path("batches_spawned")], capture_output=True, text=True, timeout=120, check=False
     )
-    assert run.stdout == '[[0, 0], [1, 1], [2, 2]]\nor take start_method="fork"\n', run.stderr
+    assert run.stdout == '[[0, 0], [1, 1], [2, 2]]\nor start_method="fork"\n', run.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"batches": 5}, "got int: give a function"),
+        ({"batches": 5}, "got int: pass an iterable"),
         ({"batches": [], "start_method": "forkserver"}, "must be one of fork, spawn"),
         ({"batches": [], "ahead": 0}, "may have 1 to 64"),
     ],

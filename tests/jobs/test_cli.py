@@ -123,7 +123,7 @@ def test_the_logs_of_an_earlier_run_are_put_aside(platoon, write_script, tmp_pat
     done = platoon("launch", "-n", 1, "--log-dir", "logs", silent)
     assert done.returncode == 137
     assert "of the earlier run" not in done.stdout
-    assert "(it has written nothing)" in done.stdout
+    assert "(the log is empty)" in done.stdout
     kept = sorted(path.name for path in tmp_path.glob("logs/earlier/*/*"))
     assert kept == ["error.json", "rank0.error.json", "rank0.log", "rank1.log", "story.json"]
     assert all("of the earlier run" in path.read_text() for path in tmp_path.glob("logs/earlier/*/*"))
@@ -141,7 +141,7 @@ def test_a_log_folder_is_one_jobs_while_it_runs(platoon, write_script, tmp_path)
     write_script("print('the other job')", "other.py")
     assert platoon("launch", "-n", 1, "--log-dir", "logs", script).returncode == 0
     log = (tmp_path / "logs" / "rank0.log").read_text()
-    assert "another job writes its logs to logs: wait for its end, or name another --log-dir" in log
+    assert "another job writes its logs to logs: wait until it ends, or name another --log-dir" in log
 
 
 ALONE = script_path("cli_alone")
@@ -246,14 +246,14 @@ def test_a_folder_and_an_archive_run_by_their_main_module_as_under_python(platoo
     for rank in range(2):
         log = (tmp_path / "logs" / f"rank{rank}.log").read_text()
         assert relative(log) == relative(plain)
-    assert "it goes to the script" in done.stdout  # the -n, which the script does not mention
+    assert "it is passed to the script" in done.stdout  # the -n, which the script does not mention
 
 
 def test_an_option_behind_the_script_is_pointed_out_if_the_script_does_not_know_it(platoon, write_script, tmp_path):
     script = write_script("import sys\nprint(sys.argv[1:])\nseed = '--seed'")
     words = ["--report=run.html", "--seed", "3", "--epochs", "2", "--log-dir", "x"]
     done = platoon("launch", "-n", 1, "--log-dir", "logs", script, *words)
-    hint = "--report and --log-dir stand behind script.py, so they go to the script. Options of platoon launch must"
+    hint = "--report and --log-dir stand behind script.py, so they are passed to the script. Options"
     assert done.stdout.count(hint) == 1, done.stdout
     assert str(words) in (tmp_path / "logs" / "rank0.log").read_text()
 
@@ -272,7 +272,7 @@ def test_a_module_joins_a_running_job(platoon, package):
     [
         (["launch", "-n", "2", "missing.py"], "there is no script 'missing.py'"),
         (["launch", "-n", "2", "."], r"there is no script '\.': this is a folder without a __main__.py"),
-        (["launch", "python", "script.py"], "there is no script 'python': leave python out: workers run on"),
+        (["launch", "python", "script.py"], "there is no script 'python': leave python out: workers run with"),
         (["launch", "-n", "0", "script.py"], "at least 1 worker"),
         (["launch", "-n", "2", "-D", "cpu", "cpu", "cpu", "script.py"], "both -n 2 and -D with 3 devices"),
         (["launch", "-D", "tpu0", "script.py"], "got device 'tpu0': devices are"),
@@ -283,7 +283,7 @@ def test_a_module_joins_a_running_job(platoon, package):
         (["launch", "-m", "missing.module"], "there is no module 'missing.module' to run"),
         (["launch", "-m", "script.py"], "there is no module 'script.py' to run"),
         (["join", "0123456789ab", "script.py"], "no running job '0123456789ab'"),
-        (["join", "0123456789ab", "-D", "cuda1", "script.py"], "got -D after JOB: options come before it"),
+        (["join", "0123456789ab", "-D", "cuda1", "script.py"], "got -D after JOB: options come before JOB"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_with_the_reason(platoon, write_script, words, complaint):
@@ -308,7 +308,7 @@ def test_modules_in_the_working_directory_do_not_hide_the_standard_library(write
 
 def test_a_script_that_hides_a_package_is_warned_of(platoon, write_script):
     done = platoon("launch", "-n", 2, write_script("import msgspec", "msgspec.py"))
-    assert "the script has the name of the package msgspec, so imports of it get the script" in " ".join(
+    assert "the script has the name of the package msgspec, so an import of the package finds the script" in " ".join(
         done.stdout.split()
     )
     assert done.returncode == 0, done.stdout
@@ -450,7 +450,7 @@ def test_a_job_lives_though_the_names_of_its_memory_are_gone_or_out_of_sight(pla
 
 IN_NO_FOLDER = "mkdir gone; cd gone; rmdir ../gone"
 ODD_SYSTEMS = {
-    "no working folder": (IN_NO_FOLDER, 2, "platoon: the working directory is gone"),
+    "no working folder": (IN_NO_FOLDER, 2, "platoon: the working directory was removed"),
     "read-only memory": ("mount -t tmpfs -o ro none /dev/shm", 2, "no shared memory can be made in /dev/shm"),
     "no memory": ("mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9", 2,
                   "platoon: no shared memory can be made in /dev/shm"),

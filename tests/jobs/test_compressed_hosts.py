@@ -51,7 +51,7 @@ def test_what_is_not_compressed_is_said_once(hosts):
     reduces = script_path("compressed_hosts_reduces")
     assert hosts.run(reduces, "--hosts-compression", "topk(0.1)", workers=(1, 1)) == [0, 0], hosts.output(0)
     assert hosts.said(0, 0) == hosts.said(1, 1) == [[3.0]]
-    text = "if there are any, travel between hosts as they are: topk is not for them, use int8, int4 or int2"
+    text = "are sent between hosts uncompressed: topk does not apply to them, use int8, int4 or int2"
     assert hosts.log(0, 0).count(text) == 1
 
 
@@ -97,7 +97,7 @@ def test_a_value_that_does_not_exist_is_refused_at_once(tmp_path, words, environ
     assert done.returncode == 2
     text = " ".join(done.stderr.split())
     assert "'gzip'" in text
-    assert "there are none, float16, bfloat16, int8, int4, int2 and topk(PART)" in text
+    assert "it must be none, float16, bfloat16, int8, int4, int2 or topk(PART)" in text
 
 
 def test_on_one_host_it_has_no_effect(tmp_path):

@@ -160,13 +160,13 @@ def positions(folder):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--record-order", "order"], "--deterministic gives each run the same order"),
-        (["--replay-order", "order"], "--deterministic gives each run the same order"),
-        (["--max-restarts", 1], "go on by --checkpoint-every and --resume"),
+        (["--record-order", "order"], "with --deterministic all runs use the same order"),
+        (["--replay-order", "order"], "with --deterministic all runs use the same order"),
+        (["--max-restarts", 1], "continue with --checkpoint-every and --resume"),
         (["--allow-failures"], "leave --allow-failures out"),
-        (["--data-server", str(LOOP)], "the server hands its mini-batches to whoever asks first"),
+        (["--data-server", str(LOOP)], "the server sends each mini-batch to the worker that asks first"),
         (["--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", "127.0.0.1"], "run on one host"),
-        (["--center", "device", "--checkpoint-every", 1], "the mirror of a center on GPUs is of no fixed moment"),
+        (["--center", "device", "--checkpoint-every", 1], "a center on GPUs is saved at no fixed time"),
     ],
 )
 def test_options_that_make_two_runs_differ_are_refused(platoon, options, complaint):
@@ -220,11 +220,11 @@ def test_the_number_of_threads_is_fixed_and_that_of_the_run_that_is_resumed(plat
     done = platoon(*launched, LOOP, "ASGD()", 4, 8)
     assert done.returncode == 0, done.stdout
     one = "OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1"
-    assert f"each worker has {one}; another number" in done.stdout
+    assert f"each worker uses {one}; another number" in done.stdout
     assert read_checkpoint(newest_in(tmp_path / "kept")).about.threads == one
     refused = platoon(*launched, LOOP, "ASGD()", 4, 16, environment={"OPENBLAS_NUM_THREADS": "1"})
     assert refused.returncode != 0
-    assert f"with OPENBLAS_NUM_THREADS=1, the checkpoint is of a run with {one}" in refused.stdout + refused.stderr
+    assert f"with OPENBLAS_NUM_THREADS=1, and the checkpoint is of a run with {one}" in refused.stdout + refused.stderr
 
 
 def test_what_a_worker_finds_in_its_environment(platoon, write_script, tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ def test_theano_with_a_numpy_that_it_cannot_compile_with_does_not_work(environme
     python = environment(["Theano", "six", *PURE], from_pypi=["numpy==2.2.6"])
     works, finding, remedy = Doctor(python, {"THEANO_FLAGS": f"base_compiledir={tmp_path / 'compiled'}"})["Theano"]
     assert not works
-    assert finding.startswith("1.0.5, cannot compile with NumPy 2.2.6, it ends at 1.23: ")
+    assert finding.startswith("1.0.5, cannot compile with NumPy 2.2.6: it needs 1.23 or older: ")
     assert "pip install 'numpy<1.24'" in remedy
 
 

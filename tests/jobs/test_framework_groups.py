@@ -24,7 +24,7 @@ def test_keras_distribution_trains_over_the_workers_of_a_job(platoon):
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         assert f"rank {rank} equals one process" in done.stdout
-    assert "Nothing is known here of what a framework averages by itself" in done.stderr
+    assert "platoon cannot see what a framework averages by itself" in done.stderr
 
 
 def test_what_the_user_has_set_stays(platoon, write_script):

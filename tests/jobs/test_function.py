@@ -45,17 +45,17 @@ def test_calls_are_those_of_one_process_on_all_rows(run_function, script, worker
 def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_function):
     outcome = run_function(script_path("function_a_wrong_index_is_told_on_every_worker"), 2).require_success()
     wanted = [
-        "RowIndexError got index 23 at position 1 of the list: there are 23 rows",
+        "RowIndexError got index 23 at position 1 of the list: with 23 rows",
         "ConfigurationError got inputs of 2 lengths [9, 23]",
         "ConfigurationError got no rows: batch selects none of 23",
         "ConfigurationError got 1 values for 2 inputs",
         "ConfigurationError got batch_s, and the function has no data sets",
-        "ConfigurationError got batch, and no input is scattered",
+        "ConfigurationError got batch, which selects rows of scattered inputs, and no input is scattered",
         "RowIndexError got index 99 at position 0",
-        ["ConfigurationError worker 1 has refused its arguments", "RowIndexError got index -99 at position 0"],
+        ["ConfigurationError worker 1 refused its arguments", "RowIndexError got index -99 at position 0"],
         "ConfigurationError got batch_s of 1 lists for 2 workers",
         "ConfigurationError got num_slices=0",
-        "RowIndexError got the number 24 as rows, which stands for so many first ones: there are 23",
+        "RowIndexError got 24 as rows, which means the first 24 rows: there are only 23",
         "RowIndexError got the number -1 as rows",
         "ConfigurationError got num_slices=2 for a function with updates",
     ]
@@ -118,7 +118,7 @@ def test_a_worker_that_refuses_its_arguments_is_named_to_the_others_at_once(run_
     outcome = run_function(
         script_path("function_agreement_a_worker_that_refuses_its_arguments_is_named"), 3
     ).require_success()
-    other = "ConfigurationError worker {} has refused its arguments of this call of a function: {}"
+    other = "ConfigurationError worker {} refused its arguments of this call of a function: {}"
     wanted = [
         (1, "ConfigurationError", "got indices of shape () and dtype <U3"),
         (2, "ConfigurationError", "got inputs of 2 lengths [9, 23]"),
@@ -127,7 +127,7 @@ def test_a_worker_that_refuses_its_arguments_is_named_to_the_others_at_once(run_
         (1, "ValueError", "slice step cannot be zero"),
         (None, "ConfigurationError", "got batch_s for each worker on some workers"),
         (1, "RowIndexError", "got index -99 at position 0"),
-        (None, "RowIndexError", "got index 7 at position 0 of the list: there are 7 rows"),
+        (None, "RowIndexError", "got index 7 at position 0 of the list: with 7 rows"),
         (None, "ConfigurationError", "the workers call different functions at the same time: worker 0: of inputs [], "),
     ]
     for rank, log in enumerate(outcome.logs):

@@ -78,4 +78,4 @@ def test_one_training_follows_the_other(run_job):
 def test_a_job_on_two_hosts_is_refused_by_all_workers(hosts):
     assert hosts.run(script_path("gossip_two_trainings"), workers=(1, 2)) == [1, 1], hosts.output(0)
     for rank, host in ((0, 0), (1, 1), (2, 1)):
-        assert "workers gossip on one host only; use LocalSGD or EASGD" in hosts.log(rank, host)
+        assert "workers gossip only on one host; use LocalSGD or EASGD" in hosts.log(rank, host)

@@ -48,7 +48,7 @@ def test_a_late_worker_joins_and_starts_from_the_center(run_job):
 @pytest.mark.parametrize(
     ("late_model", "complaint"),
     [
-        pytest.param("[np.zeros((3, 4))]", "got 1 parameters, the job's model has 2", marks=pytest.mark.promise),
+        pytest.param("[np.zeros((3, 4))]", "got 1 parameters, and the job's model has 2", marks=pytest.mark.promise),
         ("[np.zeros((4, 3)), np.zeros(2)]", "parameter 0"),
         ("[np.zeros((3, 4)), np.zeros(2, 'float32')]", "float32"),
     ],
@@ -196,7 +196,7 @@ def test_a_variable_that_names_no_job_is_an_error_and_not_a_job_of_one(monkeypat
     command = [sys.executable, "-c", "from platoon_base import connect; connect()"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert "unset it to run alone" in done.stderr
+    assert "unset it to run as a single worker" in done.stderr
 
 
 def test_a_worker_that_fails_while_it_joins_ends(run_job):

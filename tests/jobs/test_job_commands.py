@@ -94,11 +94,11 @@ def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch,
     assert platoon("logs", "--rank", 1).stdout == "first line\n"
     done = platoon("logs", "--rank", 2)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "got --rank 2: in" in done.stderr
-    assert "there are logs of ranks 0, 1" in done.stderr
+    assert "got --rank 2: " in done.stderr
+    assert "has logs of ranks 0, 1" in done.stderr
 
     channel = connect_to(job.files, lambda: True)
-    with contextlib.closing(channel), pytest.raises(ProtocolError, match="got protocol 1, this job speaks"):
+    with contextlib.closing(channel), pytest.raises(ProtocolError, match="got protocol 1, and this job uses"):
         ControlClient(channel, -1).ask(msg.Watch(protocol=1), msg.Seen, PATIENCE_S)
 
     follow = [subprocess.Popen([*PLATOON, *words], stdout=subprocess.PIPE) for words in (["logs", "-f"], ["top"])]
@@ -116,10 +116,10 @@ def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch,
 
     assert platoon("logs", "--rank", 0, "-n", 1, "logs").stdout == "last line\n", "the folder does after the end"
     done = platoon("jobs")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no job of yours is running\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "you have no running job\n")
     done = platoon("top")
     assert done.returncode == 2
-    assert done.stderr == "platoon: no job of yours is running: start one with `platoon launch`\n"
+    assert done.stderr == "platoon: you have no running job: start one with `platoon launch`\n"
 
 
 def test_what_has_happened_in_a_job_is_shown_while_it_runs_and_after_its_end(platoon, launch):
@@ -136,7 +136,7 @@ def test_what_has_happened_in_a_job_is_shown_while_it_runs_and_after_its_end(pla
             "rank 1: expected -> joined (process)",
             "rank 1: joined -> training",
             "rank 1: training -> lost (killed by SIGKILL without leaving the job)",
-            "rank 1: lost -> expected late (rank 1 is started again, restart 1 of 1)",
+            "rank 1: lost -> expected late (restarting rank 1, restart 1 of 1)",
             "rank 1: expected late -> joined late (process)",
             "rank 1: joined late -> training late",
         ]
@@ -150,7 +150,7 @@ def test_what_has_happened_in_a_job_is_shown_while_it_runs_and_after_its_end(pla
     assert any(entry["to"] == "lost" and entry["numbers"] == [1] and entry["why"] for entry in after)
     done = platoon("jobs", "--story", "nowhere")
     assert done.returncode == 2
-    assert "no job of yours is running" in done.stderr
+    assert "you have no running job" in done.stderr
 
 
 def test_a_terminal_gets_the_live_table_and_ctrl_c_ends_the_view_alone(launch):
@@ -212,7 +212,7 @@ def test_stop_without_a_name_ends_no_job_of_another_folder_unasked(launch):
         error = done.stderr.read()
     assert done.returncode == 2
     assert error == (
-        "platoon: no job of yours was launched from this folder: name the one to stop, of "
+        "platoon: no job of yours was launched from this folder: name the job to stop, one of "
         f"{job.job} (train.py, from {job.folder})\n"
     )
     for answer in ("n", "y"):
@@ -240,18 +240,20 @@ def test_the_time_to_save_may_be_given_and_a_second_stop_waits_no_longer(platoon
     job = launch("--grace", "600", text=STUBBORN)
     done = platoon("stop", "--wait", 0, job.job[:4])
     assert done.returncode == 1
-    assert f"job {job.job} (train.py) runs still: `platoon stop` once more kills its workers" in done.stderr
+    assert f"job {job.job} (train.py) is still running: a second `platoon stop` kills its workers" in done.stderr
     assert job.files.alive
     assert platoon("top", "--once").stdout.count("stopping: platoon stop") == 1
     assert platoon("stop", job.job).returncode == 0
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
-    assert "workers 0, 1: killed by SIGKILL, as the job was to end at once" in (job.folder / "output").read_text()
+    assert (
+        "workers 0, 1: killed by SIGKILL, because the job had to end immediately" in (job.folder / "output").read_text()
+    )
 
     os.remove(job.folder / "ready0"), os.remove(job.folder / "ready1")
     job = launch("--grace", "600", text=STUBBORN)
     assert platoon("stop", "--grace", 0).returncode == 0
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
-    assert "workers 0, 1: killed by SIGTERM, as the time to end was over" in (job.folder / "output").read_text()
+    assert "workers 0, 1: killed by SIGTERM, because the grace period was over" in (job.folder / "output").read_text()
 
 
 def test_a_job_whose_launcher_hangs_is_killed(platoon, launch):
@@ -259,7 +261,7 @@ def test_a_job_whose_launcher_hangs_is_killed(platoon, launch):
     job.launcher.send_signal(signal.SIGSTOP)
     done = platoon("stop", job.job)
     assert done.returncode == 2
-    assert f"does not answer within 5 s: try again, or end it with `platoon stop --kill {job.job}`" in done.stderr
+    assert f"did not answer within 5 s: try again, or kill it with `platoon stop --kill {job.job}`" in done.stderr
     assert "2: no answer" in platoon("jobs").stdout
     done = platoon("stop", "--kill", job.job)
     assert (done.returncode, done.stdout) == (0, f"killed job {job.job} (train.py)\n")
@@ -334,7 +336,7 @@ def test_a_job_of_another_user_is_named_as_such(platoon):
     finally:
         path.unlink()
     assert done.returncode == 2
-    assert f"job {job} belongs to user nobody: you can see, follow and stop your own jobs only" in done.stderr
+    assert f"job {job} belongs to user nobody: you can list, watch and stop only your own jobs" in done.stderr
 
 
 def test_a_controller_at_a_port_is_asked_with_the_keys_of_its_job(platoon, serve):

@@ -36,7 +36,7 @@ def test_another_worker_becomes_the_leader(run_job, tmp_path, end):
     outcome = run_job(script_path("leader_changes"), workers=3, args=[end])
     assert [path.name for path in tmp_path.glob("by *")] == ["by 1"], outcome.logs
     assert "worker 0 failed after 3 mini-batches" in outcome.result.lost_leader
-    assert "Worker 1 was the leader" in outcome.result.lost_leader
+    assert "worker 1 was the leader" in outcome.result.lost_leader
 
 
 def test_a_worker_that_ended_well_is_followed_by_no_leader(run_job, tmp_path):
@@ -90,8 +90,8 @@ def test_a_worker_that_is_interrupted_before_its_first_step_does_not_end_the_job
 
 def test_only_a_leader_that_ended_well_is_said_to_have_led():
     exits = [Exit(0, 1), Exit(1, 1), Exit(2, 0), Exit(3, 0)]
-    assert "Worker 2 was the leader" in lost_leader(exits, 3, [1, 2])
-    assert "if it asks worker.is_leader instead" in lost_leader(exits, 3, [1])
+    assert "worker 2 was the leader" in lost_leader(exits, 3, [1, 2])
+    assert "with worker.is_leader" in lost_leader(exits, 3, [1])
     assert lost_leader(exits[1:], 3, [1, 2]) == lost_leader(exits[:2], 3, [1]) == ""
 
 
@@ -102,7 +102,7 @@ FAILING = script_path("leader_fails")
     ("moment", "options", "said"),
     [
         pytest.param("early", [], "before its first step (ValueError)", marks=pytest.mark.promise),
-        ("late", ["--fail-fast"], "as --fail-fast asks"),
+        ("late", ["--fail-fast"], "because of --fail-fast"),
     ],
 )
 def test_a_fatal_failure_ends_the_job(platoon, tmp_path, moment, options, said):
@@ -120,4 +120,4 @@ def test_the_launcher_shows_the_output_of_the_new_leader(platoon, tmp_path):
     process = platoon("launch", "-n", "3", "--log-dir", tmp_path / "logs", script, tmp_path, "killed")
     assert "[1] the new leader" in process.stdout
     assert "[2] the new leader" not in process.stdout
-    assert "Worker 1 was the leader from then on" in " ".join(process.stdout.split())
+    assert "From then on worker 1 was the leader" in " ".join(process.stdout.split())

@@ -64,7 +64,7 @@ def test_a_full_disk_under_the_logs(platoon, small_disk, tmp_path):
     done = platoon("launch", "-n", 2, "--log-dir", small_disk / "logs", script_path("lost_output_full_disk"))
     shown = " ".join(done.stdout.split())
     assert done.returncode == 1
-    assert shown.count("cannot be written (No space left on device): what the workers print is lost") == 1, shown
+    assert shown.count("(No space left on device): the output of the workers is lost") == 1, shown
     assert "worker 1 failed: ValueError: the disk is full" in shown + done.stderr
     assert (tmp_path / "result0").read_text() == "100.0"
 
@@ -99,7 +99,7 @@ def test_a_summary_that_cannot_be_written_is_said_and_changes_no_status(platoon,
     done = platoon("launch", "-n", 1, "--summary", "/dev/full", write_script("print('trained')"))
     assert done.returncode == 0
     first, *lines = done.stderr.splitlines()
-    assert first == "platoon: the summary cannot be written to /dev/full (No space left on device). It is:"
+    assert first == "platoon: cannot write the summary to /dev/full (No space left on device). It is:"
     assert json.loads("\n".join(lines))["stopped_by"] == "end of script"
 
 
@@ -121,7 +121,7 @@ def test_other_commands_say_that_their_output_cannot_be_written(words, tmp_path)
             cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == "platoon: the output cannot be written: No space left on device\n"
+    assert done.stderr == "platoon: cannot write the output: No space left on device\n"
 
 
 def test_logs_that_are_followed_end_with_their_reader(tmp_path):

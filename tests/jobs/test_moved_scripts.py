@@ -59,7 +59,7 @@ def test_no_update_of_a_users_rule_is_lost_and_no_nan_enters_the_center(serve, w
     text = script_path("moved_scripts_no_update_of_a_users_rule_is_lost_and_no_nan")
     workers = [work(text, port) for _ in range(2)]
     output = "".join(end(worker) for worker in workers)
-    assert "w of the center would hold a NaN or an infinity, so the center stays as it was" in output
+    assert "w of the center would get a NaN or an infinity, so the center stays unchanged" in output
     end(controller)
 
 
@@ -175,7 +175,7 @@ def test_a_process_that_only_serves_mini_batches(serve, work, start):
         """,
         port,
     )
-    assert "sends no more batches: it was closed before the end of the data" in end(worker)
+    assert "has stopped sending batches: it was closed before the end of the data" in end(worker)
     end(server)
     end(controller)
 
@@ -194,4 +194,4 @@ def test_a_script_that_imports_theano_first_is_started_by_platoon_run(serve, sta
 
 def test_a_worker_of_another_launcher_joins_its_job_whatever_the_port(run_job):
     outcome = run_job(script_path("moved_scripts_a_worker_of_another_launcher_joins_its_job")).require_success()
-    assert "this job's controller answers no requests of its own" in outcome.reported["error 1"]
+    assert "the controller of this job has no handler for requests" in outcome.reported["error 1"]

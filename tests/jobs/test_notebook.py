@@ -99,7 +99,7 @@ def test_an_interrupt_of_the_kernel_ends_all_workers(notebook, tmp_path):
         interrupt_at=2,
     )
     assert waited[-1][0] == "error"
-    assert "all workers have been ended" in waited[-1][1]
+    assert "all workers have ended" in waited[-1][1]
     assert after == [["stream", "the kernel lives\n"]]
     pids = [int(path.name[len("waiting") :]) for path in tmp_path.glob("waiting*")]
     assert len(pids) == 2
@@ -121,7 +121,7 @@ def test_what_cannot_be_launched_is_refused(monkeypatch, tmp_path):
         notebook_launcher(lambda: lock, **where)
     with pytest.raises(WorkerFailedError, match="cannot be sent back to the notebook"):
         notebook_launcher(lambda: __import__("threading").Lock(), **where)
-    with pytest.raises(WorkerFailedError, match="rank 0 ended its process within the function"):
+    with pytest.raises(WorkerFailedError, match="rank 0 exited inside the function"):
         notebook_launcher(sys.exit, **where)
     refused = []
 

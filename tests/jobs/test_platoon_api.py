@@ -57,8 +57,8 @@ def test_operations_of_all_workers(run_job):
 def test_models_that_differ_are_refused_and_not_mixed(run_job):
     outcome = run_job(script_path("platoon_api_models_that_differ_are_refused_and_not_mixed")).require_success()
     assert len(outcome.reported) == 8
-    assert "got c float64[3, 2] as parameter 0, worker 1's is c float64[2, 3]" in outcome.reported["easgd 0"]
-    assert "got SGD(average=True), worker 0 has SGD(average=False)" in outcome.reported["mixed 1"]
+    assert "got c float64[3, 2] as parameter 0, and worker 1's is c float64[2, 3]" in outcome.reported["easgd 0"]
+    assert "got SGD(average=True), and worker 0 has SGD(average=False)" in outcome.reported["mixed 1"]
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ X = shared()
         (lambda w: global_dynamics.SumSGD(w).make_rule([]), "no variable as local_updates"),
         (lambda w: global_dynamics.SumSGD(w).make_rule([T.dvector()]), "TensorVariable in local_updates"),
         (lambda w: global_dynamics.SumSGD(w).make_rule(np.ones(2)), "ndarray in local_updates"),
-        (lambda w: global_dynamics.EASGD(w).make_rule(X, X, 0.5), "are the same"),
+        (lambda w: global_dynamics.EASGD(w).make_rule(X, X, 0.5), "share memory"),
         (lambda w: global_dynamics.EASGD(w).make_rule(X, [X, X], 0.5), "number 1 of central_particle"),
         (lambda w: global_dynamics.EASGD(w).make_rule(X, shared(dtype="f4"), 0.5), "float32"),
         (lambda w: global_dynamics.EASGD(w).make_rule(X, shared(), 0), "alpha=0"),

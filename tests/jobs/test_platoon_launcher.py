@@ -95,13 +95,13 @@ def test_the_cause_of_a_failure_and_warnings_are_shown_once(launcher, tmp_path, 
     [
         ([], "required: EXPERIMENT"),
         (["nothing", "-D", "cpu"], "no script 'nothing_worker.py'"),
-        (["demo_worker.py"], "give the experiment's name, 'demo', for demo_worker.py"),
+        (["demo_worker.py"], "pass the experiment's name, 'demo', for demo_worker.py"),
         (["demo", "--what"], "unrecognized arguments"),
-        (["demo", "-D", "gpu7"], "got device 'gpu7': gpu7 is now cuda7, say so instead"),
+        (["demo", "-D", "gpu7"], "got device 'gpu7': gpu7 is now called cuda7"),
         (["demo", "-D", "cpu", "-c", "--nothing=1"], "unrecognized arguments: --nothing=1"),
         (["demo", "-D", "cpu", "-w", "--text 'x"], 'got -w "--text \'x", in which a quote is not closed'),
         (["demo", "-D", "cpu", "-c", "--greeting 'x"], 'got -c "--greeting \'x", in which a quote is not closed'),
-        (["demo", "-D", "cpu", "-H", "elsewhere"], "-H names host elsewhere: this command runs on one host"),
+        (["demo", "-D", "cpu", "-H", "elsewhere"], "-H names host elsewhere, and this command runs only on this host"),
     ],
 )
 def test_wrong_arguments_are_exit_status_2(launcher, tmp_path, words, complaint):
@@ -162,7 +162,7 @@ def test_arguments_come_before_the_environment_and_that_before_files(launcher, h
 
 @pytest.mark.parametrize(
     ("text", "environment", "complaint"),
-    [("no section", {}, ".platoonrc cannot be read"), ("[devices]\nlocalhost = cpu, tpu0\n", {}, "got device 'tpu0'")],
+    [("no section", {}, "cannot read .platoonrc"), ("[devices]\nlocalhost = cpu, tpu0\n", {}, "got device 'tpu0'")],
 )
 def test_a_configuration_that_cannot_work_is_refused(launcher, platoon, tmp_path, text, environment, complaint):
     (tmp_path / ".platoonrc").write_text(text)

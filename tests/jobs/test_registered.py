@@ -88,8 +88,8 @@ def test_doctor_and_env_show_an_adapter_of_another_project(platoon, install):
 @pytest.mark.parametrize(
     ("name", "adapter", "why"),
     [
-        ("FRAMEWORK", "import a_module_that_is_missing", "tiny_adapter:FRAMEWORK cannot be imported: ModuleNotFound"),
-        ("OTHER", ADAPTER, "tiny_adapter:OTHER cannot be imported: AttributeError"),
+        ("FRAMEWORK", "import a_module_that_is_missing", "cannot import tiny_adapter:FRAMEWORK: ModuleNotFound"),
+        ("OTHER", ADAPTER, "cannot import tiny_adapter:OTHER: AttributeError"),
         ("checks", ADAPTER, "tiny_adapter:checks is function, not a platoon_base.frameworks.Framework"),
         ("FRAMEWORK", ADAPTER.replace('assert "Theano"', 'assert "nothing"'), "its check failed: AssertionError"),
     ],

@@ -35,7 +35,7 @@ def launch(platoon, tmp_path):
 def test_a_worker_that_fails_goes_on_where_it_last_synchronized(launch, how):
     done, summary, logs = launch("--max-restarts", 2, how=how, wait=True)
     assert done.returncode == 0, done.stdout + "".join(logs)
-    assert "rank 1 is started again, restart 1 of 2" in " ".join(done.stdout.split())
+    assert "restarting rank 1, restart 1 of 2" in " ".join(done.stdout.split())
     assert summary["restarts"] == 1
     first, second = [line for line in logs[1].splitlines() if line.startswith("starts at")]
     assert first == "starts at (0, 0, 0) late False kept None center 0"
@@ -86,8 +86,8 @@ def test_workers_that_need_each_other_are_all_started_again_from_the_checkpoint(
     again = "starts at (2, 5, 10) late False with 20.0"
     assert [starts(log) for log in logs] == [["starts at (0, 0, 0) late False with 0.0", again, again]] * 2
     output = " ".join(done.stdout.split())
-    assert "rank 1 cannot be restarted alone: all workers are started again, from the checkpoint" in output
-    assert "all workers are started again, restart 2 of 2" in output
+    assert "cannot restart rank 1 alone: restarting all workers from the checkpoint" in output
+    assert "restarting all workers, restart 2 of 2" in output
 
 
 def test_without_checkpoints_they_begin_anew_once_all_have_failed(launch, tmp_path):

@@ -117,7 +117,7 @@ def test_another_number_of_workers_goes_on_with_the_epoch(interrupt, finish, tmp
     summary, starts, output = finish("--resume", kept, workers=3)
     assert starts[0].startswith("starts at (3, 0, 15) kept 46 center 46")
     assert starts[2].startswith("starts at (3, 0, 15) kept None center 46")
-    assert "by 2 workers; now 3, who begin that epoch anew" in output
+    assert "by 2 workers; now 3, which restart that epoch" in output
     assert summary["center"] == 46 + 3 * 20
 
 
@@ -130,7 +130,7 @@ def test_the_one_before_a_damaged_one_is_resumed(interrupt, finish, tmp_path):
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[: len(whole) // 2])
     summary, starts, output = finish("--resume", kept)
-    assert "passed over" in output
+    assert "skipped: " in output
     assert starts == ["starts at (3, 3, 23) kept 46 center 46 seed 0"] * 2
     assert summary["center"] == 80
 
@@ -175,13 +175,13 @@ def test_a_disk_that_does_not_answer_does_not_keep_a_job_for_ever(write_script, 
 def test_checkpoints_are_beside_the_logs_unless_said_otherwise(finish, platoon, script, tmp_path):
     _, starts, output = finish("--checkpoint-every", "1000")
     assert starts == ["starts at (0, 0, 0) kept None center 0 seed 0"] * 2
-    assert "none there yet: this job begins anew" in output
+    assert "yet: the job starts from the beginning" in output
     with np.load(sorted((tmp_path / "logs" / "checkpoints").iterdir())[-1]) as file:
         np.testing.assert_array_equal(file["center/0"], np.full(4, 80.0))
     # A second run there is taken for a mistake.
     again = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 9, script, tmp_path, 0)
     assert again.returncode == 2
-    assert "go on from them with --resume logs/checkpoints" in again.stderr
+    assert "continue from them with --resume logs/checkpoints" in again.stderr
 
 
 def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script, tmp_path):
@@ -190,7 +190,7 @@ def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script
     other = platoon("launch", "-n", 2, "--resume", kept, "--seed", 4, script, tmp_path, 0)
     assert other.returncode == 2
     assert "got --seed 4," in other.stderr
-    assert "is of seed 3" in other.stderr
+    assert "has seed 3" in other.stderr
     text = COUNT.replace("np.zeros(4)", "np.zeros(5)")
     model = platoon("launch", "-n", 2, "--log-dir", "l", "--resume", kept, write_script(text, "other.py"), tmp_path, 0)
     assert model.returncode == 1
@@ -208,12 +208,12 @@ def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script
     busy = platoon("launch", "-n", 2, "--resume", kept, script, tmp_path, 0)
     held.close()
     assert busy.returncode == 2
-    assert "another job keeps its checkpoints" in busy.stderr
+    assert "another job writes its checkpoints" in busy.stderr
     for path in kept.iterdir():
         path.write_bytes(b"nothing")
     damaged = platoon("launch", "-n", 2, "--resume", kept, script, tmp_path, 0)
     assert damaged.returncode == 2
-    assert "can be used" in damaged.stderr
+    assert "is usable" in damaged.stderr
 
 
 def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(platoon, tmp_path):
@@ -223,8 +223,8 @@ def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(plato
         assert done.returncode == 0, done.stdout
         assert expected in (tmp_path / "logs" / "rank0.log").read_text()
         said = " ".join(done.stdout.split())
-        assert "hold no parameters" in said
-        assert ("which holds no parameters" in said) == resumed
+        assert "have no parameters" in said
+        assert ("which has no parameters" in said) == resumed
 
 
 def test_a_full_disk_is_an_error_before_the_training(platoon, small_disk, tmp_path):
@@ -237,7 +237,7 @@ def test_a_full_disk_is_an_error_before_the_training(platoon, small_disk, tmp_pa
     (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
     done = platoon("launch", "-n", 2, "--log-dir", small_disk / "logs", script)
     assert done.returncode == 2
-    assert "logs cannot be written to" in done.stderr
+    assert "cannot write logs to" in done.stderr
     assert "0.0 MB free" in done.stderr
 
 
@@ -298,7 +298,7 @@ def test_checkpoints_that_are_missed_meanwhile_are_counted_and_shown(in_trouble,
     assert (status, value) == (0, 10), output
     assert summary["checkpoints_missed"] >= 1
     assert "not_saved" not in summary
-    assert "1 missed by now: [Errno 28] No space left on device" in output
+    assert "1 missed so far: [Errno 28] No space left on device" in output
     assert "CHECKPOINTS MISSED" in output
     story = [entry.line for entry in read_story(tmp_path / "logs")]
     assert any("checkpoint: not written, 1 missed ([Errno 28] No space left on device" in line for line in story), story
@@ -307,14 +307,14 @@ def test_checkpoints_that_are_missed_meanwhile_are_counted_and_shown(in_trouble,
 def test_a_folder_of_checkpoints_that_is_removed_is_made_anew(in_trouble, tmp_path):
     status, output, summary, value = in_trouble(tmp_path / "kept", "the folder is removed")
     assert (status, value) == (0, 10), output
-    assert "was removed: it was made again" in output
+    assert "was removed and has been created again" in output
     assert summary["checkpoints_missed"] == 0
 
 
 def test_a_folder_in_whose_place_there_is_another_is_a_problem(in_trouble, tmp_path):
     status, output, summary, value = in_trouble(tmp_path / "kept", "the folder is replaced")
     assert (status, value) == (2, None), output
-    assert "another folder than at the start" in summary["not_saved"]
+    assert "not the folder that it was at the start" in summary["not_saved"]
 
 
 def test_the_launcher_does_not_keep_what_it_resumes(platoon, tmp_path):
@@ -360,7 +360,7 @@ def test_another_rule_is_refused_and_another_argument_is_said(platoon, write_scr
     assert "got the rule ASGD" in outcomes[1][1]
     assert "the checkpoint is of the rule EASGD" in outcomes[1][1]
     assert "numpy.load" in outcomes[1][1]
-    assert "is of the rule EASGD(alpha=0.5), from here on it is EASGD(alpha=0.25)" in outcomes[2][1]
+    assert "is of the rule EASGD(alpha=0.5); the job continues with EASGD(alpha=0.25)" in outcomes[2][1]
 
 
 @pytest.mark.promise

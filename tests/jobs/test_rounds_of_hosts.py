@@ -165,12 +165,12 @@ def test_the_others_go_on_without_a_host_that_is_killed_and_it_may_return(hosts)
         hosts.start(GOES_ON, "--allow-failures", host=host, workers=count, args=args)
     hosts.until("logs0/rank0.log", "round")
     hosts.launchers[1].kill()
-    hosts.until("h0.out", "is lost, with workers 2")
+    hosts.until("h0.out", "with workers 2: it")
     until_more_rounds(hosts, 0, 0)
     hosts.launchers.pop(1).wait()
     (hosts.folder / "logs1" / "rank2.log").unlink()
     hosts.start(GOES_ON, "--allow-failures", host=1, args=args, environment={"AGAIN": "1"})
-    hosts.until("h0.out", "is back, with workers 2")
+    hosts.until("h0.out", "has returned with workers 2")
     hosts.until("logs1/rank2.log", "round")
     until_more_rounds(hosts, 2, 1)
     (hosts.folder / "enough").touch()
@@ -198,7 +198,7 @@ def test_a_function_may_not_change_the_center_of_its_own_host_alone(hosts):
 
 
 def test_moments_are_not_shared_in_rounds_that_overlap():
-    with pytest.raises(ConfigurationError, match="second moments might fall below 0"):
+    with pytest.raises(ConfigurationError, match="second moments might become negative"):
         LocalSGD(moments=True, overlap=0.5)
     for overlap in (1, -0.1, True, None):
         with pytest.raises(ConfigurationError, match=f"got overlap={overlap}: it is the part of the period"):

@@ -22,7 +22,7 @@ def test_the_first_worker_loads_and_all_excerpt_from_the_same_memory(run_job):
     assert logs.count("loading") == logs.count("made here: True") == 1
     assert logs.count("made here: False") == 2
     assert len(set(re.findall(r"inode (\d+)", logs))) == 1
-    assert logs.count("refused: got index 1000 at position 1 of the list: there are 1000 rows") == 3
+    assert logs.count("refused: got index 1000 at position 1 of the list: with 1000 rows") == 3
     assert logs.count("read-only") == 6
 
 
@@ -34,7 +34,7 @@ def test_a_worker_writes_and_resizes_and_the_others_see_it(run_job):
 def test_other_data_under_the_same_name_are_refused_where_they_come_later(run_job):
     outcome = run_job(script_path("shared_data_other_data_under_the_same_name_are_refused"), 2).require_success()
     text = "\n".join(outcome.logs)
-    refusals = re.findall(r"refused: got (.*) for the shared data 'x\d', another worker has shared", text)
+    refusals = re.findall(r"refused: got (.*) for the shared data 'x\d', and another worker has shared", text)
     assert len(refusals) == 3
 
 

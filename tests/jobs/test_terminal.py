@@ -76,7 +76,7 @@ def test_a_breakpoint_of_the_only_worker_has_the_terminal(session, tmp_path, alo
     script = script_path("terminal_a_breakpoint_of_the_only_worker")
     launched = session("-n", 1, "--log-dir", "logs", script, environment={"PLATOON_NO_PREFORK": alone})
     before = launched.read_until(r"\(Pdb\) ")
-    assert "worker 0 is at a breakpoint: no table from here on" in before
+    assert "worker 0 is at a breakpoint: the table is off from here on" in before
     shown = "breakpoint()" if sys.version_info >= (3, 13) else 'worker.report({"x": x})'
     assert f"-> {shown}" in before, "the debugger shows the line where it is"
     launched.type("p x + 1")

@@ -58,12 +58,12 @@ def test_those_that_are_left_begin_without_the_one_that_is_gone(run_job):
 
 def test_other_values_and_purposes_are_refused_everywhere_and_nothing_is_changed(run_job):
     told = run_job(script_path("training_start_other_values_and_purposes_are_refused")).require_success().reported
-    assert "got w float32[3] as parameter 0, worker 1's is w float32[4]" in told["length 0"]
+    assert "got w float32[3] as parameter 0, and worker 1's is w float32[4]" in told["length 0"]
     assert "worker 0's is w float32[3]" in told["length 1"]
-    assert "got policy=0, worker 1 has policy=1" in told["purpose 0"]
-    assert "got policy=1, worker 0 has policy=0" in told["purpose 1"]
+    assert "got policy=0, and worker 1 has policy=1" in told["purpose 0"]
+    assert "got policy=1, and worker 0 has policy=0" in told["purpose 1"]
     part = "f(... x=1, x=1, x=1, x=1, x=1, policy={}, y=2, y=2, y=2, y=2, y=2, y=2, ..."
-    assert f"got {part.format(0)}, worker 1 has {part.format(1)}: what they" in told["long purpose 0"]
+    assert f"got {part.format(0)}, and worker 1 has {part.format(1)}, so their" in told["long purpose 0"]
 
 
 @pytest.mark.promise
@@ -81,6 +81,6 @@ def test_a_late_worker_is_refused_before_it_meets_anybody(run_job):
         .reported
     )
     assert told["late"] == (
-        "this worker joined late: the workers of a main loop count epochs together from its start; launch the job "
+        "this worker joined late, and the workers of a main loop count epochs together from its start; launch the job "
         "with more workers"
     )

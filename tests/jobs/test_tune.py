@@ -46,7 +46,7 @@ def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, writ
     assert len(logs) == 8
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     assert all(f"threads {threads}\n" in log for log in logs)  # of plain training too
-    assert f"had threads for {threads} of " in done.stdout
+    assert f"used threads for {threads} of " in done.stdout
     endings = sorted(re.findall("ended .*", "".join(logs)))[::2]
     own = "'own', '--seeds', '7'"
     assert endings == [
@@ -56,7 +56,7 @@ def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, writ
         f"ended None [{own}]",
     ]
     assert "val_loss: lower is better" in done.stdout
-    assert re.search(r"^Take: ", done.stdout, re.MULTILINE)
+    assert re.search(r"^Recommended: ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.base
@@ -83,9 +83,9 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
     methods += ("--method", "ASGD")
     done = run(platoon, "--seeds", 1, *methods, script)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the script names its rule, EASGD(alpha=0.25), which wins: leave it out" in done.stdout
+    assert "the script sets its rule, EASGD(alpha=0.25), so other rules have no effect" in done.stdout
     assert "ASGD() every 10" not in done.stdout  # which would train by EASGD too
-    assert "the script names its period, which wins: leave it out" in done.stdout
+    assert "the script sets its period, so other periods have no effect" in done.stdout
 
 
 @pytest.mark.base
@@ -103,7 +103,7 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
         ("raise RuntimeError('the reason')", [], "RuntimeError: the reason"),
         (DESCENT, ["--method", "SGD"], "there is no rule SGD; choose one of"),
         (DESCENT, ["-n", 1], "got one worker"),
-        (DESCENT, ["--plot", "tune.png"], "got --plot tune.png: the picture is SVG; name a file"),
+        (DESCENT, ["--plot", "tune.png"], "got --plot tune.png: the chart is written as SVG; name a file"),
         (DESCENT, ["--all", "--method", "EASGD"], "got --all and --method"),
     ],
 )

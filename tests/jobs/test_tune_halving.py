@@ -42,9 +42,9 @@ def test_a_method_worse_than_the_median_is_ended_and_the_others_come_to_the_end(
     assert asgd == [pytest.approx(9 / 15 + 3 / 5 * (9 / 20 - 9 / 15))]
     assert last_step(tmp_path, 4) <= 25  # at 25 it waits for the end
     assert re.search(r"^ASGD\(\) every 10 +0.51 +18 +[0-9.]+ +dropped +-$", out, re.MULTILINE)
-    assert "Take: EASGD() every 10" in out
+    assert "Recommended: EASGD() every 10" in out
     text, svg = (tmp_path / "tune.html").read_text(), (tmp_path / "tune.svg").read_text()
-    assert "Take: EASGD() every 10" in text
+    assert "Recommended: EASGD() every 10" in text
     for picture in (svg, text[text.index("<svg") : text.index("</svg>") + 6]):
         root = ElementTree.fromstring(picture)
         assert len(named(root, "median")) == 8  # in two panels
@@ -68,15 +68,15 @@ def test_an_interrupted_study_compares_the_runs_that_have_ended(tmp_path):
     assert process.returncode == 130, lines
     out = "".join(lines)
     assert "[3/12]" not in out
-    assert f"Take: {NAMES[1]}" in out
+    assert f"Recommended: {NAMES[1]}" in out
     assert NAMES[2] not in out
 
 
 @pytest.mark.parametrize(
     ("module", "words", "complaint"),
     [
-        ("optuna", [], "platoon tune needs Optuna, which is not installed here: pip install 'platoon-plugins[tune]'"),
-        ("matplotlib", ["--plot", "tune.svg"], "not installed here: pip install 'platoon-plugins[report]'"),
+        ("optuna", [], "platoon tune needs Optuna, which is not installed: pip install 'platoon-plugins[tune]'"),
+        ("matplotlib", ["--plot", "tune.svg"], "not installed: pip install 'platoon-plugins[report]'"),
     ],
 )
 def test_a_missing_library_is_named_before_the_first_run(platoon, tmp_path, module, words, complaint):

@@ -20,7 +20,7 @@ with connect() as worker:
     try:
         worker.send_req(TEXT, TEXT)
     except PlatoonError as exc:
-        assert "answers no requests" in str(exc), exc
+        assert "has no handler for requests" in str(exc), exc
     worker.request_stop(TEXT)
     worker.barrier()
     assert worker.stop_reason == "caf\\udce9", worker.stop_reason

@@ -46,7 +46,7 @@ trained.algorithm.initialize()
 other = loop(cost, stream(16), [])
 other.algorithm = UpdatesAlgorithm(updates=plain.algorithm.updates)
 for call, match in (
-    (lambda: prepare(trained, mode="sync"), "is initialized"),
+    (lambda: prepare(trained, mode="sync"), "initialized algorithm"),
     (lambda: prepare(other, mode="sync"), "UpdatesAlgorithm, which has no gradients"),
     (lambda: prepare(plain, mode="sync", sync_every=2), "got strategy or sync_every"),
     (lambda: prepare(averaging, mode="async"), "without AllReduceGradients"),

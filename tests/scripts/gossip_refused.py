@@ -9,7 +9,7 @@ x = np.zeros(4)
 try:
     worker.init_shared_params([x], GoSGD(), moments=[np.zeros(4)])
 except ConfigurationError as error:
-    assert "leaves the moments of each worker to itself" in str(error), error
+    assert "keeps separate moments on each worker" in str(error), error
 else:
     raise AssertionError("moments would not be shared")
 worker.init_shared_params([x], GoSGD())

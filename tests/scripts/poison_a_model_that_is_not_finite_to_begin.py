@@ -14,7 +14,7 @@ with connect() as worker:
                 worker.barrier("shared")
             b.value[2] = bad
             text = refusal(worker.init_shared_params, [w, b], EASGD(0.5))
-            assert "hidden.b holds a NaN or an infinity" in text, text
+            assert "hidden.b has a NaN or an infinity" in text, text
             assert not worker.advanced.shares
             assert (w.value == 1).all(), "what was refused stays as it was"
             b.value[2] = 1

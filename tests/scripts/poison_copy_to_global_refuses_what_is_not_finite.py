@@ -11,7 +11,7 @@ with connect() as worker:
         for bad in (np.nan, np.inf, -np.inf):
             w.value[:], b.value[:] = 8, (8, 8, 8, bad)
             text = refusal(worker.copy_to_global)
-            assert "b holds a NaN or an infinity" in text, text
+            assert "b has a NaN or an infinity" in text, text
             assert (w.value == 8).all() and b.value[2] == 8, "its own values stay"
             with worker.center_params():
                 assert (w.value == 0).all() and (b.value == 0).all()

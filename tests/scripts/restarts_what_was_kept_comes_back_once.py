@@ -18,7 +18,7 @@ else:
     assert worker.take_kept("state") is None
     for name, value, error, text in (
         ("larger", bytes(300_000), ProtocolError, "Expected `bytes` of length <= 262144"),
-        ("no data", object(), ProtocolError, "send numbers, strings"),
+        ("no data", object(), ProtocolError, "send only numbers, strings"),
         ("too large", bytes(100_000), ConfigurationError, "the limit is 262144"),
     ):
         try:

@@ -30,7 +30,7 @@ def warnings_of(known, framework="torch", seconds=AFTER_S + 1, every_s=0.5):
 def test_a_training_of_half_a_minute_without_a_word_to_the_others_is_said():
     found = warnings_of(lambda k: Cooperation())
     assert "and combined no parameters and no gradients with the others: the 2 workers train 2 separate" in found
-    assert found.endswith("models, which is no mistake in a search, for instance. Do this")
+    assert found.endswith("models, which is correct only if intended, as in a search. Do this")
     assert "not joined its job" in warnings_of(lambda k: Cooperation(joined=False))
     assert warnings_of(lambda k: Cooperation(), seconds=AFTER_S) == ""
 
@@ -65,7 +65,7 @@ def test_an_object_that_is_never_used_is_named_with_its_line():
     combined = Cooperation(combined=True)
     assert warnings_of(lambda k: combined) == ""  # its parameters have not changed
     changed = True
-    expected = f"intend (test_apart.py:{line}) was never called: call it. Until then each worker trains a model"
+    expected = f"intend (test_apart.py:{line}) was never called: call it. Until then each worker trains its own model"
     assert warnings_of(lambda k: combined).startswith(expected)
     assert warnings_of(lambda k: Cooperation(combined=True, synced=True)) == ""  # a rule shares the model
     average.used = True

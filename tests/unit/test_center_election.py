@@ -116,7 +116,7 @@ def test_all_workers_share_as_many_moments(moments):
     refusal = job.answer(1, msg.InitCenter(specs=arrays, rule="AveragedEASGD", moments=moments))
     if moments in (0, 1):
         require_failure(
-            refusal, "LayoutMismatchError", f"got {moments} moments", "give every worker the same optimizer"
+            refusal, "LayoutMismatchError", f"got {moments} moments", "use the same optimizer on every worker"
         )
     else:
         require_failure(refusal, "ConfigurationError", f"of which {moments} are moments")
@@ -180,7 +180,7 @@ def test_a_center_is_in_one_memory():
     job.answer(0, msg.CenterReady())
     refusal = job.answer(1, msg.InitCenter(specs=SMALL, rule="EASGD", location="host"))
     assert refusal.kind == "ConfigurationError"
-    assert "on the host, the job's are on the device" in refusal.message
+    assert "on the host, and the job's are on the device" in refusal.message
     assert job.answer(1, on_device) == msg.CenterRole(create=False)
 
 
@@ -414,7 +414,7 @@ def test_other_hosts_are_refused_when_no_worker_of_the_first_can_share_and_check
     refused = replies(found_to_be_hopeless(job, how))
     assert set(refused) == {"2", "3"}
     for each in refused.values():
-        words = ("no worker of host 0 shares parameters", WAYS[how], "checkpoint", "let a worker there")
+        words = ("no worker of host 0 shares parameters", WAYS[how], "checkpoint", "let a worker of host 0")
         require_failure(each, "ConfigurationError", *words)
     assert replies(job.ask(2, msg.CenterReady(error="refused"))) == {"2": DONE}
     assert job.tick(job.now + 10) == [] or how in ("wait", "each")

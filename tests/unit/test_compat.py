@@ -73,7 +73,9 @@ def test_a_script_that_sets_theanos_flags_itself_keeps_its_device_and_the_blas(p
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert json.loads((tmp_path / "out.json").read_text())["found"] == f"float16 cpu {folder}"
-    assert "WARNING, worker 0: THEANO_FLAGS has device=cuda7, this worker was given cpu, which counts" in done.stdout
+    assert (
+        "WARNING, worker 0: THEANO_FLAGS has device=cuda7, and this worker was given cpu, which is used" in done.stdout
+    )
 
 
 @pytest.mark.theano

@@ -87,7 +87,7 @@ def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
     table.table.handle_news(2, LeftOut(0, "no link"))
     table.table.handle_news(0, LeftOut(2, ""))
     table.table.handle_news(2, Listening("127.0.0.1", 2, "00"))
-    why = "round 1: not all hosts have what its workers contributed, or its center is behind"
+    why = "round 1: some hosts lack the contribution of its workers, or its center is behind"
     assert changes(table)[-4:] == [
         f"courier of host 1: left out ({why})",
         "courier of hosts 0, 2: do not exchange (no link)",
@@ -108,9 +108,9 @@ def test_who_waits_for_the_initial_values_of_the_first_host_is_said_once(table, 
         table.table.step()
     said = [record.getMessage() for record in caplog.records]
     if first:
-        assert [text.partition(" provides")[0] for text in said] == [
-            "workers of host 2 wait for the initial values, which host 0",
-            "workers of hosts 1, 2 wait for the initial values, which host 0",
+        assert [text.partition(", where")[0] for text in said] == [
+            "workers of host 2 wait for the initial values of host 0",
+            "workers of hosts 1, 2 wait for the initial values of host 0",
         ]
     else:
         assert said == []
@@ -122,7 +122,7 @@ def test_a_host_that_has_never_had_a_link_to_another_one_is_given_up(table, monk
     table.table.handle_news(0, LeftOut(2, "port 6", never=True))
     table.table.handle_news(0, LeftOut(1, "stalled"))
     table.table.step()
-    assert table.given_up == [(2, "has had no link to host 1 since both began: port 5")]
+    assert table.given_up == [(2, "has had no link to host 1 since both started: port 5")]
     table.table.handle_news(1, LeftOut(2, ""))
     table.table.step()
     assert len(table.given_up) == 1

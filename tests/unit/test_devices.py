@@ -10,7 +10,7 @@ import pytest
 from scripts_here import script_path
 
 from platoon_base import compat
-from platoon_base.cli.doctor import checks
+from platoon_base.cli.commands.doctor import checks
 from platoon_base.cli.launcher import choose_center, worker_environment
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.devices.discovery import CPU_DEFAULT, can_share_center, choose_devices, cuda_devices, require_devices
@@ -108,7 +108,7 @@ def test_without_a_gpu_the_cpu_is_taken_and_that_is_said(no_driver, monkeypatch)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
     devices, reason = choose_devices(None, [])
     assert devices == ["cpu"] * CPU_DEFAULT
-    assert reason == "there is no CUDA device here, nor a driver; one worker a core, at most 4, unless -n says how many"
+    assert reason == "there is no CUDA device here, nor a driver; one worker for each core, at most 4, without -n"
     assert choose_devices(7, ["auto"]) == (["cpu"] * 7, "there is no CUDA device here, nor a driver")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
     assert choose_devices(None, ["auto"]).devices == ["cpu"]
@@ -118,11 +118,11 @@ def test_without_a_gpu_the_cpu_is_taken_and_that_is_said(no_driver, monkeypatch)
 @pytest.mark.parametrize(
     ("workers", "words", "complaint"),
     [
-        (4, [], "got -n 4, but there are 3 CUDA devices: say -n 3; or -D cpu -n 4 for the CPU; or name the devices"),
-        (4, ["cuda"], "share one, as in -D cuda0 cuda1 cuda2 cuda0"),
+        (4, [], "got -n 4, but there are 3 CUDA devices: pass -n 3; or -D cpu -n 4 for the CPU; or name the devices"),
+        (4, ["cuda"], "share one, such as -D cuda0 cuda1 cuda2 cuda0"),
         (0, [], "at least 1 worker"),
         (3, ["cuda0", "cuda1"], "both -n 3 and -D with 2 devices"),
-        (None, ["cuda", "cpu"], "'cuda' means all there are, and stands alone"),
+        (None, ["cuda", "cpu"], "'cuda' means all of them, and must be the only word"),
     ],
 )
 def test_more_than_there_is_is_refused(gpus, workers, words, complaint):
@@ -188,8 +188,8 @@ def test_doctor_tells_where_the_center_can_be(gpus, no_driver, monkeypatch):
     def line():
         return next(check for check in checks() if check.name == "center in GPU memory")
 
-    monkeypatch.setattr("platoon_base.cli.doctor.framework_checks", lambda: iter(()))
-    monkeypatch.setattr("platoon_base.cli.doctor.list_devices", lambda: [])
+    monkeypatch.setattr("platoon_base.cli.commands.doctor.framework_checks", lambda: iter(()))
+    monkeypatch.setattr("platoon_base.cli.commands.doctor.list_devices", lambda: [])
     assert line()[1:3] == (False, "no, because there is no CUDA device here, nor a driver")
     gpus(4, FAKE_PAIRS=1)
     assert line()[1:3] == (False, "no, because cuda0 and cuda2 cannot access each other's memory")
@@ -208,8 +208,7 @@ def test_each_gpu_worker_gets_its_device_and_what_it_needs(platoon, gpus, tmp_pa
     done = platoon("launch", "--log-dir", "logs", SHOW)
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith(
-        "3 workers on cuda0 cuda1 cuda2 (all there are), center in GPU memory unless a warning says why not, "
-        "logs in logs\n"
+        "3 workers on cuda0 cuda1 cuda2 (all there are), center in GPU memory unless a warning follows, logs in logs\n"
     )
     cache = tmp_path / ".cache" / "platoon" / "gpuarray"
     assert cache.is_dir()
@@ -320,7 +319,7 @@ def test_float64_and_parameters_left_on_the_host_are_reported(platoon, write_scr
     assert done.returncode == 0, done.stdout
     assert "WARNING, worker 0: theano.config.floatX is float64 on opencl0:0" in done.stdout
     assert "WARNING, worker 0: w: float64 on opencl0:0" in done.stdout
-    assert "these parameters are in the memory of the host, and are copied at every step: v." in done.stdout
+    assert "these parameters are in host memory and are copied at every step: v." in done.stdout
     log = (tmp_path / "logs" / "rank0.log").read_text()
     assert log.count("WARNING platoon_base.system.warn: theano.config.floatX is float64") == 1
 

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from platoon_base.cli.commands import doctor
-from platoon_base.cli.doctor import Check
+from platoon_base.cli.commands.doctor import Check
 
 
 def seen(monkeypatch, checks, *options):
@@ -28,7 +28,7 @@ def test_what_is_not_here_and_what_nothing_here_uses_is_one_line(monkeypatch):
         ["no", "Keras"],
         ["->", "set"],
     ]
-    assert lines[4] == "not here: g++, Theano (platoon doctor --all says how to get them)"
+    assert lines[4] == "not installed: g++, Theano (platoon doctor --all shows how to install them)"
     assert lines[5].startswith("1 of 2 checks are ok")
     there = absent._replace(works=True, finding="1.0.5", remedy="", absent=False)
     assert any("get g++" in line for line in seen(monkeypatch, [compiler, there]))
@@ -36,7 +36,7 @@ def test_what_is_not_here_and_what_nothing_here_uses_is_one_line(monkeypatch):
     kernels = Check("compression between hosts", True, "C extension", group="this package")
     lines = seen(monkeypatch, [kernels, absent, broken])
     assert "ok  compression between hosts C extension" in lines
-    assert lines[-1].endswith("no framework works here, so only loops on NumPy arrays can be trained")
+    assert lines[-1].endswith("no framework works, so only loops on NumPy arrays can be trained")
     every = seen(monkeypatch, [compiler, absent], "--all")
     assert any("get Theano" in line for line in every)
-    assert not any("not here" in line for line in every)
+    assert not any("not installed:" in line for line in every)

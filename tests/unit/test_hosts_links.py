@@ -130,5 +130,5 @@ def test_records_that_no_rank_sends_break_the_link(two, kind, ahead, content):
     while not mine.all[0].closed:
         assert time.monotonic() < deadline
         mine.pump()
-    assert "out of turn" in mine.all[0].closed
+    assert "out of order" in mine.all[0].closed
     assert mine.all[0].altered

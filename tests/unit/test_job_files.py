@@ -139,12 +139,12 @@ def test_the_beginning_of_a_name_or_none_finds_the_one_job_that_it_fits(live_job
         for other in others:
             stack.callback(other.remove)
             stack.callback(other.lock().close)
-        with pytest.raises(ConfigurationError, match="several jobs run: name one of "):
+        with pytest.raises(ConfigurationError, match="several jobs are running: name one of "):
             JobFiles.find()
         first = [files.job[0] for files in (live_job, *others)]
         twice = next(digit for digit in first if first.count(digit) > 1)
         with pytest.raises(
-            ConfigurationError, match=f"got '{twice}', with which several jobs begin: name one of {twice}"
+            ConfigurationError, match=f"got '{twice}', which several job names begin with: name one of {twice}"
         ):
             JobFiles.find(twice)
         assert JobFiles.find(others[3].job) == others[3]
@@ -169,7 +169,7 @@ def test_a_running_job_is_found_by_its_port(live_job):
     with pytest.raises(ConfigurationError, match=r"no controller at port 556 of this host, controllers listen at 5567"):
         JobFiles.at_port(556)
     replace(live_job, endpoint="tcp://host:none").write()
-    with pytest.raises(ConfigurationError, match="no controller of yours runs here"):
+    with pytest.raises(ConfigurationError, match="you have no running controller"):
         JobFiles.at_port(5567)
 
 
@@ -307,7 +307,7 @@ def test_a_folder_that_others_can_enter_is_refused(jobs_folder, mode):
     jobs_folder.mkdir()
     jobs_folder.chmod(mode)
     for call in (job_files.running, job_files.leftovers, lambda: JobFiles.create(1)):
-        with pytest.raises(PlatoonError, match="only you can enter"):
+        with pytest.raises(PlatoonError, match="only you may have access"):
             call()
     assert list(jobs_folder.iterdir()) == []
 
@@ -316,7 +316,7 @@ def test_a_folder_that_others_can_enter_is_refused(jobs_folder, mode):
 def test_a_folder_of_another_user_is_refused(jobs_folder):
     jobs_folder.mkdir(mode=0o700)
     os.chown(jobs_folder, 65534, 65534)
-    with pytest.raises(PlatoonError, match="only you can enter"):
+    with pytest.raises(PlatoonError, match="only you may have access"):
         JobFiles.create(1)
 
 
@@ -439,7 +439,7 @@ def test_a_foreign_folder_of_jobs_is_passed_over_with_a_word(jobs_folder, dead_j
     assert job_files.running() == []
     # The folder cannot be trusted; the memory is ours.
     assert found(dead_job) == {path for path in paths if path.parent == SHM_FOLDER}
-    assert "only you can enter" in caplog.text
+    assert "only you may have access" in caplog.text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -515,7 +515,7 @@ def test_a_job_whose_controller_is_dead_does_not_lend_its_number_to_be_killed():
         files = JobFiles.create(1)
         files = replace(files, origin=replace(files.origin, pid=other.pid))
         with Segment.create(files.job_state, 4096):
-            with pytest.raises(ConfigurationError, match="is dead already"):
+            with pytest.raises(ConfigurationError, match="has ended already"):
                 kill(files)
             assert other.poll() is None
             with contextlib.closing(files.lock()):
@@ -532,11 +532,11 @@ def test_a_log_is_never_written_through_a_link(tmp_path):
     precious, log = tmp_path / "precious", tmp_path / "rank0.log"
     precious.write_text("precious")
     log.symlink_to(precious)
-    with pytest.raises(ConfigurationError, match="rank0.log is not written to: .* another user may have put it there"):
+    with pytest.raises(ConfigurationError, match="not writing to .*rank0.log: .* another user may have put it there"):
         open_log(log)
     log.unlink()
     os.link(precious, log)
-    with pytest.raises(ConfigurationError, match="is not written to"):
+    with pytest.raises(ConfigurationError, match="not writing to"):
         open_log(log)
     log.unlink()
     for line in (b"one\n", b"two\n"):
@@ -572,7 +572,7 @@ def test_a_file_that_the_user_names_goes_through_a_link_of_the_users_own_alone(t
     write_where_named(tmp_path / "summary", b"new")
     assert (tmp_path / "summary").is_symlink()
     os.chown(tmp_path / "summary", 65534, -1, follow_symlinks=False)
-    with pytest.raises(ConfigurationError, match="summary is not written to"):
+    with pytest.raises(ConfigurationError, match="not writing to .*summary"):
         write_where_named(tmp_path / "summary", b"newer")
     assert (tmp_path / "real").read_text() == "new"
     write_where_named(Path(os.devnull), b"x")

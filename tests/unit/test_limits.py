@@ -41,7 +41,7 @@ def launch(tmp_path, soft, hard, workers=4):
 def test_a_hard_limit_that_is_too_low_is_refused_before_the_start(tmp_path):
     done = launch(tmp_path, 40, 40)
     assert done.returncode == 2, done.stdout
-    assert "got a limit of 40 open files (ulimit -Hn), this process needs " in done.stderr
+    assert "got a limit of 40 open files (ulimit -Hn), and this process needs " in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -98,7 +98,7 @@ def test_many_workers_fit_into_what_was_asked_for(tmp_path):
 
 def test_a_folder_that_takes_no_files_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"logs cannot be written to .*file/folder: Not a directory \("):
+    with pytest.raises(ConfigurationError, match=r"cannot write logs to .*file/folder: Not a directory \("):
         require_room(tmp_path / "file" / "folder", "logs")
     require_room(tmp_path / "new" / "folder", "logs")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
@@ -107,8 +107,8 @@ def test_a_folder_that_takes_no_files_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (RuntimeError("can't start new thread"), "or its control group as many as its pids.max"),
-        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "`ulimit -u` allows"),
+        (RuntimeError("can't start new thread"), "or its control group its pids.max"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "this user has reached `ulimit -u`"),
         (OSError(errno.EFBIG, "File too large", "/x/y"), "a file /x/y would be larger than"),
         (
             OSError(errno.ENOSPC, "No space left on device", "/x/y"),

@@ -109,7 +109,7 @@ def test_a_group_without_one_of_the_launched_workers_is_not_formed(run_job, end)
     )
     assert set(outcome.reported) == {"rank 0", "rank 1"}, outcome.logs
     for said in outcome.reported.values():
-        assert "a group of all 3 workers cannot be formed: rank 2" in said
+        assert "cannot form a group of all 3 workers: rank 2" in said
 
 
 def test_a_late_joiner_that_has_met_the_others_does_not_keep_them_from_forming_a_group(run_job, write_script):

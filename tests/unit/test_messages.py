@@ -115,7 +115,7 @@ def test_floats_keep_their_bits(pairs):
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
 def test_a_request_is_no_reply(request_):
-    with pytest.raises(ProtocolError, match="no message of protocol"):
+    with pytest.raises(ProtocolError, match="not a message of protocol"):
         decode_reply(encode(request_))
 
 
@@ -160,7 +160,7 @@ NIL = b"\xc0"  # how MessagePack writes None; the last byte of a user's request 
     ids=["key", "time", "text", "depth", "length", "bytes"],
 )
 def test_what_only_looks_like_data_is_refused(info):
-    with pytest.raises(ProtocolError, match="no message of protocol"):
+    with pytest.raises(ProtocolError, match="not a message of protocol"):
         decode_request(encode(msg.UserRequest(req="x"))[: -len(NIL)] + info)
 
 
@@ -221,7 +221,7 @@ def test_the_largest_message_passes_and_one_byte_more_does_not():
     assert decode_request(encoded) == largest
     with pytest.raises(ProtocolError, match=f"UserRequest message of {msg.MAX_BYTES + 1} bytes"):
         encode(msg.UserRequest(req="x", info=b"\0" * (room + 1)))
-    with pytest.raises(ProtocolError, match=f"{msg.MAX_BYTES + 1} bytes, the limit"):
+    with pytest.raises(ProtocolError, match=f"{msg.MAX_BYTES + 1} bytes, and the limit"):
         decode_request(encoded + b"\0")
 
 

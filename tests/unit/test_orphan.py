@@ -63,7 +63,7 @@ def test_one_that_goes_on_is_interrupted_and_told_why(orphan, kill_first):
     text = "begin()\ntry:\n    rest(60)\nexcept KeyboardInterrupt:\n    print('saved')"
     status, output = orphan(text, kill_first)
     assert status == 0
-    assert "the launcher of this job is gone, as after kill -9" in output
+    assert "the launcher of this job ended without notice, as after kill -9" in output
     assert output.endswith("saved\n")
 
 

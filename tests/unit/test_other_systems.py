@@ -67,7 +67,7 @@ with warnings.catch_warnings(record=True) as caught:
     print(notebook_launcher(lambda x: x + connect().global_size, (41,), num_processes=2))
 print(caught[0].message)
 """
-    told = "jobs run on Linux, and this is darwin: the function is called once, in this process"
+    told = "jobs run only on Linux, and this is darwin: calling the function once, in this process"
     assert run_elsewhere(code) == ["42", told]
 
 
@@ -120,5 +120,5 @@ def test_the_command_says_why_it_starts_no_job():
     code = "import sys; sys.platform = 'darwin'; from platoon_base.cli import main; main(['launch', '-n', '2', 'x.py'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    assert "platoon: jobs run on Linux, and this is darwin" in done.stderr
+    assert "platoon: jobs run only on Linux, and this is darwin" in done.stderr
     assert "python SCRIPT" in done.stderr

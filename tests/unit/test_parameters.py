@@ -113,8 +113,8 @@ def read_only():
         (np.ma.zeros((3, 4)).T, "got a MaskedArray as parameter 1"),
         (("w", np.ma.zeros(3)), "got a MaskedArray as w"),
         (SharedVariable(np.ma.zeros(3)), "got a MaskedArray as parameter 1"),
-        (as_strided(np.zeros(3), (3,), (0,)), "got parameter 1, of which several elements are the same memory"),
-        (as_strided(np.zeros(9), (4, 3), (16, 8)), "got parameter 1, of which several elements are the same memory"),
+        (as_strided(np.zeros(3), (3,), (0,)), "got parameter 1, several elements of which share memory"),
+        (as_strided(np.zeros(9), (4, 3), (16, 8)), "got parameter 1, several elements of which share memory"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused_by_its_number(wrong, text):
@@ -134,7 +134,7 @@ def test_two_views_of_one_memory_are_refused():
     with pytest.raises(ConfigurationError):
         Parameters([w, w.T])
     for first, second in [(w[:, :5], w[3, :3]), (w[:, :5][::-1], w[3, :3])]:  # another one begins between the two
-        with pytest.raises(ConfigurationError, match="same memory"):
+        with pytest.raises(ConfigurationError, match="share memory"):
             Parameters([first, w[0, 5:], second])
 
 
@@ -181,9 +181,9 @@ class Placed:
     [
         ([(0,), (0,)], ""),
         ([(0,), (0, (2,))], "b is not contiguous"),
-        ([(0,), ()], "b is in the memory of the host"),
+        ([(0,), ()], "b is in host memory"),
         ([(0,), (1,)], "b is on another device than a"),
-        ([(), (0, (2,))], "a is in the memory of the host"),
+        ([(), (0, (2,))], "a is in host memory"),
     ],
 )
 def test_the_first_parameter_that_keeps_the_center_off_the_device_is_named(places, why):

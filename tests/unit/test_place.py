@@ -69,7 +69,7 @@ def test_options_count_first():
     assert find_place({"PET_NODE_RANK": "x"}, 1) == LOCAL
     with pytest.raises(ConfigurationError, match="got host 1 of 1"):
         find_place({}, 1, 1)
-    with pytest.raises(ConfigurationError, match="got host 1, and nothing says of how many"):
+    with pytest.raises(ConfigurationError, match="got host 1, and the number of hosts is unknown"):
         find_place({}, None, 1)
     assert find_place(environment, 1) == find_place(mpirun(4, 3, 4), 1) == LOCAL
 
@@ -77,9 +77,9 @@ def test_options_count_first():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((None, 0), ["got host 0, and nothing says of how many", "--nnodes 1 for a job of this host"]),
-        ((None, 0, "10.0.0.1"), ["got host 0, and nothing says of how many"]),
-        ((None, None, "10.0.0.1"), ["got --rdzv-endpoint 10.0.0.1", "say --nnodes N on all of them"]),
+        ((None, 0), ["got host 0, and the number of hosts is unknown", "--nnodes 1 for a job on this host"]),
+        ((None, 0, "10.0.0.1"), ["got host 0, and the number of hosts is unknown"]),
+        ((None, None, "10.0.0.1"), ["got --rdzv-endpoint 10.0.0.1", "pass --nnodes N on all of them"]),
     ],
 )
 def test_options_of_several_hosts_without_their_number_are_refused(given, said):
@@ -103,8 +103,8 @@ def test_options_of_several_hosts_without_their_number_are_refused(given, said):
             ["got 4 launchers from mpiexec", "4 of them on one host"],
         ),
         ({"PMI_SIZE": "4", "PMI_RANK": "2", "PMI_LOCAL_SIZE": "2"}, ["got 4 launchers from mpiexec", "2 of them"]),
-        ({"PET_NODE_RANK": "1"}, ["got host 1, and nothing says of how many"]),
-        ({"PET_NODE_RANK": "0"}, ["got host 0, and nothing says of how many"]),
+        ({"PET_NODE_RANK": "1"}, ["got host 1, and the number of hosts is unknown"]),
+        ({"PET_NODE_RANK": "0"}, ["got host 0, and the number of hosts is unknown"]),
         ({"PET_NNODES": "2"}, ["2 hosts from PET_NNODES", "--node-rank 0 on the first host"]),
         ({"PET_NNODES": "1:4"}, ["PET_NNODES='1:4'", "a whole number"]),
         ({"PET_NNODES": "0", "PET_NODE_RANK": "0"}, ["got 0 hosts from PET_NNODES"]),
@@ -145,7 +145,7 @@ def test_the_originals_launcher_refuses(write_script, tmp_path):
     environment = {**os.environ, **srun(2, 1, "1(x2)", 1)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
-    assert "this is host 1 of 2, says srun" in done.stderr
+    assert "this is host 1 of 2 according to srun" in done.stderr
 
 
 # The processes that an engine has started as this one, and the rank of this one; None where there is one.

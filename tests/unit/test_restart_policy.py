@@ -21,7 +21,7 @@ def test_a_worker_is_started_again_as_often_as_allowed():
     for number in (1, 2):
         restart, warning = policy.worker_failed(failed(3))
         assert (restart, policy.restarts) == (Restart.THIS_ONE, number)
-        assert warning == f"rank 3 is started again, restart {number} of 2"
+        assert warning == f"restarting rank 3, restart {number} of 2"
     assert policy.worker_failed(failed(3)) == (Restart.NONE, "")
     assert policy.restarts == 2
     assert not run_again(policy)
@@ -50,7 +50,7 @@ def test_the_workers_of_a_lost_host_are_no_restarts():
         assert policy.worker_failed(failed(rank, host_lost=True, some_host_lost=True)) == (Restart.NONE, "")
     restart, warning = policy.worker_failed(failed(0, some_host_lost=True))
     assert (restart, policy.restarts) == (Restart.THIS_ONE, 1)
-    assert warning == "rank 0 is started again, restart 1 of 1"
+    assert warning == "restarting rank 0, restart 1 of 1"
 
 
 @pytest.mark.parametrize("has_checkpoints", [False, True])
@@ -58,7 +58,7 @@ def test_workers_that_need_each_other_are_not_started_again_without_a_lost_host(
     policy = RestartPolicy(1, has_checkpoints)
     restart, warning = policy.worker_failed(failed(2, bound=True, host_lost=True, some_host_lost=True))
     assert restart is Restart.NONE
-    assert "without the host that is lost: start the job again on the hosts that are left, with --resume" in warning
+    assert "without the lost host: start the job again on the remaining hosts, with --resume" in warning
     assert policy.worker_failed(failed(0, bound=True, some_host_lost=True)) == (Restart.NONE, "")
     assert policy.restarts == 0
     assert not run_again(policy)

@@ -62,7 +62,7 @@ def test_a_rank_whose_worker_was_lost_can_be_taken_again():
 
 @pytest.mark.parametrize("rank", [2, 17, -1])
 def test_a_rank_that_was_not_launched_is_refused(rank):
-    require_failure(Job(2).answer("x", hello(rank=rank)), "ConfigurationError", "ranks 0 to 1", "leave the rank out")
+    require_failure(Job(2).answer("x", hello(rank=rank)), "ConfigurationError", "ranks 0 to 1", "pass no rank")
 
 
 def test_another_protocol_is_refused():

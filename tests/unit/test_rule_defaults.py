@@ -55,7 +55,7 @@ def test_the_variable_is_a_rule_as_a_script_writes_it(monkeypatch, text, rule):
         ("EASGD(beta=0.5)", "EASGD has no argument beta; it has alpha, moments"),
         ("ASGD(alpha=0.5)", "it has none"),
         ("CenterMomentum(workers=3)", "it has alpha, momentum, gain"),
-        ("EAMSGD(moments=True)", "the velocity never holds a part of the elastic force"),
+        ("EAMSGD(moments=True)", "the velocity has no part of the elastic force"),
         ("EASGD(alpha=7)", r"PLATOON_RULE='EASGD\(alpha=7\)': got alpha=7: outside"),
         ("EASGD(alpha='0.5')", "got alpha='0.5'"),
     ],

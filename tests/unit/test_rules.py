@@ -86,7 +86,7 @@ def test_the_default_alpha_is_the_papers(size, alpha):
 def test_alpha_must_be_known_before_use():
     with pytest.raises(ConfigurationError, match=r"resolved\(N\)"):
         EASGD().kernel_args()
-    with pytest.raises(ConfigurationError, match="alpha is not known"):
+    with pytest.raises(ConfigurationError, match="alpha is unknown"):
         EASGD().sync(np.zeros(1), np.zeros(1))
 
 

@@ -48,7 +48,7 @@ def test_several_hosts_that_make_it_at_once_get_the_same(path):
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
-        ("00" * 32, 0o644, "others can read"),
+        ("00" * 32, 0o644, "other users can read"),
         ("00" * 31, 0o600, "64 hexadecimal digits"),
         ("no key", 0o600, "64 hexadecimal digits"),
         ("é", 0o600, "64 hexadecimal digits"),

@@ -56,7 +56,7 @@ def test_resizing_keeps_the_rows_and_writing_changes_them(solo_worker):
     [
         (np.float32(3), r"got data of shape \(\)"),
         (np.array([None]), "dtype object"),
-        (np.zeros(2, [("a", "f4")]), "each field of a structured one by itself"),
+        (np.zeros(2, [("a", "f4")]), "each field of a structured array separately"),
         ("text", r"got data of shape \(\)"),
         (np.ma.zeros((3, 2)), "got a MaskedArray as shared data"),
     ],
@@ -69,7 +69,7 @@ def test_what_has_no_rows_of_numbers_is_refused(solo_worker, data, why):
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "é", ".x", "x" * 65])
 def test_names_are_parts_of_file_names(solo_worker, name):
-    with pytest.raises(ConfigurationError, match="it becomes part of a file name"):
+    with pytest.raises(ConfigurationError, match="which becomes part of a file name"):
         SharedData(ROWS, name, worker=solo_worker)
 
 
@@ -129,8 +129,8 @@ def test_hdf5_files_are_mapped_where_they_are_contiguous(tmp_path, solo_worker):
     for dataset, why in (
         ("packed", "chunked"),
         ("nothing", "empty"),
-        ("other", "no data set 'other'"),
-        ("group", "no data"),
+        ("other", "no readable data set 'other'"),
+        ("group", "no readable data"),
         ("text", "dtype object"),
     ):
         with pytest.raises(ConfigurationError, match=why):

@@ -80,7 +80,7 @@ def test_older_changes_are_dropped_and_counted():
         story.add("rank", [i], "", f"change {i}", "a" * 10_000)
     kept = story.entries
     assert len(kept) == 401
-    assert changes(story)[0] == "job: 600 earlier changes are not kept"
+    assert changes(story)[0] == "job: 600 earlier events were dropped"
     assert kept[1].after == "change 600"
     assert max(len(entry.line) for entry in kept) < 300
 
@@ -132,7 +132,7 @@ def test_a_deadlock_shows_what_happened_before():
     first, second = refusals(job.ask(1, barrier("b")))
     assert first is second, "logged once"
     head, *lines = first.message.splitlines()
-    assert head.startswith("all workers wait, but not for the same")
+    assert head.startswith("all workers wait, but in different calls")
     assert re.search("ranks 0, 1, 2: expected -> joined", first.message)
     assert len(lines) == 4
     assert changes(job.coordinator.story)[-2:] == [

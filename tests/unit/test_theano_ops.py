@@ -305,6 +305,6 @@ def test_updates_that_are_no_moving_averages_stay_as_they_are():
     noise = theano.shared(np.zeros(3, "f4"), "noise")
     noise.default_update = noise**2 + X
     before = noise.default_update
-    with pytest.warns(PlatoonWarning, match="statistics noise that are no moving average with a constant decay"):
+    with pytest.warns(PlatoonWarning, match="statistics noise that are not moving averages with a constant decay"):
         decay_defaults([noise, V], 3)
     assert noise.default_update is before

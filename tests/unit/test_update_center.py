@@ -36,8 +36,8 @@ def test_a_function_changes_the_center_that_all_see(shared):
 @pytest.mark.parametrize(
     ("update", "error", "text"),
     [
-        (lambda center: center[1].fill(np.nan), NonFiniteError, "parameter 1 of the center would hold a NaN"),
-        (lambda center: center[0].fill(np.inf), NonFiniteError, "parameter 0 of the center would hold a NaN"),
+        (lambda center: center[1].fill(np.nan), NonFiniteError, "parameter 1 of the center would get a NaN"),
+        (lambda center: center[0].fill(np.inf), NonFiniteError, "parameter 0 of the center would get a NaN"),
         (lambda center: center.pop(), ValueError, "got 1 arrays for 2 shared parameters"),
         (lambda center: (center[0].fill(7), 1 / 0), ZeroDivisionError, "division by zero"),
     ],

@@ -178,7 +178,7 @@ def test_a_status_that_somebody_else_has_collected_is_no_success(starts, sigchld
         result = job.serve()
     assert collected
     assert result.status == 1
-    assert "something else in the launcher's process has collected it" in str(result.exits[0])
+    assert "other code in the launcher's process has collected it" in str(result.exits[0])
 
 
 @forked_or_not
@@ -205,8 +205,8 @@ def test_a_worker_whose_log_is_a_link_is_not_started(tmp_path):
     start = Start(0, ["echo", "started"], dict(os.environ), tmp_path / "rank0.log")
     (tmp_path / "script.py").write_text("print('started')")
     processes = WorkerProcesses()
-    with pytest.raises(ConfigurationError, match="rank0.log is not written to"):
+    with pytest.raises(ConfigurationError, match="not writing to .*rank0.log"):
         processes.start(*start)
-    with pytest.raises(ConfigurationError, match="rank0.log is not written to"):
+    with pytest.raises(ConfigurationError, match="not writing to .*rank0.log"):
         processes.start_forked(Program(str(tmp_path / "script.py")), [], ["numpy"], [start])
     assert (tmp_path / "precious").read_text() == "precious"

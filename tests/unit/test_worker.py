@@ -131,7 +131,9 @@ def test_alone_a_gathered_value_is_the_own_one(solo_worker, value):
 
 
 def test_a_value_too_large_to_gather_is_refused(solo_worker):
-    with pytest.raises(ConfigurationError, match=r"2049 bytes to gather, the limit is 2048.*sum_arrays or all_gather"):
+    with pytest.raises(
+        ConfigurationError, match=r"2049 bytes to gather, and the limit is 2048.*sum_arrays or all_gather"
+    ):
         solo_worker.gather("x" * 2046)
 
 

@@ -34,11 +34,11 @@ def result_file(context: click.Context, parameter: click.Parameter, path: Path |
     if path is None or context.resilient_parsing:
         return path
     if not path.resolve().parent.is_dir():
-        raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}; create it first")
     if path.is_dir():
         raise ConfigurationError(f"{option} {path}: this is a folder; name a file")
     if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-        raise ConfigurationError(f"{option} {path}: you may not write there; name another file")
+        raise ConfigurationError(f"{option} {path}: no permission to write there; name another file")
     return path
 
 
@@ -68,9 +68,9 @@ def hint_of_misplaced(context: click.Context, program: Program, args: Sequence[s
         return ""
     listed, several = " and ".join(names), len(names) > 1
     if several:
-        what = f"{listed} stand behind {program.shown}, so they go to the script. Options"
+        what = f"{listed} stand behind {program.shown}, so they are passed to the script. Options"
     else:
-        what = f"{listed} stands behind {program.shown}, so it goes to the script. An option"
+        what = f"{listed} stands behind {program.shown}, so it is passed to the script. An option"
     return f"{what} of {context.command_path} must stand before it"
 
 

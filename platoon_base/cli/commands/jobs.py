@@ -17,17 +17,19 @@ __all__ = ["command"]
 
 
 @click.command("jobs")
-@click.option("--json", "as_json_", is_flag=True, help="For programs: a list with an entry for each job, or change.")
+@click.option(
+    "--json", "as_json_", is_flag=True, help="As JSON: a list with an entry for each job, or for each change."
+)
 @click.option(
     "--story",
     metavar="JOB",
-    help="Show what has happened in JOB: when workers, hosts and couriers changed, and why. The folder with the logs "
-    "of a job that has ended does too.",
+    help="Show the event log of JOB: when workers, hosts and couriers changed, and why. For a "
+    "job that has ended, name the folder of its logs.",
 )
 def command(as_json_: bool, story: str | None) -> None:
     """List this user's running jobs: script, age, workers, devices, and the folder of their logs.
 
-    Jobs of another PLATOON_NAMESPACE or TMPDIR are not seen.
+    Jobs with another PLATOON_NAMESPACE or TMPDIR are not listed.
     """
     if story is not None:
         entries = _story_of(story)
@@ -40,7 +42,7 @@ def command(as_json_: bool, story: str | None) -> None:
     for line in listing(found):
         click.echo(line)
     if not found:
-        click.echo("no job of yours is running", err=True)
+        click.echo("you have no running job", err=True)
 
 
 def _story_of(job: str) -> list[Entry]:

@@ -17,13 +17,13 @@ __all__ = ["command"]
 
 
 @click.command("join", context_settings=SCRIPT)
-@click.option("-D", "--device", default="cpu", show_default=True, help="What the worker computes on, such as cuda1.")
+@click.option("-D", "--device", default="cpu", show_default=True, help="The device of the worker, such as cuda1.")
 @click.argument("job")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | - | -m MODULE} [ARGS]...")
 def command(device: str, job: str, words: tuple[str, ...]) -> None:
-    """Run SCRIPT as one more worker of JOB, which `platoon jobs` names; or MODULE, as python -m would."""
+    """Run SCRIPT, or MODULE as python -m does, as one more worker of JOB (see `platoon jobs`)."""
     if words[0].startswith("-") and words[0] not in ("-", "-m"):
-        raise click.UsageError(f"got {words[0]} after JOB: options come before it")
+        raise click.UsageError(f"got {words[0]} after JOB: options come before JOB")
     program, args = program_and_args(words)
     require_runnable(program, [device])
     files = JobFiles.find(job)

@@ -80,7 +80,7 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     type=int,
     metavar="N",
     callback=of_workers,
-    help="Number of workers: on the first N CUDA devices, or on the CPU.",
+    help="Number of workers, on the first N CUDA devices or on the CPU.",
 )
 @click.option(
     "-D",
@@ -88,23 +88,23 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     multiple=True,
     metavar="DEV ...",
     callback=of_workers,
-    help="One worker for each device, such as cuda0 cuda1. Or one word: cuda, all CUDA devices; cpu, with -n; auto, "
-    "cuda where there is one, else cpu.  [auto]",
+    help="One worker for each device, such as cuda0 cuda1. Or one word: cuda for all CUDA "
+    "devices, cpu (with -n), or auto, which is cuda if there is one and else cpu.  [auto]",
 )
 @click.option(
     "--center",
     type=click.Choice(CENTERS),
     default="auto",
     show_default=True,
-    help="Where the shared parameters live: in shared memory, or on the GPUs, a part on each.",
+    help="Where the shared parameters are: in shared memory, or on the GPUs, a part on each.",
 )
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
-    help="Folder for the workers' logs; those of an earlier run are moved to earlier/ in it.  "
+    help="Folder for the workers' logs. Logs of an earlier run are moved to earlier/ in it.  "
     "[platoon_logs/SCRIPT/TIME]",
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Common to all workers.  [0, or the checkpoint's]")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Seed of all workers.  [0, or the checkpoint's]")
 @click.option(
     "--rule",
     type=_rule_text,
@@ -112,7 +112,7 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     envvar=RULE,
     callback=_for_workers,
     expose_value=False,
-    help='The rule by which workers are kept together, where the script names none, such as "EASGD(alpha=0.25)".',
+    help='The synchronization rule if the script names none, such as "EASGD(alpha=0.25)".',
 )
 @click.option(
     "--every-n-batches",
@@ -121,27 +121,29 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     envvar=EVERY_N_BATCHES,
     callback=_for_workers,
     expose_value=False,
-    help="Mini-batches from one synchronization to the next, where the script says nothing.  [the rule's]",
+    help="Mini-batches between two synchronizations if the script does not set it.  [the rule's]",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Start a worker that fails again, up to N times in all; it takes the center over. Where the workers need each "
-    "other (averaged gradients, loops of most frameworks) all are started again, from the newest checkpoint.",
+    help="Restart failed workers, at most N times in total. A restarted worker starts from the "
+    "center. If the workers depend on each other (averaged gradients, loops of most "
+    "frameworks), all of them restart from the newest checkpoint.",
 )
 @click.option(
     "--checkpoint-every",
     type=float,
     metavar="S",
-    help="Save the center and everybody's position every S seconds, and at the end, in checkpoints/ beside the logs.",
+    help="Save the center and the position of each worker every S seconds and at the end, in "
+    "checkpoints/ beside the logs.",
 )
 @click.option(
     "--resume",
     callback=_folder,
     metavar="DIR",
-    help="Go on from the newest checkpoint in DIR, if there is one, and save there.",
+    help="Continue from the newest checkpoint in DIR, if there is one, and save there.",
 )
 @click.option(
     "--grace",
@@ -150,25 +152,26 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     show_default=True,
     metavar="S",
     callback=_seconds,
-    help="After Ctrl-C give the workers S seconds to save something; a second Ctrl-C ends them at once.",
+    help="Seconds that workers have to save their state after Ctrl-C. A second Ctrl-C ends them immediately.",
 )
 @click.option(
     "--tee",
     type=click.Choice(TEES),
     default="0",
     show_default=True,
-    help="Whose output is shown above the table: that of rank 0, of all workers, or of none. Logs have all of it.",
+    help="Whose output to show above the table: that of rank 0, of all workers, or of none. The logs have all of it.",
 )
 @click.option(
     "--allow-failures",
     is_flag=True,
-    help="End with success if at least one worker does; the others go on also where one fails before its first step.",
+    help="Exit with success if at least one worker succeeds. The other workers continue even if "
+    "one fails before its first step.",
 )
 @click.option(
     "--fail-fast",
     is_flag=True,
-    help="End the whole job when a worker fails that is not started again. Without it, a failure before the first step "
-    "of a worker does, and after later ones the others go on.",
+    help="End the job when a worker fails that is not restarted. By default only a failure "
+    "before a worker's first step ends the job.",
 )
 @click.option(
     "--summary",
@@ -177,9 +180,7 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     callback=result_file,
     help="Write the summary as JSON to this file.",
 )
-@click.option(
-    "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
-)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module; run it as python -m does.")
 @engine_options
 @host_options
 @deterministic_options
@@ -225,21 +226,24 @@ def command(
       platoon launch -n 2 train.py
       platoon launch --checkpoint-every 60 --resume saved train.py
 
-    A job on several hosts is launched on each of them, with the same command (srun, mpirun, or by hand with --nnodes);
-    -n and -D say what to start on this host. Host 0 has the table, the summary and the checkpoints.
+    A job on several hosts is launched on each of them with the same command (srun, mpirun, or by
+    hand with --nnodes). There -n and -D describe the workers of one host. Host 0 has the table, the
+    summary and the checkpoints.
 
-    Without -n and -D there is a worker for each CUDA device, of those that CUDA_VISIBLE_DEVICES lets through. Where
-    there is none, there is a worker for each core, at most 4. With -n alone the first N CUDA devices are taken; if
-    there are fewer, that is an error. With GPUs there, only -D cpu takes the CPU.
+    Without -n and -D the job has a worker for each CUDA device in CUDA_VISIBLE_DEVICES. Without
+    CUDA devices it has a worker for each core, at most 4. -n alone uses the first N CUDA devices;
+    too few of them is an error. On a machine with GPUs, only -D cpu uses the CPU.
 
-    A worker on a GPU has Theano's device set, and floatX=float32 and dnn.enabled=False unless you have set them.
+    For a worker on a GPU, Theano's device is set, and floatX=float32 and dnn.enabled=False unless
+    you have set them.
 
-    The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
-    again is its last. Output or a summary that cannot be written changes nothing of it. Ctrl-C ends all workers: at
-    once those that do not handle it, others after --grace seconds.
+    The exit status is the worst one of the workers, or with --allow-failures the best one. The
+    last start of a restarted worker counts. Output or a summary that cannot be written does not
+    change the status. Ctrl-C ends all workers: those that do not handle it immediately, others
+    after --grace seconds.
     """  # noqa: D301
     if fail_fast and allow_failures:
-        raise click.UsageError("got --fail-fast and --allow-failures: either a failure ends the job, or it does not")
+        raise click.UsageError("got --fail-fast and --allow-failures, which contradict each other: leave one out")
     lenient_output()
     console = report.open_console()
     report.log_to(console)
@@ -270,11 +274,11 @@ def command(
             lines.insert(0, report.resumed_from(kept, checkpoint, size))
         if deterministic:
             options = deterministic_job(options)
-            lines.append(f"each worker has {threads_of(os.environ)}; another number of threads makes other bits")
+            lines.append(f"each worker uses {threads_of(os.environ)}; another number of threads changes the bits")
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
         served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
-        lines += chart_notes(report_file) + ([f"Prometheus reads {served.url}"] if served.url else [])
+        lines += chart_notes(report_file) + ([f"Prometheus can read {served.url}"] if served.url else [])
         # The logs come last, because this moves earlier ones.
         stack.enter_context(_open_logs(folder, options.saving))
         for line in lines:

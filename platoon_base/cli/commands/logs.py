@@ -27,13 +27,18 @@ def _elsewhere(world: World, there: Collection[int]) -> list[str]:
         away = [rank for rank in world.ranks_on(host) if rank not in there]
         if host != world.host and away:
             ranks, name = f"rank{'s' * (len(away) > 1)} {', '.join(map(str, away))}", world.names[host]
-            found.append(f"the logs of {ranks} are on host {host} ({name}): `platoon logs` shows them there")
+            found.append(f"the logs of {ranks} are on host {host} ({name}): run `platoon logs` there")
     return found
 
 
 @click.command("logs")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Of this worker alone, as it writes it.  [all]")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the job ends.")
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    metavar="R",
+    help="Show the log of this worker only, without ranks before the lines.  [all]",
+)
 @click.option(
     "-n",
     "--lines",
@@ -41,27 +46,25 @@ def _elsewhere(world: World, there: Collection[int]) -> list[str]:
     default=50,
     show_default=True,
     metavar="N",
-    help="Begin N lines before the end, or with 0 at the begin.",
+    help="Start N lines before the end; 0 shows the whole log.",
 )
 @job_argument
 def command(follow: bool, rank: int | None, lines: int, job: str) -> None:
     """Show the logs of JOB: of all workers, with their ranks before the lines, or of one.
 
-    JOB is a name of `platoon jobs`, or its beginning; it may be left out if one job runs. The folder with the logs of a
-    job that has ended does too.
+    JOB is a name listed by `platoon jobs`, or its beginning; the only running job needs no name.
+    For a job that has ended, JOB is the folder of its logs.
     """
     is_folder = bool(job) and Path(job).is_dir() and bool(ranks_in(Path(job)))
     files = None if is_folder else JobFiles.find(job)
     if files is not None and not files.origin.log_folder:
-        raise ConfigurationError(
-            f"job {files.job} has no folder of logs: its workers write to the terminals they are in"
-        )
+        raise ConfigurationError(f"job {files.job} has no folder of logs: its workers write to their terminals")
     folder = Path(job) if files is None else Path(files.origin.log_folder)
     there = ranks_in(folder)
     elsewhere = [] if files is None else _elsewhere(files.world, there)
     if rank is not None and rank not in there:
         known = ", ".join(map(str, there)) or "none yet"
-        text = "; ".join([f"in {folder} there are logs of ranks {known}", *elsewhere])
+        text = "; ".join([f"{folder} has logs of ranks {known}", *elsewhere])
         raise ConfigurationError(f"got --rank {rank}: {text}")
     if rank is None:
         for text in elsewhere:

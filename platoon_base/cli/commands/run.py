@@ -1,4 +1,4 @@
-"""``platoon run``: run a script alone, with the repairs that it may need."""
+"""``platoon run``: run a script as one process, with the repairs that it may need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["command"]
 def command(words: tuple[str, ...]) -> None:
     """Run SCRIPT as python would, with the repairs that Theano and its contemporaries need.
 
-    For scripts of platoon_base.platoon_api that are started by hand, and import Theano before anything of this package.
+    It is for scripts of platoon_base.platoon_api that are started by hand and import Theano before
+    this package.
     """
     program, args = program_and_args(words)
     sys.argv = ["platoon-run", *program.argv, *args]

@@ -33,7 +33,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float 
     type=float,
     metavar="S",
     callback=_seconds,
-    help="Give the workers S seconds to save something.  [as launched]",
+    help="Seconds that the workers have to save their state.  [as launched]",
 )
 @click.option(
     "--wait",
@@ -43,24 +43,25 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float 
     show_default=True,
     metavar="S",
     callback=_seconds,
-    help="Wait up to S seconds for the end of the job.",
+    help="Wait at most S seconds for the end of the job.",
 )
-@click.option("--kill", "by_force", is_flag=True, help="Kill launcher and workers: for a job whose launcher hangs.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask. Without a terminal nobody is asked.")
+@click.option("--kill", "by_force", is_flag=True, help="Kill launcher and workers, for a job whose launcher hangs.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask. Without a terminal there is no question.")
 @job_argument
 def command(grace: float | None, patience_s: float, by_force: bool, yes: bool, job: str) -> None:
-    """End JOB in order, as Ctrl-C to its launcher does: workers may save, and the last checkpoint is written.
+    """Stop JOB in order, as Ctrl-C does: workers may save, and the last checkpoint is written.
 
-    JOB is a name of `platoon jobs`, or its beginning. It may be left out for the only job that was launched from this
-    folder. On a terminal you are asked first, also about the only job of another folder; --yes answers. A second
-    `platoon stop` has the workers killed at once, as a second Ctrl-C does. The exit status is 0 once the job has ended.
+    JOB is a name listed by `platoon jobs`, or its beginning. The only job that was launched from
+    this folder needs no name. On a terminal the command asks first, also for the only job of
+    another folder; --yes answers. A second `platoon stop` kills the workers immediately, as a
+    second Ctrl-C does. The exit status is 0 once the job has ended.
     """
     files = JobFiles.find(job) if job else _only_job(yes)
     name = _name(files)
     where = "" if job or _is_of_here(files) else f" was launched from {_folder(files)}"
     question = f"{name}{where}: stop it?" if where else f"stop {name}?"
     if not yes and _can_ask() and not click.confirm(question):
-        click.echo(f"{name} goes on", err=True)
+        click.echo(f"{name} continues", err=True)
         sys.exit(1)
     if by_force:
         kill(files)
@@ -70,8 +71,8 @@ def command(grace: float | None, patience_s: float, by_force: bool, yes: bool, j
         try:
             observer.end(grace)
         except CollectiveTimeoutError as exc:
-            text = f"the launcher of {name} does not answer within {_ANSWER_TIMEOUT_S:g} s: try again, or"
-            raise ConfigurationError(f"{text} end it with `platoon stop --kill {files.job}`") from exc
+            text = f"the launcher of {name} did not answer within {_ANSWER_TIMEOUT_S:g} s: try again, or"
+            raise ConfigurationError(f"{text} kill it with `platoon stop --kill {files.job}`") from exc
         except WorkerLostError:
             pass  # It has just ended.
         click.echo(f"stopping {name}")
@@ -79,7 +80,7 @@ def command(grace: float | None, patience_s: float, by_force: bool, yes: bool, j
             if observer.wait(patience_s):
                 click.echo(f"{name} has ended")
                 return
-    click.echo(f"{name} runs still: `platoon stop` once more kills its workers, --kill its launcher too", err=True)
+    click.echo(f"{name} is still running: a second `platoon stop` kills its workers, --kill its launcher too", err=True)
     sys.exit(1)
 
 
@@ -115,8 +116,8 @@ def _only_job(yes: bool) -> JobFiles:
     shown = launched_here or jobs
     listed = ", ".join(f"{files.job} ({program_of(files)}, from {_folder(files)})" for files in shown)
     which = "several jobs were" if launched_here else "no job of yours was"
-    raise ConfigurationError(f"{which} launched from this folder: name the one to stop, of {listed}")
+    raise ConfigurationError(f"{which} launched from this folder: name the job to stop, one of {listed}")
 
 
 def _folder(files: JobFiles) -> str:
-    return files.origin.working_folder or "a folder that is not known"
+    return files.origin.working_folder or "an unknown folder"

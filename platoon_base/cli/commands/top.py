@@ -8,9 +8,8 @@ import click
 
 from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import job_argument
-from platoon_base.cli.display import Display
+from platoon_base.cli.display import Display, shows_ascii_only
 from platoon_base.cli.job_list import program_of
-from platoon_base.cli.painting import shows_ascii_only
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.table import table
 from platoon_base.controller.stop_signals import StopSignals
@@ -22,21 +21,21 @@ __all__ = ["command"]
 
 
 @click.command("top")
-@click.option("--once", is_flag=True, help="Print the table once, and end.")
+@click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option(
     "--every",
     type=click.FloatRange(0.1, 3600),
     default=1.0,
     show_default=True,
     metavar="S",
-    help="Seconds between looks.",
+    help="Seconds between updates.",
 )
 @job_argument
 def command(once: bool, every: float, job: str) -> None:
     """Show JOB live, as the terminal that started it does, until it ends.
 
-    JOB is a name of `platoon jobs`, or its beginning; it may be left out if one job runs. Ctrl-C ends the view, and not
-    the job. In a pipe there is a line for each change.
+    JOB is a name listed by `platoon jobs`, or its beginning; the only running job needs no name.
+    Ctrl-C ends the view, not the job. In a pipe there is a line for each change.
     """
     files = JobFiles.find(job)
     console = report.open_console()
@@ -56,7 +55,7 @@ def command(once: bool, every: float, job: str) -> None:
                 try:
                     display.show(observer.poll())
                 except CollectiveTimeoutError as exc:
-                    report.print_line(console, f"{exc} (`platoon stop --kill {files.job}` ends a job that hangs)")
+                    report.print_line(console, f"{exc} (if the job hangs, `platoon stop --kill {files.job}` ends it)")
                 except WorkerLostError:
                     report.print_line(console, f"job {files.job} has ended")
                     return

@@ -40,9 +40,9 @@ _COUNT, _POSITIVE = click.IntRange(min=1), click.FloatRange(min=0, min_open=True
 def _svg_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a picture that could not be drawn at the end."""
     if path is not None and path.suffix.lower() != ".svg":
-        raise ConfigurationError(f"got --plot {path}: the picture is SVG; name a file ending in .svg")
+        raise ConfigurationError(f"got --plot {path}: the chart is written as SVG; name a file ending in .svg")
     if path is not None and not has_charts():
-        missing = "matplotlib, which draws it, is not installed here"
+        missing = "matplotlib, which draws it, is not installed"
         raise ConfigurationError(f"got --plot {path}, but {missing}: {INSTALL}")
     return result_file(context, option, path)
 
@@ -53,42 +53,42 @@ def _file(option: str, name: str, callback: Any, text: str) -> Callable[[_F], _F
 
 
 @click.command("tune", context_settings=SCRIPT)
-@click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, as of launch.")
-@click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="As of launch.  [auto]")
-@click.option("--center", type=click.Choice(CENTERS), default="auto", show_default=True, help="As of launch.")
+@click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, as for launch.")
+@click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="As for launch.  [auto]")
+@click.option("--center", type=click.Choice(CENTERS), default="auto", show_default=True, help="As for launch.")
 @click.option("--steps", type=_COUNT, metavar="K", help="Compare after K mini-batches per worker.")
 @click.option(
     "--minutes",
     type=_POSITIVE,
     metavar="M",
-    help="Compare after M minutes of training, or at --steps if earlier.  [1 without --steps]",
+    help="Compare after M minutes of training, or at --steps if that is earlier.  [1 without --steps]",
 )
 @click.option(
     "--seeds",
     type=click.IntRange(1, 100),
     default=3,
     show_default=True,
-    help="Runs of each method; medians count.",
+    help="Runs of each method; their medians are compared.",
 )
 @click.option(
     "--watch",
     metavar="NAME[:max]",
-    help="The reported value to compare; :max if higher is better.  [a validation loss if any]",
+    help="The reported value to compare; append :max if higher is better.  [a validation loss if there is one]",
 )
 @click.option(
     "--method",
     "texts",
     multiple=True,
     metavar="METHOD",
-    help='A method to try, not the built-in ones: a rule, a period or both: "EASGD() every 4".',
+    help='A method to try instead of the built-in ones: a rule, a period or both, such as "EASGD() every 4".',
 )
-@click.option("--all", "every", is_flag=True, help="Try all nine built-in methods, not three.")
-@click.option("--no-halving", is_flag=True, help="Run all methods to the end; stop none.")
+@click.option("--all", "every", is_flag=True, help="Try all nine built-in methods, not only three.")
+@click.option("--no-halving", is_flag=True, help="Run all methods to the end; drop none.")
 @click.option(
     "--also",
     multiple=True,
     metavar="WORDS",
-    help="Try the script with these arguments too, such as --also=--sync or --also='--rate 0.002'.",
+    help="Also try the script with these arguments, such as --also=--sync or --also='--rate 0.002'.",
 )
 @click.option(
     "--limit",
@@ -96,12 +96,12 @@ def _file(option: str, name: str, callback: Any, text: str) -> Callable[[_F], _F
     default=600,
     show_default=True,
     metavar="S",
-    help="End a run after S seconds in all, its start included.",
+    help="End a run after S seconds in total, its start included.",
 )
 @_file("--summary", "summary_file", result_file, "Write all results as JSON.")
 @_file("--plot", "picture_file", _svg_file, "Draw the values of each method as SVG.")
-@_file("--report", "report_file", result_file, "Write table, advice and picture as an HTML page.")
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a dotted module name.")
+@_file("--report", "report_file", result_file, "Write table, advice and chart as an HTML page.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module.")
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -118,7 +118,7 @@ def command(
     args: tuple[str, ...],
     **settings: Any,
 ) -> None:
-    """Run SCRIPT with ARGS by several methods, each for a short time, and report the best one.
+    """Run SCRIPT with ARGS with several methods for a short time, and report the best one.
 
     \b
     Examples:
@@ -126,17 +126,17 @@ def command(
       platoon tune -n 4 --seeds 1 --steps 500 train.py --rate 0.1
       platoon tune -n 2 --method "EASGD(alpha=0.2) every 4" train.py
 
-    First the script runs on one worker, as it is without this package. Then N workers train it by
-    the default rule and by others. They use the rule and the period where the script names none,
-    so leave rule and every_n_batches out. The values to compare are those that the script reports:
-    fit of Keras, DistributedMonitoring of Blocks and StopOnPatience of Lasagne report by
-    themselves; other loops call connect().report({"val_loss": loss}).
+    First the script runs on one worker, without synchronization. Then N workers train it with the
+    default rule and with others. A rule or period that the script names has priority, so set
+    neither rule nor every_n_batches. The compared values are those that the script reports: fit of
+    Keras, DistributedMonitoring of Blocks and StopOnPatience of Lasagne report by themselves; other
+    loops call connect().report({"val_loss": loss}).
 
-    Optuna stops methods that are worse than the median of the finished runs. Plain training and
-    the defaults always run to the end; --no-halving stops none.
+    Optuna drops methods that are worse than the median of the finished runs. Plain training and
+    the defaults always run to the end; --no-halving drops none.
 
-    The script runs many times in this folder, and writes its files each time. It must start over
-    each time.
+    The script runs many times in this folder and writes its files each time. It must not resume
+    from an earlier run.
     """  # noqa: D301
     lenient_output()
     console = report.open_console()
@@ -150,11 +150,11 @@ def command(
     require_runnable(program, chosen.devices)
     count = len(chosen.devices)
     if count < 2:
-        raise ConfigurationError("got one worker: methods differ with two or more; pass -n 2, or name two devices")
+        raise ConfigurationError("got one worker, and methods differ only with several: pass -n 2, or name two devices")
     center, seeds = settings["center"], settings["seeds"]
     choose_center(center, chosen.devices)
     if every and texts:
-        raise ConfigurationError("got --all and --method, which replaces the built-in methods: name one")
+        raise ConfigurationError("got --all and --method, which replaces the built-in methods: leave one out")
     require_optuna()
     plain, default, *others = built_in(count)[: None if every else _FEW]
     named = [read_method(text, count) for text in texts] if texts else [default, *others]
@@ -172,18 +172,18 @@ def command(
         study = tune(tuning, console, signals)
         report.print_line(console, "")
         for line in lines(tuning, study):
-            style = {"WARNING": "bold red", "Take": "bold"}.get(line.partition(":")[0], "")
+            style = {"WARNING": "bold red", "Recommended": "bold"}.get(line.partition(":")[0], "")
             report.print_line(console, line, style=style)
         if summary_file is not None:
             write_json(summary_file, results(tuning, study))
         if picture_file is not None and study.watched is not None:
             with no_job_fails_by("the picture"):
                 if write_text(picture_file, picture(study, study.watched), "the picture"):
-                    report.print_line(console, f"The picture is {picture_file}.")
+                    report.print_line(console, f"The chart is in {picture_file}.")
         if report_file is not None:
             with no_job_fails_by("the report"):
                 if write_text(report_file, page(tuning, study), "the report"):
-                    report.print_line(console, f"The report is {report_file}.")
+                    report.print_line(console, f"The report is in {report_file}.")
         report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
     sys.exit(130 if study.interrupted else int(any(run.failed for run in study.runs)))

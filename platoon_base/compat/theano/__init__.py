@@ -48,11 +48,11 @@ def guarded(name: str, repair: Callable[[ModuleType], None]) -> Callable[[Module
     def apply(module: ModuleType) -> None:
         version = getattr(sys.modules.get("theano"), "__version__", "unknown")
         if version.split("+")[0] != VERIFIED:
-            log.info("Theano is %s, not %s: %s is left as it is", version, VERIFIED, name)
+            log.info("Theano is %s, not %s: %s stays unpatched", version, VERIFIED, name)
             return
         try:
             repair(module)
         except AttributeError as exc:
-            log.warning("%s is left as it is; see docs/compat.md for what that costs: %s", name, exc)
+            log.warning("%s stays unpatched; see docs/compat.md for the consequences: %s", name, exc)
 
     return apply

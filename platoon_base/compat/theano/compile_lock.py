@@ -104,8 +104,9 @@ class FileLock:
     def _complaint(self, descriptor: int) -> str:
         holder = _holder(descriptor) or "unknown"
         return (
-            f"process {holder} has held Theano's compile lock {self.path} for more than {self.timeout_s:g} s: "
-            f"look what it does, and end it if it hangs (kill {holder}); its lock goes with it"
+            f"process {holder} has held Theano's compile lock {self.path} for more than "
+            f"{self.timeout_s:g} s: check what it does, and end it if it hangs (kill {holder}), "
+            "which releases the lock"
         )
 
 
@@ -125,7 +126,7 @@ def install(module: ModuleType, timeout_s: float = TIMEOUT_S) -> None:
     """Put the kernel's lock in front of the directory lock of ``theano.gof.compilelock``."""
     compilelock: Any = module
     if getattr(compilelock.get_lock, "n_lock", 0):
-        log.warning("Theano's compile lock is held at this moment and stays as it is: import the plugin before theano")
+        log.warning("Theano's compile lock is held, so it is not replaced: import the plugin before theano")
         return
     lock, unlock = compilelock.lock, compilelock.Unlocker.unlock
     get_lock, release_lock = compilelock.get_lock, compilelock.release_lock
@@ -142,7 +143,7 @@ def install(module: ModuleType, timeout_s: float = TIMEOUT_S) -> None:
         except CompileLockTimeoutError:
             raise
         except OSError as exc:
-            log.warning("no kernel lock on %s (%s): Theano's own is used, which polls", file_lock.path, exc)
+            log.warning("no kernel lock on %s (%s): using Theano's own lock, which polls", file_lock.path, exc)
         try:
             if file_lock.abandoned_by and _signed_by(tmp_dir, file_lock.abandoned_by, compilelock.hostname):
                 # Theano would wait while the process is a zombie, or while another one has its id.

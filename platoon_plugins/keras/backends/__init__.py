@@ -8,9 +8,9 @@ import importlib.util
 import keras
 
 from platoon_base.errors import BackendUnavailableError
-from platoon_plugins.keras.backends.base import Backend, Metrics, Variable
+from platoon_plugins.keras.backends.base import Backend
 
-__all__ = ["Backend", "Metrics", "Variable", "current"]
+__all__ = ["current"]
 
 
 def current() -> Backend:

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.adding import only_adds
-from platoon_plugins.keras.batch_losses import BatchLosses
+from platoon_plugins.keras.sums import BatchLosses, only_adds
 
-__all__ = ["Backend", "Metrics", "Variable", "not_additive", "require_declared"]
+__all__ = ["Backend", "Metrics", "not_additive", "require_declared"]
 
 Array = np.ndarray[Any, Any]
 
 
-class Variable(Protocol):
-    """A variable of a model, with the methods of Theano's shared variables."""
-
-    name: str
-    dtype: str
-
-    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """Return the value; with ``borrow`` its memory itself if possible."""
-        ...
-
-    def set_value(self, value: Array, borrow: bool = False) -> None: ...
-
-
-class Metrics(Protocol):
+class Metrics:
     """The state of the metrics in ``logs``, as arrays that can be summed over workers."""
-
-    def epoch_begins(self) -> None:
-        """Check that states can be summed; Keras has reset all metrics."""
-        ...
 
     def train_batch(self, logs: Mapping[str, Any]) -> None:
         """Record the end of a training batch."""
@@ -45,25 +27,9 @@ class Metrics(Protocol):
     def test_batch(self, logs: Mapping[str, Any]) -> None:
         """Record the end of a batch of an evaluation."""
 
-    def train_state(self) -> list[Array]:
-        """Return the state of the training metrics at the end of an epoch's batches."""
-        ...
-
-    def test_state(self) -> list[Array]: ...
-
-    def results(self, state: Sequence[Array]) -> dict[str, Any]:
-        """Return the values to log for a state: numbers or arrays."""
-        ...
-
-    def variables(self) -> list[Variable]: ...
-
-    def results_again(self, state: Sequence[Array]) -> dict[str, Any]:
-        """Return the results for another state without changing the metrics."""
-        raise NotImplementedError
-
 
 class Backend(Protocol):
-    """One back end of Keras; derived classes override the hooks that they need."""
+    """One back end of Keras; variables have the methods of Theano's shared variables."""
 
     watches_batches: bool
     honors_initial_epoch = True
@@ -71,7 +37,6 @@ class Backend(Protocol):
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """Raise `ConfigurationError` if the model cannot be trained in this way."""
-        ...
 
     def trains_together(self, model: Any) -> bool:
         """Return whether Keras itself trains a model on several processes at once."""
@@ -81,23 +46,19 @@ class Backend(Protocol):
         """Return the arguments of compile() that must be the same on all workers."""
         return {}
 
-    def weights(self, model: Any) -> list[Variable]: ...
+    def weights(self, model: Any) -> list[Any]: ...
 
-    def statistics(self, model: Any) -> list[Variable]:
+    def statistics(self, model: Any) -> list[Any]:
         """Return other state of layers, and seeds of random layers, whose ``rule`` is "own"."""
-        ...
 
-    def optimizer_state(self, model: Any) -> list[Variable]:
+    def optimizer_state(self, model: Any) -> list[Any]:
         """Return the variables of the optimizer, including learning rate and counters."""
-        ...
 
-    def moments(self, model: Any) -> list[Variable]:
+    def moments(self, model: Any) -> list[Any]:
         """Return float state of optimizers in the shape of a weight; no accumulated gradients."""
-        ...
 
     def vary_noise(self, model: Any, rank: int) -> None:
         """Make random layers draw different numbers than on other ranks; rank 0 keeps its seeds."""
-        ...
 
     def seed_early(self, seed: int) -> None:
         """Seed the generator that shuffles data, if ``fit`` uses it before its first callback."""
@@ -129,7 +90,6 @@ class Backend(Protocol):
 
     def silence(self, params: dict[str, Any]) -> None:
         """Turn off the progress bar of a fit, in the parameters of its callbacks."""
-        ...
 
     def average(self, worker: Any) -> Any: ...
 
@@ -138,15 +98,12 @@ class Backend(Protocol):
 
     def apply_of(self, optimizer_class: type, average: Any) -> dict[str, Any]:
         """Return attributes for a subclass of an optimizer that averages gradients first."""
-        ...
 
     def steps_taken(self, model: Any) -> int:
         """Return the number of steps of the optimizer."""
-        ...
 
     def watch_losses(self, model: Any, average: Any) -> BatchLosses:
         """Weight gradients by the divisor of each batch's loss; return the losses to combine."""
-        ...
 
     def settle(self) -> None:
         """Wait until the host has the losses and gradients of the steps so far."""
@@ -161,18 +118,18 @@ def require_declared(metric: Any, base: type) -> None:
     adds_up = getattr(metric, "adds_up", None)
     if first_of_keras is base and not (only_adds(metric) if adds_up is None else adds_up):
         raise ConfigurationError(
-            f"got metric {metric.name!r} of a class of your own, {type(metric).__name__}, whose update_state does more "
-            "than self.variable.assign_add(...): if its variables are sums "
-            "over samples (totals, counts), those of several workers are added up to that of all the data; say so by "
-            "`adds_up = True` in the class or on the object. Of a maximum or a last value that is not true: compute "
-            "those in a callback"
+            f"got metric {metric.name!r} of your own class {type(metric).__name__}, whose "
+            "update_state does more than self.variable.assign_add(...): if its variables are "
+            "sums over samples (totals, counts), those of several workers can be added; declare "
+            "this with `adds_up = True` in the class or on the object. A maximum or a last value "
+            "cannot be added: compute it in a callback"
         )
 
 
 def not_additive(metric: str, variable: str) -> ConfigurationError:
     """Return the error for a metric whose state does not start from zero."""
     return ConfigurationError(
-        f"metric {metric!r} keeps {variable!r}, which does not start from zero: it is no sum over samples, so the "
-        "states of several workers cannot be added up to that of all the data. Use a metric made of totals and counts, "
-        "or compute this one in a callback on one worker"
+        f"metric {metric!r} keeps {variable!r}, which does not start from zero, so it is not a "
+        "sum over samples, and the states of several workers cannot be added. Use a metric of "
+        "totals and counts, or compute this one in a callback on one worker"
     )

@@ -18,9 +18,9 @@ from platoon_plugins.keras.backends.aligned import writable
 from platoon_plugins.keras.backends.jax_gradients import JaxAverage
 from platoon_plugins.keras.backends.jax_state import STATE, StepState
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
-from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
+from platoon_plugins.keras.sums import BatchLosses
 
 if hasattr(jax, "ffi"):
     from platoon_plugins.keras.backends.jax_arrays import on_cuda

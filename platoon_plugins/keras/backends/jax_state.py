@@ -7,11 +7,17 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from platoon_plugins.keras.backends.jax_places import Place
+__all__ = ["STATE", "Place", "StepState"]
 
-__all__ = ["STATE", "StepState"]
+
+class Place(NamedTuple):
+    """Index of an array in list ``number`` of the state of a step, see `jax_state.STATE`."""
+
+    number: int
+    index: int
+
 
 # The arguments and results of a step, in this order, by their names in Keras's trainer.
 STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")

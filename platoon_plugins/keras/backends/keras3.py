@@ -10,16 +10,15 @@ import keras
 import numpy as np
 from keras.src.backend.common import global_state
 
-from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, warn_of_added, watched
-from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
-from platoon_plugins.keras.optimizers import optimizers_of, with_inner
+from platoon_plugins.keras.optimizers import all_optimizers, optimizers_of
+from platoon_plugins.keras.sums import BatchLosses, losses_of
 
-__all__ = ["Keras3", "Keras3Metrics", "KerasVariable", "LossWeight", "loss_weights_of"]
+__all__ = ["Keras3", "KerasVariable", "LossWeight", "loss_weights_of"]
 
 Array = np.ndarray[Any, Any]
 _SEED = "seed_generator_state"
@@ -146,10 +145,6 @@ class Keras3(Backend):
     watches_batches = False
     variable: type[KerasVariable] = KerasVariable
 
-    def require_trainable(self, model: Any, averaged: bool) -> None:
-        if not getattr(model, "compiled", False):
-            raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
-
     def trains_together(self, model: Any) -> bool:
         """Return whether a keras.distribution, on JAX, trains on several processes."""
         return keras.distribution.distribution() is not None
@@ -179,7 +174,7 @@ class Keras3(Backend):
 
     def moments(self, model: Any) -> list[KerasVariable]:
         shapes = {tuple(v.shape) for v in model.trainable_variables} - {()}
-        each = [inner for outer in optimizers_of(model) for inner in with_inner(outer)]
+        each = all_optimizers(model)
         added_up = {id(v) for optimizer in each for v in getattr(optimizer, "_accumulated_gradients", None) or ()}
         found = {id(v): v for optimizer in each for v in optimizer.variables if _is_float(v) and id(v) not in added_up}
         return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
@@ -230,7 +225,7 @@ class Keras3(Backend):
         """Return an ``apply`` that averages gradients before Keras's own is called."""
         base: Any = optimizer_class
         # This is `apply` without the check of `refuse_unwrapped_copies`.
-        plain_apply = getattr(base.apply, "unchecked", base.apply)
+        plain_apply = getattr(base.apply, "checked", base.apply)
         loss_weight = LossWeight()
 
         def averages_of(grads: Sequence[Any]) -> list[Any]:
@@ -254,10 +249,7 @@ class Keras3(Backend):
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
         """Patch ``compute_loss`` to record losses and their divisors."""
-        losses = getattr(model, _LOSSES, None)
-        if losses is None:
-            losses = BatchLosses()
-            setattr(model, _LOSSES, losses)
+        losses = losses_of(model)
         if getattr(model.compute_loss, "average", model) is not average:
             model.compute_loss = self._watched_loss(model, average, losses)
             if model.train_function is not None:  # The step is already traced.
@@ -344,10 +336,6 @@ def loss_weights_of(model: Any) -> list[LossWeight]:
     """Return the `LossWeight` of each optimizer of a model that averages gradients."""
     found = (getattr(type(optimizer), "loss_weight", None) for optimizer in optimizers_of(model))
     return [loss_weight for loss_weight in found if loss_weight is not None]
-
-
-# The attribute of a model with its `BatchLosses`.
-_LOSSES = "_platoon_batch_losses"
 
 
 def _are_same(variables: Sequence[Any], known: Sequence[Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
 from collections.abc import Iterator
@@ -14,9 +13,10 @@ from keras.src.backend import get_keras_mask  # There is no public function.
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
-from platoon_plugins.keras.batch_losses import ADDED
+from platoon_plugins.keras.marks import patch
+from platoon_plugins.keras.sums import ADDED
 
-__all__ = ["BatchWeight", "Term", "batch_weight", "require_one_kind", "warn_of_added", "watched"]
+__all__ = ["batch_weight", "require_one_kind", "warn_of_added", "watched"]
 
 _watching = threading.local()
 
@@ -43,7 +43,7 @@ class BatchWeight(NamedTuple):
 @contextlib.contextmanager
 def watched() -> Iterator[list[Term]]:
     """List the losses that this thread computes within the ``with`` block."""
-    _install()
+    patch(keras.losses.Loss, "__call__", _reporting)
     outer, _watching.terms = _terms(), []
     try:
         yield _watching.terms
@@ -57,38 +57,29 @@ def _terms() -> list[Term] | None:
     return terms
 
 
-def _install() -> None:
-    """Patch the losses of Keras for `watched`; never undone, as threads may share it."""
-    plain = keras.losses.Loss.__call__
-    if hasattr(plain, "reports_terms"):
-        return
+def _reporting(plain: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    """Compute a loss as Keras does, and append it to the list of this thread, if there is one."""
+    terms = _terms()
+    if terms is None:
+        return plain(loss, y_true, y_pred, sample_weight)
+    values: list[Any] = []
+    own_call = loss.call
 
-    @functools.wraps(plain)
-    def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        terms = _terms()
-        if terms is None:
-            return plain(loss, y_true, y_pred, sample_weight)
-        values: list[Any] = []
-        own_call = loss.call
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        values[:] = [own_call(*args, **kwargs)]
+        return values[0]
 
-        def keep(*args: Any, **kwargs: Any) -> Any:
-            values[:] = [own_call(*args, **kwargs)]
-            return values[0]
-
-        # Losses inside a loss are not listed.
-        _watching.terms, loss.call = None, keep
-        try:
-            result = plain(loss, y_true, y_pred, sample_weight)
-        finally:
-            _watching.terms = terms
-            del loss.call
-        masks = [mask for mask in map(get_keras_mask, (y_pred, values[0])) if mask is not None]
-        mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
-        terms.append(Term(loss, values[0], mask, sample_weight))
-        return result
-
-    call.reports_terms = True  # type: ignore[attr-defined]
-    keras.losses.Loss.__call__ = call
+    # Losses inside a loss are not listed.
+    _watching.terms, loss.call = None, keep
+    try:
+        result = plain(loss, y_true, y_pred, sample_weight)
+    finally:
+        _watching.terms = terms
+        del loss.call
+    masks = [mask for mask in map(get_keras_mask, (y_pred, values[0])) if mask is not None]
+    mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
+    terms.append(Term(loss, values[0], mask, sample_weight))
+    return result
 
 
 def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
@@ -112,17 +103,18 @@ def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
     """Raise if averaged gradients would differ from those of one process; warn if unknown."""
     if weight.kind == "mixed":
         raise ConfigurationError(
-            "got losses that are divided by different numbers (of rows, of tokens that are not masked, of weights, or "
-            "none, as sums are), those of layers among them: no average of the workers' gradients is the gradient of "
-            "one process on all their rows; compile with the plain optimizer and a rule, such as rule=EASGD(), or "
-            "give the model one loss"
+            "got losses that are divided by different numbers (of rows, of unmasked tokens, of "
+            "weights, or by none, as sums are), including losses of layers: no average of the "
+            "workers' gradients is the gradient of one process on all their rows; compile with "
+            "the plain optimizer and a rule, such as rule=EASGD(), or give the model one loss"
         )
     names = [term.loss.name for term in terms if term.loss.reduction != "sum" and not _rank(term.values)]
     if names:
         warn_once(
-            f"the loss {names[0]!r} returns one number for a batch; it is taken for a mean over rows. If it is "
-            "divided by something else, such as a number of tokens, several workers do not train as one process "
-            "does: return one value for each row or token, and let Keras apply the mask or the weights"
+            f"the loss {names[0]!r} returns one number for a batch, which is assumed to be a mean "
+            "over rows. If it is divided by something else, such as a number of tokens, several "
+            "workers do not train as one process does: return one value for each row or token, "
+            "and let Keras apply the mask or the weights"
         )
 
 

@@ -14,9 +14,9 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce, vary_noise_once
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
-from platoon_plugins.keras.batch_losses import ADDED, BatchLosses
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
+from platoon_plugins.keras.sums import ADDED, BatchLosses, losses_of
 
 __all__ = ["backend"]
 
@@ -97,17 +97,16 @@ class _Theano(Backend):
         if average is not None:
             if len(sums | ({False} if model.losses else set())) > 1:
                 raise ConfigurationError(
-                    'got losses with reduction="sum" beside others, those of layers such as regularizers among them: '
-                    "no average of the workers' gradients is the gradient of one process on all their rows; compile "
-                    'with reduction="sum_over_batch_size"'
+                    'got losses with reduction="sum" besides others, including losses of '
+                    "layers such as regularizers: no average of the workers' gradients is the "
+                    "gradient of one process on all their rows; compile with "
+                    'reduction="sum_over_batch_size"'
                 )
             for member in average.members:
                 member.add_up(sums == {True})
             if any(map(_depends_on_batch, model.losses)):
                 warn_once(ADDED.replace("keras.ops.shape(x)[0]", "K.shape(x)[0]").replace(*_OF_KERAS_2))
-        if not hasattr(model, _LOSSES):
-            setattr(model, _LOSSES, BatchLosses())
-        return getattr(model, _LOSSES)  # type: ignore[no-any-return]
+        return losses_of(model)
 
     def steps_taken(self, model: Any) -> int:
         return int(K.get_value(model.optimizer.iterations))
@@ -224,10 +223,6 @@ class _InGraph(GradientAverage):
             self._idle_gradients()
 
 
-# The attribute of a model with its `BatchLosses`.
-_LOSSES = "_platoon_batch_losses"
-
-
 class _Metrics(Metrics):
     """The metrics of Keras 2: the mean loss over samples from ``logs``, and metric objects."""
 
@@ -288,7 +283,7 @@ class _Metrics(Metrics):
     def _keep(self, logs: Mapping[str, Any], training: bool) -> None:
         functions = [function for function in self._model.loss_functions if function is not None]
         if not self._model.losses and all(function.reduction == "sum" for function in functions):
-            getattr(self._model, _LOSSES).add(logs["loss"], None, logs["size"], training)
+            losses_of(self._model).add(logs["loss"], None, logs["size"], training)
 
     def _assign(self, values: Sequence[Array]) -> None:
         for variable, value in zip(self._variables, values):
