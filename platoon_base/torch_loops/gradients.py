@@ -190,8 +190,9 @@ class GradientAverage:
             if id(tensor) not in self._known and tensor.requires_grad:
                 name = next((name for name, found in _tensors_of(self._model)[0] if found is tensor), "a parameter")
                 raise ConfigurationError(
-                    f"got {name}, which was added, replaced or unfrozen after its GradientAverage was made: it would "
-                    "differ between workers; make a new GradientAverage on all of them"
+                    f"got {name}, which was added, replaced or unfrozen after its GradientAverage "
+                    "was created, so it would differ between workers: create a new "
+                    "GradientAverage on all of them"
                 )
         if not self._usual_weight:
             # The buffers have the memory order of the parameters, since gradients are copied faster to the same order.
@@ -336,8 +337,9 @@ def _require_averageable(parameters: Sequence[tuple[str, Tensor]]) -> None:
             )
         if tensor.dtype not in _DTYPES or (on_host and tensor.dtype is torch.bfloat16):
             raise ConfigurationError(
-                f"got {name}, a tensor of {tensor.dtype} on {tensor.device}, whose gradients cannot be averaged there: "
-                "keep the parameters in torch.float32, and compute in the other type by torch.autocast"
+                f"got {name}, a tensor of {tensor.dtype} on {tensor.device}, whose gradients "
+                "cannot be averaged there: keep the parameters in torch.float32, and compute in "
+                "the other type with torch.autocast"
             )
 
 
@@ -345,8 +347,8 @@ def _require_one_device(parameters: Sequence[Tensor]) -> None:
     devices = sorted({str(parameter.device) for parameter in parameters})
     if len(devices) > 1:
         raise ConfigurationError(
-            f"got parameters on {', '.join(devices)}: those of one GradientAverage must be on one device; make one for "
-            "each device"
+            f"got parameters on {', '.join(devices)}: the parameters of a GradientAverage must be "
+            "on one device; create one for each device"
         )
 
 
@@ -354,12 +356,14 @@ def _require_dense(gradients: Any) -> None:
     for gradient in gradients:
         if gradient is not None and gradient.layout is not torch.strided:
             raise ConfigurationError(
-                "got a sparse gradient: it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
+                "got a sparse gradient, which cannot be averaged: make the layer's gradient "
+                "dense, for example with sparse=False"
             )
 
 
 _DTYPES = {getattr(torch, name) for name in DEVICE_FLOATS}
 _CHANGED = (
-    "got gradients that changed after their average had begun: make one backward pass within overlapping(), and change "
-    "gradients behind the block; call average(weight) behind several backward passes"
+    "got gradients that changed after their average had started: make one backward pass within "
+    "overlapping(), and change gradients after the block; call average(weight) after several "
+    "backward passes"
 )
