@@ -39,7 +39,6 @@ Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
 _HOST_BITS = 16
-_PATIENCE_S = 1.0  # Maximum wait for a locked stripe.
 
 
 class AcrossHosts(Protocol):
@@ -217,7 +216,7 @@ class HostsRounds:
         stripes: Sequence[Stripe],
         rounds: Rounds,
         holders: Array,
-        visit: Callable[[Callable[[Stripe], None], float], list[Stripe]],
+        visit: Callable[[Callable[[Stripe], None]], list[Stripe]],
     ) -> None:
         self._layout, self._stripes = layout, stripes
         self._rounds, self._holders, self._visit = rounds, holders, visit
@@ -261,7 +260,7 @@ class HostsRounds:
             for target, total in zip(cut(totals.arrays, stripe.pieces), arrays.totals[used]):
                 target[...] = total if totals.counts[index] else 0  # Without a contribution it is undefined.
 
-        if self._visit(copy, _PATIENCE_S):
+        if self._visit(copy):
             totals.number = 0
             return False
         return True
@@ -283,7 +282,7 @@ class HostsRounds:
             count = sum(int(each.counts[index]) for each in totals)
             use_other(arrays.words, count, sum(float(each.parts[index]) for each in totals), number)
 
-        return not self._visit(put, _PATIENCE_S)
+        return not self._visit(put)
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's, and set its round; see `read`."""
@@ -296,7 +295,7 @@ class HostsRounds:
             self._rounds.replace(stripe.index, new)
             stripe.holder["round"] = number
 
-        return not self._visit(put, _PATIENCE_S)
+        return not self._visit(put)
 
 
 def _is_gathered(words: Any, number: int) -> bool:

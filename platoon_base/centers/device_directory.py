@@ -22,6 +22,7 @@ from platoon_base.parameters import assign
 from platoon_base.shm.schema import PAGE, Part, Schema, Views, Word
 from platoon_base.shm.segments import Name
 from platoon_base.system.environment import MAX_WORKERS
+from platoon_base.timeouts import SHORT_POLL_S
 
 __all__ = ["DIRECTORY", "FINAL", "NO_OWNER", "DeviceDirectory", "DirectoryMirror", "Entry"]
 
@@ -36,7 +37,7 @@ _ENTRY = np.dtype(
 # Parameters with more dimensions are stored in C order.
 MAX_DIMENSIONS = 8
 # Workers copy their partitions when they synchronize, after the work queued on their devices.
-_SETTLE_S, _MIRROR_S, _POLL_INTERVAL_S = 0.5, 10.0, 0.005
+_SETTLE_S, _MIRROR_S = 0.5, 10.0
 
 
 @functools.lru_cache(maxsize=1)
@@ -240,7 +241,7 @@ class DirectoryMirror:
         while not self._directory.has_mirror(number):
             if time.monotonic() > deadline:
                 raise CollectiveTimeoutError(f"no worker on a device has synchronized for {_MIRROR_S:g} s")
-            time.sleep(_POLL_INTERVAL_S)
+            time.sleep(SHORT_POLL_S)
 
     def close(self) -> None:
         if not self._directory.closed:

@@ -21,7 +21,7 @@ import numpy as np
 from platoon_base.centers.base import Named, NonFiniteElement, OnHost
 from platoon_base.centers.gossip_slots import GOSSIP, LEAVING, Slot, Slots, create_slots, shares_of
 from platoon_base.centers.host_kernels import Plan
-from platoon_base.centers.stripes import CONTROLLER, PATIENCE_S, Stripe, copy_all, cut
+from platoon_base.centers.stripes import CONTROLLER, Stripe, copy_all, cut
 from platoon_base.dtypes import sum_dtype
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
@@ -31,6 +31,7 @@ from platoon_base.rules.gosgd import GoSGD
 from platoon_base.shm.schema import Views
 from platoon_base.shm.segments import Name
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
 __all__ = ["GOSSIP", "GossipCenter", "GossipCenters"]
 
@@ -158,7 +159,7 @@ class GossipCenter(OnHost):
             copy_all(cut(out, stripe.pieces), stripe.center)
             own.received[stripe.index] = 0
 
-        own.locks.synchronize(take, min(timeout_s, PATIENCE_S), every=True)
+        own.locks.synchronize(take, min(timeout_s, timeout("stripe")), every=True)
 
     def _mean(self, out: Sequence[Array], timeout_s: float) -> None:
         """Copy the consensus, even of locked stripes."""
@@ -176,7 +177,7 @@ class GossipCenter(OnHost):
                     elif weight:  # This mean of equal values is exactly that value.
                         target += target.dtype.type(weight / totals[stripe.index]) * (value - target)
 
-            slot.locks.visit_every(add, min(timeout_s, PATIENCE_S))
+            slot.locks.visit_every(add, min(timeout_s, timeout("stripe")))
         for stripe in slots[0].stripes:
             if not totals[stripe.index]:  # All weight was lost with dead workers.
                 copy_all(cut(sums, stripe.pieces), stripe.center)
@@ -216,7 +217,7 @@ class GossipCenter(OnHost):
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         with self._one_thread:  # File locks do not exclude threads of the same process.
             out = self._layout.empty()
-            self._mean(out, PATIENCE_S)
+            self._mean(out, timeout("stripe"))
             return out, []
 
     def close(self, over: bool = False) -> None:

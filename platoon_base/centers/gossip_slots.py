@@ -12,7 +12,6 @@ from platoon_base.centers.host_kernels import Plan
 from platoon_base.centers.stripes import (
     FREE,
     HOLDER,
-    PATIENCE_S,
     STRIPE_BYTES,
     Stripe,
     StripeLocks,
@@ -25,6 +24,7 @@ from platoon_base.layout import Layout
 from platoon_base.rules.easgd import EASGD
 from platoon_base.shm.schema import PAGE, Part, Parts, Schema, Views
 from platoon_base.shm.segments import Name, Segment
+from platoon_base.timeouts import timeout
 
 __all__ = ["GOSSIP", "LEAVING", "WHOLE", "Slot", "Slots", "create_slots", "shares_of"]
 
@@ -211,7 +211,7 @@ class Slots:
                 )
             slots = self.every()
             if not any(map(self._lives, slots)):  # The last workers that leave keep their weight.
-                wait_until(lambda: not any(map(self._leaves, slots)), PATIENCE_S)
+                wait_until(lambda: not any(map(self._leaves, slots)), timeout("stripe"))
             living = [slot for slot in slots if self._lives(slot) and slot.owner != self._rank]
             prepared = [slot for slot in slots if slot.owner == FREE and slot.weight]
             earlier = [slot for slot in slots if slot.owner == self._rank]
@@ -305,9 +305,9 @@ class Slots:
             own.weights[stripe.index], own.received[stripe.index] = weights[stripe.index], 0
 
         # Locked stripes contribute values without weight.
-        for stripe in donor.locks.visit(split, PATIENCE_S):
+        for stripe in donor.locks.visit(split):
             copy_all(cut(values, stripe.pieces), stripe.center)
-        own.locks.visit_every(put, PATIENCE_S)
+        own.locks.visit_every(put)
 
 
 def _weight(slot: Slot) -> int:

@@ -17,7 +17,6 @@ from platoon_base.centers.stripes import (
     COURIER,
     FREE,
     HOLDER,
-    PATIENCE_S,
     STRIPE_BYTES,
     Stripe,
     StripeLocks,
@@ -31,13 +30,13 @@ from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.schema import PAGE, Part, Schema, Views
 from platoon_base.shm.segments import Name
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
 __all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
 
 Array = np.ndarray[Any, Any]
 
 STRIPES_EACH = 4  # Stripes per worker, if there are several.
-_MIN_S = 1.0  # Minimum time for the stripes after a wait for other hosts.
 
 
 def _parts(header: Any, layout: Layout) -> Iterator[Part]:
@@ -123,7 +122,7 @@ class HostCenter(OnHost):
         self._one_thread = threading.Lock()
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
-        """Apply the rule once to each stripe, except those locked for longer than `PATIENCE_S`."""
+        """Apply the rule once to each stripe, except those locked for long."""
         flat, of_moments = [array.reshape(-1) for array in arrays], rule_of_moments(rule)
 
         def update(stripe: Stripe) -> tuple[int, int] | None:
@@ -168,7 +167,7 @@ class HostCenter(OnHost):
         if self.across_hosts is not None:
             began = awake()
             self.across_hosts.wait(number, timeout_s)
-            timeout_s = max(timeout_s - (awake() - began), _MIN_S)
+            timeout_s = max(timeout_s - (awake() - began), timeout("stripe"))
         return self._visit_round(take, timeout_s)
 
     def _visit_round(
@@ -183,7 +182,7 @@ class HostCenter(OnHost):
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
     ) -> None:
-        """Copy the center into ``out``; stripes locked beyond `PATIENCE_S` are read anyway."""
+        """Copy the center into ``out``; stripes locked for long are read anyway."""
         source = self.averages or self.values if averaged else self.values
 
         def copy(stripe: Stripe) -> None:
@@ -194,9 +193,9 @@ class HostCenter(OnHost):
             if begin:
                 self._start(stripe, values)
 
-        left = self.locks.visit(copy, min(timeout_s, PATIENCE_S), locked, self.locks.left_out)
-        if left and timeout_s <= PATIENCE_S:
-            raise self.locks.timeout(left, timeout_s)
+        left = self.locks.visit(copy, min(timeout_s, timeout("stripe")), locked, self.locks.left_out)
+        if left and timeout_s <= timeout("stripe"):
+            raise self.locks.timeout_error(left, timeout_s)
         for stripe in left:
             copy(stripe)
         if begin and self._rounds is not None:
@@ -235,7 +234,7 @@ class HostCenter(OnHost):
                 count = self.overwrites.note()
             finally:
                 self.locks.release_all()
-        self.overwrites.await_all_hosts(count, max(deadline - awake(), _MIN_S))
+        self.overwrites.await_all_hosts(count, max(deadline - awake(), timeout("stripe")))
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's; False if a stripe stayed locked."""
@@ -251,7 +250,7 @@ class HostCenter(OnHost):
             for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
                 copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
 
-        return not self.locks.visit(put, PATIENCE_S)
+        return not self.locks.visit(put)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """Fill a new center before others attach."""
@@ -281,9 +280,7 @@ class HostCenter(OnHost):
             start = own if source is None else cut(self.states[source], stripe.pieces)
             copy_all(cut(state, stripe.with_states), start)
 
-    def move(
-        self, by: Sequence[Array], written: int, with_average: bool = False, timeout_s: float = PATIENCE_S
-    ) -> bool:
+    def move(self, by: Sequence[Array], written: int, with_average: bool = False) -> bool:
         """Add ``by`` to the center, and to workers at their next visits; False if incomplete."""
         # On failure ``by`` keeps the part not added. Stripes overwritten since ``written`` stay
         # unchanged. The average follows a center with which workers synchronize; ``with_average``
@@ -298,7 +295,7 @@ class HostCenter(OnHost):
                     for average, moved in zip(cut(self.states[self._average], pieces), cut(by, pieces)):
                         average += moved
 
-        left = self.locks.visit(move, timeout_s)
+        left = self.locks.visit(move)
         if left:
             kept = [[piece.copy() for piece in cut(by, stripe.without_moments)] for stripe in left]
             for array in by:
@@ -321,9 +318,9 @@ class HostCenter(OnHost):
                 else:
                     center += after - before
 
-        self.locks.visit_every(work, PATIENCE_S)
+        self.locks.visit_every(work)
 
-    def move_to(self, values: Sequence[Array], averages: Sequence[Array] = (), timeout_s: float = PATIENCE_S) -> bool:
+    def move_to(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> bool:
         """Move the center and its average, while no worker changes them; see `move`."""
         shift = _required(self._shift)
 
@@ -333,7 +330,7 @@ class HostCenter(OnHost):
                 pieces = stripe.without_moments
                 copy_all(cut(self.states[self._average], pieces), cut(averages, pieces))
 
-        return not self.locks.visit(move, timeout_s)
+        return not self.locks.visit(move)
 
     def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None:
         """Copy the center's parameters and averages, without moments, under the locks."""
@@ -345,7 +342,7 @@ class HostCenter(OnHost):
                 copy_all(cut(averages, pieces), cut(self.states[self._average], pieces))
 
         with self._one_thread:
-            self.locks.visit_every(copy, PATIENCE_S)
+            self.locks.visit_every(copy)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states consistently; with rounds, between two rounds."""
@@ -358,7 +355,7 @@ class HostCenter(OnHost):
                     copy_all(cut(target, stripe.pieces), source)
 
             if self._rounds is None:
-                self.locks.visit_every(copy, PATIENCE_S)
+                self.locks.visit_every(copy)
                 return values, states
 
             def copy_every() -> None:
@@ -369,7 +366,7 @@ class HostCenter(OnHost):
                 copy_every,
                 lambda deadline: self.locks.lock_all(deadline),
                 self.locks.release_all,
-                PATIENCE_S,
+                timeout("stripe"),
             )
             return values, states
 

@@ -19,6 +19,7 @@ from platoon_base.layout import Piece
 from platoon_base.rules.center import Rule
 from platoon_base.shm.segments import Segment
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
 __all__ = [
     "CONTROLLER",
@@ -27,7 +28,6 @@ __all__ = [
     "FREE",
     "HOLDER",
     "LONGEST_PAUSE_S",
-    "PATIENCE_S",
     "STRIPE_BYTES",
     "Stripe",
     "StripeLocks",
@@ -41,8 +41,6 @@ Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
 STRIPE_BYTES = 1 << 21  # Minimum size, large relative to the cost of a lock.
-# A stripe is held for milliseconds; a holder for this long is suspended or gets no processor.
-PATIENCE_S = 3.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # Pauses between attempts to lock.
 _GOLDEN = 0.618034
 _POLL_INTERVAL_S = 0.02
@@ -161,7 +159,7 @@ class StripeLocks:
     def visit(
         self,
         work: Callable[[Stripe], None],
-        timeout_s: float,
+        timeout_s: float | None = None,
         locked: bool = True,
         stuck: Mapping[int, int] | None = None,
     ) -> list[Stripe]:
@@ -178,12 +176,12 @@ class StripeLocks:
                 work(stripe)
             return []
         try:
-            return self._visit_locked(work, todo, timeout_s, stuck or {})
+            return self._visit_locked(work, todo, timeout("stripe") if timeout_s is None else timeout_s, stuck or {})
         except BaseException:  # A Ctrl-C may arrive right after a lock is acquired.
             self.release_all()
             raise
 
-    def visit_every(self, work: Callable[[Stripe], None], timeout_s: float) -> None:
+    def visit_every(self, work: Callable[[Stripe], None], timeout_s: float | None = None) -> None:
         """Do ``work`` on each stripe, after ``timeout_s`` also on locked ones."""
         for stripe in self.visit(work, timeout_s):
             work(stripe)
@@ -197,7 +195,7 @@ class StripeLocks:
     ) -> NonFiniteElement | None:
         """Do ``work``, which may refuse an element, on each stripe; return the first one refused.
 
-        Unless ``every`` stripe is needed, those locked for longer than `PATIENCE_S` are left out.
+        Unless ``every`` stripe is needed, those locked for long are left out.
         """
         refusals: list[NonFiniteElement] = []
 
@@ -207,13 +205,13 @@ class StripeLocks:
                 piece = stripe.pieces[refused[0]]
                 refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
 
-        patience_s = timeout_s if every else min(timeout_s, PATIENCE_S)
+        patience_s = timeout_s if every else min(timeout_s, timeout("stripe"))
         left = self.visit(visit, patience_s, locked, {} if every else self.left_out)
         if left and patience_s == timeout_s:
-            raise self.timeout(left, timeout_s)
+            raise self.timeout_error(left, timeout_s)
         left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
         if left_out.keys() - self.left_out.keys():
-            log.warning("rank %d leaves out locked stripes: %s", self._rank, self.timeout(left, PATIENCE_S))
+            log.warning("rank %d leaves out locked stripes: %s", self._rank, self.timeout_error(left, patience_s))
         self.left_out = left_out
         return min(refusals, default=None)
 
@@ -286,7 +284,7 @@ class StripeLocks:
     def require_all(self, deadline: float, timeout_s: float) -> None:
         """Lock all stripes before ``deadline``, or raise `CollectiveTimeoutError`; call `release_all` next."""
         if not self.lock_all(deadline):
-            raise self.timeout([each for each in self._stripes if each.holder["rank"] != self._rank], timeout_s)
+            raise self.timeout_error([each for each in self._stripes if each.holder["rank"] != self._rank], timeout_s)
 
     def release_all(self) -> None:
         """Unlock every stripe that this handle may hold."""
@@ -299,7 +297,7 @@ class StripeLocks:
         """Release the memory; no stripe may be locked."""
         self._stripes = []
 
-    def timeout(self, taken: list[Stripe], timeout_s: float) -> CollectiveTimeoutError:
+    def timeout_error(self, taken: list[Stripe], timeout_s: float) -> CollectiveTimeoutError:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
         who = ", ".join(_NAMES.get(r, f"rank {r}") for r in ranks) or "another worker"
         return CollectiveTimeoutError(

@@ -10,11 +10,10 @@ import numpy as np
 
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import LIVENESS_S, SHORT_POLL_S, timeout
 
-__all__ = ["Call", "JobLiveness", "Liveness", "ProgressWatch", "StuckCalls", "sign", "stalled_text"]
+__all__ = ["Call", "CallWatch", "JobLiveness", "Liveness", "ProgressWatch", "sign", "stalled_text"]
 
-# The controller records how a process ended shortly after its locks are free.
-_CAUSE_TIMEOUT_S = 1.5
 _STUCK_S = 1.0
 
 
@@ -58,20 +57,18 @@ class Liveness(Protocol):
         ...
 
 
-class StuckCalls:
-    """The ranks that have been in one collective call for ``after_s``, since a test found them there."""
+class CallWatch:
+    """Measures how long workers have been in one collective call, from one poll to the next."""
 
-    def __init__(self, job_state: JobState, after_s: float) -> None:
-        self._job_state, self._after_s = job_state, after_s
-        self._waiting: dict[int, tuple[int, float]] = {}
+    def __init__(self, job_state: JobState) -> None:
+        self._job_state = job_state
+        self._seen: dict[int, tuple[int, float]] = {}
 
-    def __contains__(self, rank: int) -> bool:
-        count = int(self._job_state.row(rank)["waits"])  # Odd inside a call.
-        before = self._waiting.get(rank)
-        if count % 2 and before is not None and before[0] == count:
-            return awake() - before[1] > self._after_s
-        self._waiting[rank] = count, awake()
-        return False
+    def seconds(self, rank: int) -> float:
+        count, now = int(self._job_state.row(rank)["waits"]), awake()
+        if rank not in self._seen or self._seen[rank][0] != count:
+            self._seen[rank] = count, now
+        return now - self._seen[rank][1] if count % 2 else 0.0  # The count is odd within a call.
 
 
 class JobLiveness:
@@ -91,7 +88,7 @@ class JobLiveness:
         self._progress_watch = ProgressWatch(job_state)
         self._job_state = job_state
         self._alive = alive
-        self._stuck = StuckCalls(job_state, _STUCK_S)
+        self._calls = CallWatch(job_state)
 
     def why_absent(self, ranks: Sequence[int]) -> str:
         self._progress_watch.poll()
@@ -100,7 +97,7 @@ class JobLiveness:
             # "left" is set before the lock is free.
             if self._job_state.row(rank)["left"] or not self._lives(rank):
                 return self._exit_reason(rank)
-            if rank in self._stuck:
+            if self._calls.seconds(rank) > _STUCK_S:
                 return (
                     f"rank {rank} waits in {self._job_state.read_text(rank, 'waiting_in')!r} instead, for this rank "
                     "too: all ranks must make the same calls in the same order"
@@ -133,9 +130,9 @@ class JobLiveness:
         return self._alive(rank) and not self._job_state.row(rank)["ending"]
 
     def _exit_reason(self, rank: int) -> str:
-        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
+        deadline = time.monotonic() + timeout("cause")
         while not (cause := self._job_state.read_text(rank, "ending")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(SHORT_POLL_S)
         verb = "has left the job" if self._job_state.row(rank)["left"] else "is lost"
         return f"rank {rank} {verb}{f' ({cause})' if cause else ''}"
 
@@ -168,9 +165,6 @@ def sign(kind: int, typecode: int, size: int) -> int:
     return hash((kind, typecode, size)) & (1 << _SIGNATURE_BITS) - 1
 
 
-_POLL_INTERVAL_S = 0.5  # A poll takes 20 us.
-
-
 class ProgressWatch:
     """Detects progress: compares the workers' counters from one poll to the next."""
 
@@ -185,7 +179,7 @@ class ProgressWatch:
         now = awake() if now is None else now
         if now < self._next_poll_at:
             return
-        self._next_poll_at = now + _POLL_INTERVAL_S
+        self._next_poll_at = now + LIVENESS_S
         signs = self._job_state.signs()
         self._moved[(signs != self._signs).any(axis=0)] = now
         self._signs = signs

@@ -17,7 +17,7 @@ import numpy as np
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
-from platoon_base.shm.liveness import StuckCalls
+from platoon_base.shm.liveness import CallWatch
 from platoon_base.system.awake import awake
 
 __all__ = ["NoTurns", "Turns"]
@@ -64,7 +64,7 @@ class Turns:
         self._lower = np.arange(size) < rank
         self._try_lock, self._unlock = try_lock, unlock
         self._depth = 0
-        self._stuck = StuckCalls(job_state, _STUCK_S)
+        self._calls = CallWatch(job_state)
 
     @contextlib.contextmanager
     def take(self, what: str, timeout_s: float, finish: Callable[[], None]) -> Iterator[None]:
@@ -102,7 +102,7 @@ class Turns:
         deadline, pause, tries, ordered = awake() + timeout_s, _FIRST_PAUSE_S, 0, True
         while (first := self._first() if ordered else None) is not None or not self._try_lock():
             now, waits = awake(), f"rank {self._rank} waited for its turn ({what})"
-            if first is not None and first in self._stuck:
+            if first is not None and self._calls.seconds(first) > _STUCK_S:
                 if self._job_state.stopping:  # An interrupted worker saves or ends in any order.
                     ordered = False
                     continue
