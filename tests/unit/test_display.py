@@ -487,16 +487,6 @@ def test_a_script_is_listed_without_leading_folders_where_it_is_too_long(script,
     assert row[heading.index("script") :] == shown
 
 
-def test_jobs_are_listed_from_a_folder_that_is_gone(monkeypatch, tmp_path):
-    job = {"job": "3f2a", "age_s": 7, "workers": 1, "state": "1 training", "devices": ["cpu"]}
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    _, row, logs = listing([{**job, "script": "/srv/train.py", "logs": "/srv/logs"}])
-    assert row.endswith("  /srv/train.py")
-    assert logs == "  logs: /srv/logs"
-
-
 @pytest.mark.timeout(200)
 def test_a_summary_into_a_named_pipe_needs_a_reader(tmp_path):
     pipe = tmp_path / "summary"
