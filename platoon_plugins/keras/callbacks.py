@@ -27,6 +27,7 @@ __all__ = [
     "bounds_of",
     "hooks_into_batches",
     "in_center",
+    "listed",
     "make_first",
     "make_last",
     "saves_in_mid_epoch",
@@ -290,6 +291,15 @@ def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:
     firsts = {id(callback.fits): i for i, callback in enumerate(callbacks) if isinstance(callback, _First)}
     lasts = [(i, callback.fits) for i, callback in enumerate(callbacks) if isinstance(callback, _Last)]
     return [(firsts[id(fits)], i, fits) for i, fits in lasts if id(fits) in firsts]
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """Return the callbacks of a ``fit`` as a list: Keras also takes one, or nested ones."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    if not callbacks:
+        return []
+    return list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks)
 
 
 def hooks_into_batches(callback: Any) -> bool:

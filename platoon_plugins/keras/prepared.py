@@ -18,7 +18,7 @@ from platoon_base.rules import Rule, require_rule
 from platoon_base.schedule import EveryN
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends, marks, seeds
-from platoon_plugins.keras.callbacks import bounds_of
+from platoon_plugins.keras.callbacks import bounds_of, listed
 from platoon_plugins.keras.fit_arguments import batch_of, build, divide
 from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
 from platoon_plugins.keras.learning_rate import scale_schedule
@@ -267,7 +267,7 @@ def _fit(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
     if settings is None:
         return plain(model, *args, **options)
     bound = signature_of(plain).bind(model, *args, **options)
-    callbacks = _listed(bound.arguments.get("callbacks"))
+    callbacks = listed(bound.arguments.get("callbacks"))
     if bounds_of(callbacks) and settings.mode == "sync" and settings.worker.global_size > 1:
         settings.make_ready(model)
     if bounds_of(callbacks) or (settings.worker.global_size == 1 and not settings.worker.advanced.launched):
@@ -283,15 +283,6 @@ def _fit(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
             build(model, values)
     values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
     return plain(model, **_by_name(bound))
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    """Return the callbacks of a ``fit`` as a list: Keras also takes one, or nested ones."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    if not callbacks:
-        return []
-    return list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks)
 
 
 def _train_on_batch(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
