@@ -27,6 +27,8 @@ from platoon_plugins.keras.same_data import described
 
 __all__ = ["Asynchronous", "Mode", "Synchronous", "abandon_center"]
 
+log = logging.getLogger(__name__)
+
 
 class Mode:
     """How the workers of a fit train one model. ``rule`` is None for averaged gradients."""
@@ -70,9 +72,6 @@ def constraints_of(weights: Sequence[Any]) -> Callable[[], object] | None:
             weight.set_value(np.array(keras.ops.convert_to_numpy(constraint(variable))))
 
     return apply
-
-
-log = logging.getLogger(__name__)
 
 
 class Asynchronous(Mode):

@@ -24,6 +24,8 @@ from platoon_plugins.keras.marks import patch
 
 __all__ = ["Statistics", "decay_for", "watch_batch_normalization"]
 
+log = logging.getLogger(__name__)
+
 Array = np.ndarray[Any, Any]
 
 
@@ -90,8 +92,6 @@ class Statistics:
 def _rule_of(variable: Any) -> str:
     return getattr(variable, "rule", None) or default_rule_of(variable.get_value(borrow=True).dtype)
 
-
-log = logging.getLogger(__name__)
 
 _KERAS_3 = hasattr(keras, "ops")
 _NAMES = "momentum", "renorm_momentum"

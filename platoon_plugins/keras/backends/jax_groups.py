@@ -28,6 +28,8 @@ from platoon_plugins.keras.backends.jax_state import Place, StepState
 
 __all__ = ["VariableGroup"]
 
+Array = np.ndarray[Any, Any]
+
 log = logging.getLogger(__name__)
 
 # Interval of checks for a failed step while waiting for its call.
@@ -189,9 +191,6 @@ def queue_all(work: Sequence[tuple[Sequence[int], Queue]], addresses: list[int],
     """Make deferred calls, each with the addresses of its arrays."""
     for indices, queue in work:
         queue([addresses[i] for i in indices], stream)
-
-
-Array = np.ndarray[Any, Any]
 
 
 class VariableGroup:
