@@ -14,7 +14,7 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import COMPUTE, LOADING, VALIDATION
-from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.marks import change_class
 from platoon_plugins.keras.optimizers import average_of_model

@@ -19,7 +19,7 @@ import numpy as np
 from platoon_base import Worker, world_size
 from platoon_base.fingerprint import checksum
 from platoon_base.worker import State, agree, agree_in_step, default_rule_of, warn_once
-from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.marks import patch
 
 __all__ = ["Statistics", "decay_for", "watch_batch_normalization"]
