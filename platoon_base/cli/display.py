@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
-from types import TracebackType
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -12,12 +14,49 @@ from rich.live import Live
 from rich.text import Text
 
 from platoon_base.checkpoints.writer import Tally
-from platoon_base.cli.painting import painted, shows_ascii_only
+from platoon_base.cli.history import BLOCKS
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.table import Line, draw, plain_line
 from platoon_base.controller.outcome import Result, Snapshot
 
-__all__ = ["Display", "is_live", "summary"]
+__all__ = ["Display", "is_live", "painted", "shows_ascii_only", "summary"]
+
+_STYLES = {"title": "bold", "heading": "dim"}  # whole lines
+_TREND = (rf"[{BLOCKS}]+", "cyan")
+_PARTS = {
+    "bar": ((r"^[█#]+", "green"), (r"[░-]+(?=  )", "dim")),
+    "workers": (
+        (r"\btraining\b", "green"),
+        (r"\b(?:importing|joined|compiling|waiting)\b", "yellow"),
+        (r"\b(?:lost|interrupted|no step for \d+ \w+(?: \d+ min)?)", "bold red"),
+        _TREND,
+    ),
+    "total": ((r"^stopping:.*", "bold yellow"),),
+    "values": ((r"CHECKPOINTS MISSED \d+", "bold red"), (r"best \S+(?: in epoch \d+)?$", "green"), _TREND),
+}
+
+
+def painted(lines: Iterable[Line]) -> Text:
+    """Return the table in colours; rich drops them where NO_COLOR is set."""
+    text = Text(no_wrap=True, overflow="crop")
+    for i, line in enumerate(lines):
+        part = Text(("\n" if i else "") + line.text, style=_STYLES.get(line.kind, ""))
+        for pattern, style in _PARTS.get(line.kind, ()):
+            part.highlight_regex(re.compile(pattern, re.MULTILINE), style)
+        text.append_text(part)
+    return text
+
+
+def shows_ascii_only(console: Console, environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether the encoding or the locale is not UTF-8, and would garble bars."""
+    environment = os.environ if environment is None else environment
+    language, characters = environment.get("LANG", ""), environment.get("LC_CTYPE", "")
+    if characters == "C.UTF-8" and language in ("", "C", "POSIX"):
+        characters = ""  # Python has set it for its own use only.
+    locale = environment.get("LC_ALL") or characters or language
+    names = (console.encoding, locale.partition(".")[2].partition("@")[0])
+    return any(name.lower().replace("-", "") != "utf8" for name in names)
+
 
 _LINES_ABOVE, _MIN_HEIGHT = 3, 4  # leaves room for the workers' output
 _MIN_S, _MAX_S = 2.0, 60.0  # between two lines in a pipe
@@ -45,9 +84,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         snapshot = self._recent.snapshot
         if self._summary_follows and snapshot is not None:
             self._recent.snapshot = snapshot._replace(reported={})
@@ -102,7 +139,7 @@ class Display:
 
 
 class _Table:
-    """The current table; a `Live` redraws it below printed text."""
+    """The current table; a `Live` redraws it, also below text that is printed later."""
 
     def __init__(self) -> None:
         self.text = Text()

@@ -1,15 +1,61 @@
-"""New lines of growing log files: warnings of this package, and all lines of some files."""
+"""New bytes, lines and warnings of growing log files."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from platoon_base.cli.log_follower import CHUNK_BYTES, LogFollower
+from platoon_base.cli.failures import name_workers
+from platoon_base.system.regular_files import open_regular
 
-__all__ = ["LogLines", "NewLine"]
+__all__ = ["CHUNK_BYTES", "LogFollower", "LogLines", "NewLine", "WorkerWarnings"]
+
+CHUNK_BYTES = 2**20  # the most that is read from a file at once
+
+
+class LogFollower:
+    """Follows one file, which need not exist yet and may be truncated."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        self.offset = offset  # the next byte to read
+        self.rest = b""  # an incomplete line
+
+    def size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def read(self, end: int | None = None) -> bytes:
+        """Return the next bytes before ``end``, at most a chunk."""
+        if end == self.offset:
+            return b""
+        try:
+            with open_regular(self.path) as file:
+                size = file.seek(0, os.SEEK_END)
+                if self.offset > size:  # It was truncated.
+                    self.offset = 0
+                file.seek(self.offset)
+                data = file.read(max(0, min(CHUNK_BYTES, (size if end is None else end) - self.offset)))
+        except OSError:
+            return b""
+        self.offset += len(data)
+        return data
+
+    def lines(self, data: bytes) -> list[bytes]:
+        """Return the lines that end in these bytes."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return lines
+
+    def flush(self) -> list[bytes]:
+        """Return the incomplete line, if there is one, and end it."""
+        rest, self.rest = self.rest, b""
+        return [rest] if rest else []
+
 
 _BEHIND_BYTES = 2**24  # A reader further behind skips to a position near the end.
 _LINE_BYTES = 2**16  # Longer lines are progress bars.
@@ -27,38 +73,36 @@ class NewLine(NamedTuple):
     is_warning: bool  # a warning of this package
 
 
-class _Log:
-    """The position in one file, and the part to skip."""
+class _Log(LogFollower):
+    """A follower that skips the lines of an earlier run, and a part that is shown otherwise."""
 
     def __init__(self, path: Path) -> None:
-        self.follower = LogFollower(path)
-        self.follower.offset = self.follower.size()  # Skip lines of an earlier run.
+        super().__init__(path)
+        self.offset = self.size()
         self.end: int | None = None
         # Offsets of a part that is shown otherwise; an end of 0 is not known yet.
         self.skips: tuple[int, int] | None = None
 
-    def read(self) -> tuple[bytes, int]:
+    def read_new(self) -> tuple[bytes, int]:
         """Return the new bytes, at most a chunk, and how many bytes before them were skipped."""
-        log = self.follower
-        end = log.size() if self.end is None else self.end
-        behind = end - log.offset
+        end = self.size() if self.end is None else self.end
+        behind = end - self.offset
         left_out = behind - CHUNK_BYTES if behind > _BEHIND_BYTES else 0
         if left_out:
-            log.offset, log.rest = log.offset + left_out, b""
-        if self.skips is not None and self.skips[0] <= log.offset:
+            self.offset, self.rest = self.offset + left_out, b""
+        if self.skips is not None and self.skips[0] <= self.offset:
             if not self.skips[1]:
                 return b"", left_out
-            log.offset, self.skips = max(log.offset, self.skips[1]), None
+            self.offset, self.skips = max(self.offset, self.skips[1]), None
         self.end = None
-        return log.read(end if self.skips is None else min(end, self.skips[0])), left_out
+        return self.read(end if self.skips is None else min(end, self.skips[0])), left_out
 
-    def lines(self, data: bytes, last: bool) -> list[bytes]:
+    def new_lines(self, data: bytes, last: bool) -> list[bytes]:
         """Return the new whole lines; with ``last`` also an incomplete one."""
-        log = self.follower
-        lines = log.lines(data)
-        if len(log.rest) > _LINE_BYTES:
-            log.rest = log.rest[:_SHOWN_BYTES] + b"..." + log.rest[-_LINE_BYTES // 2 :]
-        return [*lines, *log.flush()] if last else lines
+        lines = self.lines(data)
+        if len(self.rest) > _LINE_BYTES:
+            self.rest = self.rest[:_SHOWN_BYTES] + b"..." + self.rest[-_LINE_BYTES // 2 :]
+        return [*lines, *self.flush()] if last else lines
 
 
 class LogLines:
@@ -76,21 +120,21 @@ class LogLines:
     def measure(self) -> None:
         """Make the next `new` end at the files' present sizes."""
         for log in self._logs:
-            log.end = log.follower.size()
+            log.end = log.size()
 
     def skip(self, file: int, begin: int, end: int) -> None:
         """Skip the lines between two offsets of a file; an end of 0 is not known yet."""
         log = self._logs[file]
-        if log.follower.offset <= max(begin, end - 1):
+        if log.offset <= max(begin, end - 1):
             log.skips = (begin, end)
 
     def new(self, last: bool = False) -> Iterator[NewLine]:
         """Yield the lines since the last call; with ``last`` also incomplete ones."""
         for i, log in enumerate(self._logs):
-            data, left_out = log.read()
-            while last and (more := log.read()[0]):
+            data, left_out = log.read_new()
+            while last and (more := log.read_new()[0]):
                 data += more
-            lines = log.lines(data, last)
+            lines = log.new_lines(data, last)
             if i not in self._whole:
                 yield from (line for line in self._found(i, lines) if line.is_warning)
                 continue
@@ -101,12 +145,12 @@ class LogLines:
             left_out += sum(map(len, lines[:first])) + first
             if left_out:
                 yield from (line for line in self._found(i, lines[:first]) if line.is_warning)
-                yield NewLine(i, f"... {left_out:,} bytes omitted, see {log.follower.path}", False)
+                yield NewLine(i, f"... {left_out:,} bytes omitted, see {log.path}", False)
             yield from self._found(i, lines[first:])
 
     def unfinished(self, file: int) -> str:
         """Return the incomplete last line of a file, such as a progress bar."""
-        rest = self._logs[file].follower.rest
+        rest = self._logs[file].rest
         return "" if _NOISE.search(rest[:_SHOWN_BYTES]) else _plain(rest)
 
     def _found(self, file: int, lines: Sequence[bytes]) -> Iterator[NewLine]:
@@ -131,3 +175,62 @@ def _plain(line: bytes) -> str:
     text = line.rstrip(b"\r").rpartition(b"\r")[2]
     cut = text[: _SHOWN_BYTES // 2] + b"..." + text[-_SHOWN_BYTES // 2 :] if len(text) > _SHOWN_BYTES else text
     return _CONTROL.sub("", cut.decode(errors="replace"))
+
+
+_HELD_S = 1.0  # delay to collect the same warning from others
+_MAX_ALIKE = 5  # limit on texts of one worker that differ only in numbers
+_MAX_KINDS = 1000
+_AGAIN_CHARACTERS = 60
+
+
+class _Warning:
+    def __init__(self, text: str, source: int, now: float) -> None:
+        self.text = text
+        self.fresh = {source}
+        self.shown: set[int] = set()
+        self.since = now
+
+
+class WorkerWarnings:
+    """Collects warnings of workers; texts that differ only in numbers count as one."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers  # also the number of the data server's log
+        self._texts: dict[tuple[int, str], list[str]] = {}  # keys: worker and common pattern
+        self._warnings: dict[tuple[str, int], _Warning] = {}
+
+    def take(self, line: NewLine, now: float) -> None:
+        text = re.sub(rf"^rank {line.file}: ", "", line.text)
+        kind = re.sub(r"\d+", "0", text)
+        texts = self._texts.setdefault((line.file, kind), [])
+        key = kind, len(texts)
+        if text in texts or len(texts) == _MAX_ALIKE or (key not in self._warnings and self._is_full):
+            return
+        texts.append(text)
+        known = self._warnings.get(key)
+        if known is None:
+            self._warnings[key] = _Warning(text, line.file, now)
+            return
+        known.since = known.since if known.fresh else now
+        known.fresh.add(line.file)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._warnings) >= _MAX_KINDS
+
+    def new(self, now: float, last: bool = False) -> Iterator[str]:
+        """Yield a line for each warning whose delay is over; with ``last``, for all."""
+        for warning in self._warnings.values():
+            if not warning.fresh or not (
+                last or now - warning.since >= _HELD_S or len(warning.fresh | warning.shown) >= self._workers
+            ):
+                continue
+            again, names = bool(warning.shown), self._names(warning.fresh)
+            warning.shown |= warning.fresh
+            warning.fresh = set()
+            text = f"{warning.text[:_AGAIN_CHARACTERS]}..." if again else warning.text
+            yield f"WARNING, {names}{' too' if again else ''}: {text}"
+
+    def _names(self, sources: set[int]) -> str:
+        names = [name_workers(ranks)] if (ranks := [each for each in sources if each < self._workers]) else []
+        return " and ".join(names + ["data server"] * (self._workers in sources))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from platoon_base.cli.log_folder import log_file
-from platoon_base.cli.log_follower import CHUNK_BYTES, LogFollower
+from platoon_base.cli.log_lines import CHUNK_BYTES, LogFollower
 from platoon_base.system.regular_files import open_regular
 
 __all__ = ["LogView", "ranks_in"]

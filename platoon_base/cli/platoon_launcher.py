@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import re
@@ -26,6 +25,7 @@ from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
 from platoon_base.system.output import lenient_output, watch_output
+from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
 from platoon_base.system.signals import catches, default_sigchld
 from platoon_base.worker_process.program import Program, python_main
 
@@ -34,7 +34,6 @@ __all__ = ["main"]
 log = logging.getLogger(__name__)
 
 OK, FAILED, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER = range(5)
-_PR_SET_PDEATHSIG = 1
 _POLL_INTERVAL_S = 0.2
 _WITH_TEXT = ("-c", "--controller-args", "-w", "--workers-args")
 
@@ -176,10 +175,10 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> Callable[[], None]:
-    libc, parent = ctypes.CDLL(None), os.getpid()
+    parent = os.getpid()
 
     def run() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +95,6 @@ def as_text(told: str) -> Text:
     return text
 
 
-def _print_failures(console: Console, texts: Iterable[str]) -> None:
-    for text in texts:
-        print_line(console, as_text(text))
-
-
 def print_result(
     console: Console, result: Result, workers: int, folder: Path, failures: Failures | None = None
 ) -> None:
@@ -107,7 +102,8 @@ def print_result(
     failed = [ended for ended in result.exits if ended.status]
     told = failures or Failures(folder, workers)
     causes = failed if not result.interrupted else [] if result.failed is None else [result.failed]
-    _print_failures(console, told.new(causes, result.interrupted, last=True))
+    for text in told.new(causes, result.interrupted, last=True):
+        print_line(console, as_text(text))
     by_end: dict[str, list[Exit]] = {}
     for ended in failed:
         by_end.setdefault(_end_of(ended, result.interrupted), []).append(ended)

@@ -22,12 +22,11 @@ from platoon_base.cli.data_server import LOG_FILE
 from platoon_base.cli.display import Display, is_live
 from platoon_base.cli.failures import Failures
 from platoon_base.cli.log_folder import log_file
-from platoon_base.cli.log_lines import LogLines
+from platoon_base.cli.log_lines import LogLines, WorkerWarnings
 from platoon_base.cli.report import as_text
 from platoon_base.cli.run_report import RunReport
 from platoon_base.cli.stragglers import StragglerWatch
 from platoon_base.cli.tensorboard import EventFiles
-from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.departures import leader_of
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.worker_process.breakpoints import terminal_request_file

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from platoon_base.cli.history import sparkline
+from platoon_base.cli.history import is_validation, sparkline
 from platoon_base.cli.recent import TREND_POINTS, Recent
-from platoon_base.cli.value_names import is_validation
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant

@@ -13,10 +13,9 @@ from rich.console import Console
 from platoon_base.cli.failures import describe
 from platoon_base.cli.launcher import choose_center, launch
 from platoon_base.cli.log_folder import log_file
-from platoon_base.cli.log_lines import LogLines
+from platoon_base.cli.log_lines import LogLines, WorkerWarnings
 from platoon_base.cli.report import print_line
 from platoon_base.cli.tune_methods import Method, Point, Watched, guess, value_at
-from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from platoon_base.cli.value_names import higher_is_better, is_loss, is_validation
+from platoon_base.cli.history import higher_is_better, is_loss, is_validation
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import (
     CenterMomentum,

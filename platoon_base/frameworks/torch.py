@@ -57,7 +57,7 @@ FRAMEWORK = Framework(
     variables=("TORCH", "TORCHELASTIC"),
     parameters="list(model.parameters()) of torch",
     trains=_trains,
-    one_model_by="In a loop of PyTorch average = GradientAverage(worker, model), and average(len(x)) between "
-    "backward() and optimizer.step(), make them train one model",
+    one_model_by="In a loop of PyTorch model, optimizer, loader = prepare(model, optimizer, loader), of "
+    "platoon_base.torch_loops, makes them train one model",
     has_group=_has_group,
 )

@@ -1,11 +1,35 @@
-"""PyTorch loops: averaged gradients, averaged buffers, and the moments of an optimizer.
+"""PyTorch loops: `prepare`, averaged gradients and buffers, and the moments of an optimizer.
 
 Only scripts that use torch import it, so the base does not need torch.
 """
 
+from typing import TYPE_CHECKING
+
+from platoon_base.job.place import is_main
+from platoon_base.system.lazy import lazy_names
 from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.flats import Bucket, Flats
+from platoon_base.torch_loops.gathered import gather_for_metrics, print, save
 from platoon_base.torch_loops.gradients import GradientAverage
 from platoon_base.torch_loops.state import average_buffers, moments_of, tensors_beside
 
-__all__ = ["Bucket", "EarlyAverages", "Flats", "GradientAverage", "average_buffers", "moments_of", "tensors_beside"]
+if TYPE_CHECKING:
+    from platoon_base.torch_loops.prepared import prepare
+
+__all__ = [
+    "Bucket",
+    "EarlyAverages",
+    "Flats",
+    "GradientAverage",
+    "average_buffers",
+    "gather_for_metrics",
+    "is_main",
+    "moments_of",
+    "prepare",
+    "print",
+    "save",
+    "tensors_beside",
+]
+
+# The import of `prepare` seeds generators.
+__getattr__ = lazy_names(__name__, {"prepare": "platoon_base.torch_loops.prepared"})

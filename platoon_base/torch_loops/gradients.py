@@ -53,6 +53,8 @@ class GradientAverage:
     bucket_bytes : int
         For `overlapping`: the size at which a group of gradients is averaged, during the rest of
         the backward pass.
+    intent : Intent, optional
+        What to mark as used, of `prepare`; by default one that warns if it is never called.
 
     Raises
     ------
@@ -79,11 +81,12 @@ class GradientAverage:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        intent: Any = None,
     ) -> None:
         self.worker = worker
         parameters, buffers = _tensors_of(model)
         self._named = [(name, tensor) for name, tensor in parameters if tensor.requires_grad]
-        self._parameters = [tensor for _, tensor in self._named]
+        self._parameters = self.parameters = [tensor for _, tensor in self._named]
         self._model = model if isinstance(model, (torch.nn.Module, torch.optim.Optimizer)) else parameters
         self._known = {id(tensor): tensor for tensor in _leaves(self._model) if tensor.requires_grad}
         _require_averageable(self._named)
@@ -113,7 +116,7 @@ class GradientAverage:
                 RunningStats(model, 1.0).keep()
             worker.advanced.announce(bound=2)
         versions = self._versions()
-        self._intent = worker.advanced.intend(
+        self._intent = intent or worker.advanced.intend(
             "the GradientAverage",
             "was never called: call it as average(len(x)) between backward() and optimizer.step()",
             lambda: self._versions() >= versions + _LEAST_CHANGES * len(self._parameters),
@@ -140,10 +143,14 @@ class GradientAverage:
             between workers. Each step, on a device each 100th, compares up to 64 values of one
             parameter with their mean. If only one worker raises, the others lose it.
         """
+        self.average(weight)
+        self.worker.advanced.count_step()
+
+    def average(self, weight: float = 1.0) -> None:
+        """Do the same as a call, but count no step."""
         if self.worker.global_size > 1:
             self._begin(weight)
             self._average()
-        self.worker.advanced.count_step()
 
     @contextlib.contextmanager
     def overlapping(self, weight: float = 1.0) -> Iterator[None]:
@@ -163,32 +170,6 @@ class GradientAverage:
                 yield
                 self._average(self._begun(early))
         self.worker.advanced.count_step()
-
-    def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the batches of a loader; then None for each batch that another worker has more.
-
-        For loaders of different lengths: with None make the step without a backward pass, and with
-        weight 0. A collective call at the start of each epoch; if the loader of a worker has no
-        length, such as a DataLoader of an IterableDataset, also before each batch.
-        """
-        if self.worker.global_size == 1:
-            yield from self.worker.loading(loader)
-            return
-        length = _length_of(loader)
-        lengths = self.worker.gather(length, name="batches of an epoch", timeout_s=self._timeout_s)
-        if None in lengths:
-            for batch in self.worker.loading(loader):
-                self._gather_more(True)
-                yield batch
-            while self._gather_more(False):
-                yield None
-            return
-        yield from self.worker.loading(loader)
-        for _ in range(max(lengths) - length):
-            yield None
-
-    def _gather_more(self, more: bool) -> bool:
-        return any(self.worker.gather(more, name="one more batch", timeout_s=self._timeout_s))
 
     def close(self) -> None:
         """Remove the hooks of `overlapping` from the parameters."""
@@ -366,13 +347,6 @@ def _leaves(model: Any) -> list[Tensor]:
                 seen.add(id(child))
                 modules.append(child)
     return found
-
-
-def _length_of(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # A DataLoader of a dataset without length has the method too.
-        return None
 
 
 def _require_averageable(parameters: Sequence[tuple[str, Tensor]]) -> None:

@@ -155,13 +155,7 @@ def moments_of(optimizer: Any) -> list[Tensor]:
         After its first step, in which torch creates the state, else it raises `ConfigurationError`;
         also if it keeps no moments.
     """
-    found, without = [], []
-    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
-        state = optimizer.state.get(parameter, {})
-        moments = [state[name] for name in sorted(state) if name != "step" and _like(state[name], parameter)]
-        found += moments
-        if not moments:
-            without.append(tuple(parameter.shape))
+    found, without = found_moments(optimizer)
     if without:
         raise ConfigurationError(
             f"got {type(optimizer).__name__} without moments of {len(without)} parameters, the first of shape "
@@ -169,6 +163,18 @@ def moments_of(optimizer: Any) -> list[Tensor]:
             "before; an optimizer such as SGD without momentum has none, so take a rule with moments=False"
         )
     return found
+
+
+def found_moments(optimizer: Any) -> tuple[list[Tensor], list[tuple[int, ...]]]:
+    """Return the moments of an optimizer, and the shapes of the parameters without any."""
+    found, without = [], []
+    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+        state = optimizer.state.get(parameter, {})
+        moments = [state[name] for name in sorted(state) if name != "step" and _like(state[name], parameter)]
+        found += moments
+        if not moments:
+            without.append(tuple(parameter.shape))
+    return found, without
 
 
 def _like(value: Any, parameter: Tensor) -> bool:

@@ -37,7 +37,7 @@ def _require_backend() -> None:
         missing = (exc.name or "").partition(".")[0]
         if missing == "keras":
             raise BackendUnavailableError(
-                "Keras is not installed here: pip install 'platoon-plugins[keras]', and torch, jax or tensorflow"
+                "Keras is not installed: pip install 'platoon-plugins[keras]', and torch, jax or tensorflow"
             ) from exc
         if missing not in _BACKENDS:
             raise
@@ -46,7 +46,7 @@ def _require_backend() -> None:
         why = f"KERAS_BACKEND={chosen}" if chosen else "its default, or keras.json"
         set_it = f"set KERAS_BACKEND={' or '.join(usable)}, which is installed, or " if usable else ""
         raise BackendUnavailableError(
-            f"Keras runs on {missing} here ({why}), which is not installed: {set_it}pip install {missing}"
+            f"Keras uses {missing} ({why}), which is not installed: {set_it}pip install {missing}"
         ) from exc
 
 

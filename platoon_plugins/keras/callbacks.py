@@ -73,7 +73,7 @@ class Fits:
         """The fit whose callbacks Keras is calling."""
         if self._training is None:
             raise ConfigurationError(
-                "got the callbacks of distribute() in a loop that has not called their on_train_begin: pass them to fit"
+                "got the callbacks of distribute() in a loop that has not called on_train_begin: pass them to fit"
             )
         return self._training
 

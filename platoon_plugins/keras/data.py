@@ -93,14 +93,17 @@ def shard(
     if not data:
         raise ConfigurationError("got nothing to shard: pass arrays, such as shard(x, y)")
     if not 0 <= validation_split < 1:
-        raise ConfigurationError(f"got validation_split={validation_split!r}: it is a fraction, from 0 to below 1")
+        raise ConfigurationError(
+            f"got validation_split={validation_split!r}: it must be a fraction, 0 or more and less than 1"
+        )
     worker = connect() if worker is None else worker
     sets = [part for part in data if is_sequence(part) or is_dataset(part) or is_loader(part)]
     if sets:
         if validation_split or uneven != "keep" or not reshuffle:
             raise ConfigurationError(
-                f"got {type(sets[0]).__name__} with validation_split, uneven or reshuffle: they are for arrays; make "
-                "two data sets, and shard each; whether a data set shuffles is said where it is made"
+                f"got {type(sets[0]).__name__} with validation_split, uneven or reshuffle, which "
+                "are for arrays: make two data sets and shard each; a data set sets its own "
+                "shuffling"
             )
         parts = tuple(_shard_set(part, worker) for part in data)
         require_same_data(data, worker)
@@ -130,13 +133,14 @@ def shard_arrays(
     at = math.floor(rows * (1 - validation_split)) if validation_split else rows
     if at < worker.global_size:
         raise ConfigurationError(
-            f"got {at} rows for {worker.global_size} workers: some would have none; use fewer workers"
+            f"got {at} rows for {worker.global_size} workers, so some would have none: use fewer workers"
         )
     require_same_data(data, worker)
     if validation_split and rows - at < worker.global_size:
         raise ConfigurationError(
-            f"got validation_split={validation_split!r} of {rows} rows, {rows - at} for {worker.global_size} "
-            "workers: some would have none; take more, or use fewer workers"
+            f"got validation_split={validation_split!r} of {rows} rows, {rows - at} for "
+            f"{worker.global_size} workers, so some would have none: use a larger part, or fewer "
+            "workers"
         )
 
     def part(start: int, stop: int, uneven: str, reshuffle: bool) -> tuple[Any, ...]:
@@ -150,11 +154,9 @@ def shard_arrays(
 def _common_rows(data: tuple[Any, ...]) -> int:
     counts = [count for part in data for count in _counts(part)]
     if not counts:
-        raise ConfigurationError("got None only: pass arrays, such as shard(x, y)")
+        raise ConfigurationError("got only None: pass arrays, such as shard(x, y)")
     if len(set(counts)) != 1:
-        raise ConfigurationError(
-            f"got arrays of {sorted(set(counts))} rows: they go together row by row, and so must be as many"
-        )
+        raise ConfigurationError(f"got arrays of {sorted(set(counts))} rows: they must have the same number of rows")
     return counts[0]
 
 
@@ -167,10 +169,10 @@ def _counts(data: Any) -> list[int]:
 def _count(array: Any) -> int:
     if not (hasattr(array, "__getitem__") and (hasattr(array, "shape") or hasattr(array, "__len__"))):
         raise ConfigurationError(
-            f"got {type(array).__name__}: rows of it cannot be told apart beforehand; pass arrays, a PyDataset or "
-            "Sequence, a tf.data.Dataset or a torch DataLoader; let a generator yield this worker's batches, "
-            "itertools.islice(generator, rank, None, size) where its order comes from a np.random.default_rng(seed) of "
-            "its own"
+            f"got {type(array).__name__}, which cannot be divided by rows: pass arrays, a "
+            "PyDataset or Sequence, a tf.data.Dataset or a torch DataLoader. Let a generator "
+            "yield this worker's batches, itertools.islice(generator, rank, None, size), with an "
+            "order from its own np.random.default_rng(seed)"
         )
     return int(array.shape[0]) if hasattr(array, "shape") else len(array)
 
@@ -230,11 +232,11 @@ def _shard_set(data: Any, worker: Worker) -> Any:
     if is_dataset(data):
         if _shuffles(data):
             raise ConfigurationError(
-                "got a tf.data.Dataset that shuffles: in another order on each worker, so its shards would overlap and "
-                "miss rows; shard first: shard(dataset).shuffle(n).batch(b). Of image_dataset_from_directory and the "
-                "like, which shuffle unless they are told otherwise, take rows in order: shuffle=False, "
-                "batch_size=None, without validation_split, which would take the last classes then: docs/keras.md has "
-                "another split"
+                "got a tf.data.Dataset that shuffles, in another order on each worker, so shards "
+                "would overlap and miss rows: shard first, shard(dataset).shuffle(n).batch(b). "
+                "image_dataset_from_directory and similar functions shuffle by default: pass "
+                "shuffle=False, batch_size=None, and no validation_split, which would hold the "
+                "last classes; docs/keras.md has another split"
             )
         return comparable(data, worker, "given to shard").shard(worker.global_size, worker.global_rank)
     if is_loader(data):
@@ -258,7 +260,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         self._calls = 0
         self._steps: tuple[int, int] | None = None
         self._check: SameBatches | None = SameBatches(whole, worker)
-        self._compare("as it was made")
+        self._compare("as it was created")
         self._require_same()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -288,7 +290,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         enough, share = self._remaining(batches)
         if not full and not enough:
             raise ConfigurationError(
-                f"got {batches} batches, too few rows for {self._size} workers: some would have none; use fewer workers"
+                f"got {batches} batches, too few for {self._size} workers, so some would have none: use fewer workers"
             )
         alone = share is not None and not _fit([self._whole[(full - 1) * self._size + self._rank], share])
         return full + (enough or alone)

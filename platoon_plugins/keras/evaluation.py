@@ -80,9 +80,9 @@ class Evaluation:
         if not mode.stops:  # Keras 2 does not evaluate after a stop in mid-epoch.
             evaluating = [rank for rank, does in told if does]
             raise ConfigurationError(
-                f"ranks {evaluating} evaluate after epoch {epoch + 1}, and the other ones of "
-                f"{[rank for rank, _ in told]} do not: pass validation_data, its shard, and the same validation_freq "
-                "to fit on every worker"
+                f"ranks {evaluating} evaluate after epoch {epoch + 1}, and the others of "
+                f"{[rank for rank, _ in told]} do not: pass validation_data, its shard, and the "
+                "same validation_freq to fit on every worker"
             )
 
     # Evaluation.
@@ -174,9 +174,10 @@ class Evaluation:
                 )
         if averaged:
             warn_once(
-                f"got {', '.join(map(repr, averaged))} in the logs of an epoch, of which no metric of the model keeps "
-                "track: the value is the mean of those of each worker's last batch; for one over all rows let the step "
-                "update a metric (self.metrics) and return its result"
+                f"got {', '.join(map(repr, averaged))} in the logs of an epoch, which no metric "
+                "of the model tracks: the value is the mean of each worker's last batch; for a "
+                "value over all rows let the step update a metric (self.metrics) and return its "
+                "result"
             )
         return values
 

@@ -127,8 +127,9 @@ def _part_of_set(data: Any, worker: Worker, what: str) -> Any:
         return _part_of_dataset(data, worker, what)
     if inspect.isgenerator(data) or (isinstance(data, Iterator) and not is_sequence(data)):
         warn_once(
-            f"got a {type(data).__name__}: each of the {worker.global_size} workers makes all its batches and trains "
-            "on every one of as many; a PyDataset makes only those that a worker needs"
+            f"got a {type(data).__name__}, of which each of the {worker.global_size} workers "
+            f"makes all batches and uses only every {worker.global_size}-th: a PyDataset makes "
+            "only the batches that a worker needs"
         )
         return _part_of_generator(data, worker, what)
     return shard(data, worker=worker)
@@ -171,6 +172,6 @@ def _part_of_dataset(data: Any, worker: Worker, what: str) -> Any:
     rows = [max(len(leaf) for leaf in leaves(batch)) for batch in data]
     sharing = [len(range(i, size, batches)) for i in range(batches)]
     if any(count < number for count, number in zip(rows, sharing)):
-        raise ConfigurationError(f"got {sum(rows)} rows for {size} workers: some would have none; use fewer workers")
+        raise ConfigurationError(f"got {sum(rows)} rows for {size} workers, so some would have none: use fewer workers")
     mine = rank % batches
     return data.skip(mine).take(1).unbatch().shard(sharing[mine], rank // batches).batch(rows[mine])

@@ -83,7 +83,7 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
             "that count epochs need no scaling"
         )
     if hasattr(base, "steps_scaled_by"):
-        raise ConfigurationError("got a schedule that is scaled already: scale it once")
+        raise ConfigurationError("got a schedule that is scaled already: scale it only once")
     size = (connect() if worker is None else worker).global_size
     if size == 1:
         return schedule
@@ -106,28 +106,29 @@ def warn_of_schedules(model: Any, worker: Worker, params: Mapping[str, Any]) -> 
 
 
 def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -> None:
-    fewer = f"an epoch has {workers} times fewer of them than in one process with the same batch size"
+    fewer = f"an epoch has {workers} times fewer steps than in one process with the same batch size"
     if getattr(optimizer, "initial_decay", 0):  # Keras 2 only.
         warn_once(
-            f"the optimizer {type(optimizer).__name__} has decay={optimizer.initial_decay:g}, which acts at each step "
-            f"of its own worker: {fewer}; multiply it by connect().global_size, if that is not done yet"
+            f"the optimizer {type(optimizer).__name__} has decay={optimizer.initial_decay:g}, "
+            f"which acts at each step of its own worker, and {fewer}: multiply it by "
+            "connect().global_size, unless you have done so"
         )
     schedule = schedule_of(optimizer)
     if schedule is None or hasattr(type(schedule), "steps_scaled_by"):
         return
     name, ends_at, epochs = type(schedule).__name__, _last_step(schedule), int(params.get("epochs") or 0)
     steps = (steps_in_epoch(params) or 0) * epochs
-    remedy = "let it end with the fit by scale_schedule(schedule)"
+    remedy = "pass scale_schedule(schedule), which ends with the fit"
     if not (ends_at and steps):
         warn_once(
-            f"the schedule {name} of the learning rate counts the steps of its own worker: {fewer}; {remedy}, unless "
-            "it was written for as few"
+            f"the schedule {name} of the learning rate counts the steps of its own worker, and "
+            f"{fewer}: {remedy}, unless it was written for these steps"
         )
     # The tolerance is one step per epoch, for a smaller last batch.
     elif ends_at > steps + epochs:
         warn_once(
-            f"the schedule {name} of the learning rate ends at step {ends_at:g}, and this fit has {steps} steps on "
-            f"each of its {workers} workers: {fewer}; {remedy}"
+            f"the schedule {name} of the learning rate ends at step {ends_at:g}, this fit has "
+            f"{steps} steps on each of its {workers} workers, and {fewer}: {remedy}"
         )
 
 
@@ -198,8 +199,8 @@ class LearningRateWarmup(Hooks):
             self._backend.set_learning_rate(self.owner, rate)
         except TypeError as exc:
             raise ConfigurationError(
-                "the optimizer follows a LearningRateSchedule, which a callback cannot change: compile with a number, "
-                "or put the warm-up into the schedule"
+                "the optimizer has a LearningRateSchedule, which a callback cannot change: "
+                "compile with a number, or put the warm-up into the schedule"
             ) from exc
 
 

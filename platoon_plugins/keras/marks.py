@@ -63,11 +63,11 @@ def checked(plain: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
     averages = hasattr(type(optimizer), "gradient_average")
     if is_marked(optimizer) and not averages and connect().global_size > 1:
         raise ConfigurationError(
-            f"got the optimizer {optimizer.name!r} without distribute(...), a copy of a DistributedOptimizer or "
-            "one that was loaded with a model: it would train this worker's model alone; "
-            "call prepare(model), or pass callbacks=distribute() to fit, or call broadcast_variables(model) before "
-            "a loop over train_on_batch. "
-            f"To train on this worker alone, give it a name that does not begin with {_MARK!r}"
+            f"got the optimizer {optimizer.name!r} without distribute(...), a copy of a "
+            "DistributedOptimizer or one that was loaded with a model: it would train only this "
+            "worker's model; call prepare(model), or pass callbacks=distribute() to fit, or call "
+            "broadcast_variables(model) before a loop over train_on_batch. To train on this "
+            f"worker alone, use a name that does not begin with {_MARK!r}"
         )
     return plain(optimizer, *args, **options)
 

@@ -85,9 +85,10 @@ class ModelAverages:
                 break
             if len(self.members) > 1 and own % max(self._batches, 1):
                 raise ConfigurationError(
-                    f"got {own} steps of the optimizers in {self._batches} batches, and another number of batches on "
-                    "another worker: which step comes next is not known; give all workers as many batches, such as by "
-                    'shard(..., uneven="wrap") and a batch size that divides the number of rows'
+                    f"got {own} steps of the optimizers in {self._batches} batches, and another "
+                    "number of batches on another worker, so the next step is unknown: use the "
+                    "same number of batches on all workers, for example with shard(..., "
+                    'uneven="wrap") and a batch size that divides the number of rows'
                 )
         for member, flag in zip(self.members, flags):
             member.send(flag)

@@ -46,8 +46,9 @@ def require_weights(model: Any, backend: Backend) -> None:
     weights = backend.weights(model)
     if not weights:
         raise ConfigurationError(
-            "got a model without trainable weights: there is nothing to train together; if it is not built yet, put "
-            "keras.Input(shape) in front of its layers, or call model.build(input_shape)"
+            "got a model without trainable weights, so there is nothing to train together: if it "
+            "is not built yet, put keras.Input(shape) before its layers, or call "
+            "model.build(input_shape)"
         )
     for weight in weights:
         if weight.dtype not in FLOATS:
@@ -62,10 +63,11 @@ def require_new(steps: int) -> None:
     # A DistributedOptimizer is loaded from a saved model as a plain one.
     if steps:
         raise ConfigurationError(
-            f'got rule="auto" and a plain optimizer that has made {steps} steps, such as that of a loaded model: a '
-            "DistributedOptimizer comes back from a file as a plain one, so whether this training was synchronous is "
-            "not known; pass rule=EASGD() to train with a rule, or call "
-            "model.compile(DistributedOptimizer(model.optimizer), ...) to go on with averaged gradients"
+            f'got rule="auto" and a plain optimizer that has made {steps} steps, such as that of '
+            "a loaded model: a DistributedOptimizer is loaded from a file as a plain one, so it "
+            "is unknown whether this training was synchronous. Pass rule=EASGD() to train with a "
+            "rule, or call model.compile(DistributedOptimizer(model.optimizer), ...) to continue "
+            "with averaged gradients"
         )
 
 
@@ -76,21 +78,23 @@ def require_no_other_average(model: Any, rule: Any, several_hosts: bool) -> None
         averages = getattr(each, "use_ema", False)
         if averages and several_hosts and not (shares_moments(rule) and waits(rule)):
             raise ConfigurationError(
-                f"got an optimizer with use_ema=True and {rule!r} in a job on several hosts: each worker or host would "
-                "have an average of its own; compile without use_ema, as the default rule averages its center, or with "
-                "DistributedOptimizer(optimizer), or pass rule=LocalSGD(moments=True)"
+                f"got an optimizer with use_ema=True and {rule!r} in a job on several hosts, so "
+                "each worker or host would have its own average: compile without use_ema (the "
+                "default rule averages its center), or with DistributedOptimizer(optimizer), or "
+                "pass rule=LocalSGD(moments=True)"
             )
         if averages and not shares_moments(rule):
             raise ConfigurationError(
-                "got an optimizer with use_ema=True and a rule: fit would leave the average of one worker's weights in "
-                "the model, or that of all, but not both; pass rule=EASGD(moments=True), which shares the average too, "
-                "or compile without use_ema, or with DistributedOptimizer(optimizer)"
+                "got an optimizer with use_ema=True and a rule: fit would leave either the "
+                "average of one worker's weights or that of all workers in the model. Pass "
+                "rule=EASGD(moments=True), which shares the average too, or compile without "
+                "use_ema, or with DistributedOptimizer(optimizer)"
             )
         if any(cls.__name__.startswith("ScheduleFree") for cls in type(each).__mro__):
             raise ConfigurationError(
-                f"got the optimizer {type(each).__name__} and a rule: it computes the weights anew from sequences of "
-                "its own at each step, so what the center gives them would be lost; compile with another optimizer, "
-                "or with DistributedOptimizer(optimizer)"
+                f"got the optimizer {type(each).__name__} and a rule: at each step it computes "
+                "the weights from its own sequences, so the values of the center would be lost; "
+                "compile with another optimizer, or with DistributedOptimizer(optimizer)"
             )
 
 
@@ -99,10 +103,11 @@ def require_stateless(model: Any) -> None:
     for layer in layers_within(model):
         if getattr(layer, "stateful", False) and not hasattr(layer, "layers"):
             raise ConfigurationError(
-                f"got the layer {layer.name!r} with stateful=True: each row of a batch continues that row of the batch "
-                "before it, and the workers divide the batches, so sequences would be broken up. Use stateful=False, "
-                "train without other workers, or divide whole sequences in the script and pass them with "
-                "callbacks=distribute([...]) to fit, which takes data as they are"
+                f"got the layer {layer.name!r} with stateful=True: each row of a batch continues "
+                "that row of the previous batch, and the workers divide the batches, so "
+                "sequences would be interrupted. Use stateful=False, train with one worker, or "
+                "divide whole sequences in the script and pass them with "
+                "callbacks=distribute([...]) to fit, which uses data undivided"
             )
 
 

@@ -136,8 +136,9 @@ class Asynchronous(Mode):
         ended_by_a_stop = self._model.stop_training or self.stops
         if self._epochs_over == 1 and not self._period.periods and not ended_by_a_stop:
             log.warning(
-                "rank %d: an epoch has %d batch%s, so every_n_batches=%d is never reached: the workers synchronize at "
-                "the end of epochs only; make it smaller (sync_every of prepare), or let epochs be longer",
+                "rank %d: an epoch has %d batch%s, so every_n_batches=%d is never reached, and "
+                "the workers synchronize only at the end of epochs: make it smaller (sync_every "
+                "of prepare), or use longer epochs",
                 self._worker.global_rank,
                 self._period.count,
                 "" if self._period.count == 1 else "es",
@@ -170,7 +171,7 @@ class Asynchronous(Mode):
         said = self._worker.advanced.shorten_steps()
         if said and first:
             log.warning(
-                "rank %d: the loss of training is %.4g, more than twice its best, so steps become shorter: %s",
+                "rank %d: the training loss is %.4g, more than twice its best, so steps are shortened: %s",
                 self._worker.global_rank,
                 loss,
                 said,
@@ -338,8 +339,9 @@ class Synchronous(Mode):
         self._require_no_plain_steps()
         if self._batches and not any(steps):
             raise ConfigurationError(
-                "got a train_step that does not call the optimizer's apply or stateless_apply: the gradients of this "
-                "epoch were not averaged; let it call self.optimizer.apply(gradients, trainable_variables)"
+                "got a train_step that does not call the optimizer's apply or stateless_apply, "
+                "so the gradients of this epoch were not averaged: call "
+                "self.optimizer.apply(gradients, trainable_variables) in it"
             )
         self._batches = 0
         if len(set(steps)) > 1:
@@ -356,8 +358,9 @@ class Synchronous(Mode):
     def _require_no_plain_steps(self) -> None:
         if self._steps_of_a_plain_optimizer() != self._plain_steps:
             raise ConfigurationError(
-                f"got a train_step that uses model.optimizer, a plain {type(self._model.optimizer).__name__}, beside "
-                "DistributedOptimizers: what it trains is different on each worker now; call "
+                "got a train_step that uses model.optimizer, a plain "
+                f"{type(self._model.optimizer).__name__}, besides DistributedOptimizers, so its "
+                "weights now differ between workers: call "
                 "compile(optimizer=DistributedOptimizer(...)) with it too"
             )
 
@@ -383,8 +386,9 @@ class Synchronous(Mode):
         changed = [rank for rank, values in reports.items() if values["changed"]]
         root = min(changed, default=0)
         log.warning(
-            "weights or optimizers of the workers differ at the end of an epoch, as a callback changes them on some "
-            "ranks (%s) or the learning rates are not the same; those of rank %d are taken by all",
+            "weights or optimizers of the workers differ at the end of an epoch, because a "
+            "callback changes them on some ranks (%s) or the learning rates differ; all workers "
+            "now use those of rank %d",
             changed or "none at its end",
             root,
         )

@@ -91,13 +91,15 @@ def average_of_model(model: Any) -> ModelAverages | None:
     if not averages and inside:
         name = inside.pop()
         raise ConfigurationError(
-            f"got a {name} around a DistributedOptimizer: workers would step differently; wrap it the other way round, "
-            f"DistributedOptimizer({name}(...)), in compile()"
+            f"got a {name} around a DistributedOptimizer, with which workers would step "
+            f"differently: wrap it the other way round, DistributedOptimizer({name}(...)), in "
+            "compile()"
         )
     if len(set(averages)) != len(averages):
         raise ConfigurationError(
-            "got two optimizers of a model that share an average of gradients, as one was made by from_config() of "
-            "the other's class: call DistributedOptimizer on a plain optimizer for each"
+            "got two optimizers of a model that share an average of gradients, because one was "
+            "made by from_config() of the other's class: call DistributedOptimizer on a plain "
+            "optimizer for each"
         )
     # On torch a model has no optimizer before compile().
     compiled = getattr(model, "optimizer", None)
@@ -116,9 +118,10 @@ def _require_all(optimizers: list[Any], averages: list[Any]) -> None:
     plain = [type(optimizer).__name__ for optimizer in optimizers if average_of(optimizer) is None]
     if averages and plain:
         raise ConfigurationError(
-            f"got a model with a DistributedOptimizer and a plain {plain[0]}, such as those of a GAN: what the plain "
-            "one trains would become different on each worker; call DistributedOptimizer on each of the model's "
-            "optimizers, or on none and keep the weights together by a rule: distribute(..., rule=EASGD())"
+            f"got a model with a DistributedOptimizer and a plain {plain[0]}, as in a GAN: the "
+            "weights of the plain one would differ between workers; call DistributedOptimizer on "
+            "each of the model's optimizers, or on none and synchronize with a rule: "
+            "distribute(..., rule=EASGD())"
         )
 
 
@@ -126,8 +129,9 @@ def require_built(model: Any) -> None:
     """Raise if an optimizer has no moments yet, which could not be shared."""
     for optimizer in unbuilt(model):
         raise ConfigurationError(
-            f"got a model whose optimizer {type(optimizer).__name__} is not built, and a rule that is to share its "
-            "moments: call optimizer.build(variables), with those that it trains, before fit"
+            f"got a model whose optimizer {type(optimizer).__name__} is not built, and a rule "
+            "that shares its moments: call optimizer.build(variables) with the trained variables "
+            "before fit"
         )
 
 

@@ -24,7 +24,7 @@ from platoon_plugins.keras.sync import is_distributed, take_in
 __all__ = ["patch_keras"]
 
 _REMEDY = (
-    "save on one worker, `if is_main(): model.save(path)`, or give each a path of its own; a "
+    "save on one worker, `if is_main(): model.save(path)`, or use a different path on each; a "
     "KerasTuner needs a directory for each worker"
 )
 
@@ -100,9 +100,10 @@ def _refuse_trained(model: Any, call: str, remedy: str) -> None:
     worker = _unsynchronized_worker(model, refuses=True)
     if worker is not None and model in marks.trained:
         raise ConfigurationError(
-            f"got a {call} without distribute(...) of a model that a fit with it has trained: each of the "
-            f"{worker.global_size} workers would train a model of its own from here on, on its part of the data; "
-            f"{remedy}. To train on this worker alone, train a copy of it (keras.models.clone_model, set_weights)"
+            f"got a {call} without distribute(...) of a model that a fit with distribute(...) has "
+            f"trained: from here on each of the {worker.global_size} workers would train its own "
+            f"model, on its part of the data; {remedy}. To train on this worker alone, train a "
+            "copy of the model (keras.models.clone_model, set_weights)"
         )
 
 
@@ -110,10 +111,10 @@ def _warn_if_unsynchronized(model: Any) -> None:
     worker = _unsynchronized_worker(model)
     if worker is not None:
         warn_once(
-            f"got a fit without distribute(...) in a job of {worker.global_size} workers: this worker trains a model "
-            "of its own, of which the others get nothing; call prepare(model) before it, or pass "
-            "callbacks=distribute([...]), to train one model together. If it is meant for this worker alone, "
-            "all is well"
+            f"got a fit without distribute(...) in a job of {worker.global_size} workers, so this "
+            "worker trains its own model, which the others do not get: to train one model call "
+            "prepare(model) before fit, or pass callbacks=distribute([...]). Ignore this if the "
+            "fit is meant for this worker alone"
         )
 
 

@@ -108,12 +108,13 @@ def prepare(
     >>> model.fit(x, y, validation_split=0.2, callbacks=[EarlyStopping()])        # doctest: +SKIP
     """
     if not isinstance(model, keras.Model):
-        raise ConfigurationError(f"got {type(model).__name__}: pass a model of Keras, prepare(model)")
+        raise ConfigurationError(f"got {type(model).__name__}: pass a Keras model, prepare(model)")
     if mode is not None and mode not in _MODES:
         raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
     if mode == "sync" and not (strategy is None and sync_every is None):
         raise ConfigurationError(
-            'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async" for them'
+            'got mode="sync" with strategy or sync_every, which averaged gradients do not use: '
+            'pass mode="async" for them'
         )
     if strategy is not None:
         require_rule(strategy, "strategy")
@@ -128,7 +129,7 @@ def prepare(
     marks.prepared[model] = settings._replace(
         intent=worker.advanced.intend(
             "prepare",
-            'was followed by no fit of this model: train it by model.fit, or by train_on_batch with mode="sync"',
+            'was followed by no fit of this model: train it with model.fit, or with train_on_batch and mode="sync"',
         )
     )
     # Other models are not affected.
@@ -141,7 +142,9 @@ def _require_period(sync_every: int) -> None:
     try:
         EveryN(sync_every)
     except ConfigurationError as exc:
-        raise ConfigurationError(f"got sync_every={sync_every!r}: it counts batches, a whole number from 1") from exc
+        raise ConfigurationError(
+            f"got sync_every={sync_every!r}: it counts batches and must be a whole number >= 1"
+        ) from exc
 
 
 class _Settings(NamedTuple):
@@ -170,15 +173,15 @@ class _Settings(NamedTuple):
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if mode == "sync" and value not in (None, "none", "linear", "sqrt"):
             raise ConfigurationError(
-                f'got scaling={value!r} for averaged gradients: pass "none", "linear" or "sqrt", which the learning '
-                "rate is multiplied by"
+                f'got scaling={value!r} for averaged gradients: pass "none", "linear" or "sqrt", '
+                "by which the learning rate is scaled"
             )
         if mode == "async" and not (value in (None, "none") or number):
             raise ConfigurationError(f'got scaling={value!r} with mode="async": pass a number, such as 2, or "none"')
         if mode == "async" and value is not None and self.strategy is not None:
             raise ConfigurationError(
-                f"got scaling={value!r} and strategy={self.strategy!r}: pass "
-                "strategy=AveragedEASGD(scale=...), or one of the two"
+                f"got scaling={value!r} and strategy={self.strategy!r}: pass only one of the two, "
+                "or strategy=AveragedEASGD(scale=...)"
             )
         return mode
 
@@ -199,8 +202,8 @@ class _Settings(NamedTuple):
             # A model saved on JAX has jit_compile=True.
             if compiler and getattr(model, "jit_compile", False):
                 warn_once(
-                    f"this model trains without {compiler} (jit_compile=False), which cannot leave its program to "
-                    'average gradients; prepare(model, mode="async") keeps it'
+                    f"this model trains without {compiler} (jit_compile=False), which cannot "
+                    'average gradients inside its program; prepare(model, mode="async") keeps it'
                 )
                 model.jit_compile = False
                 changed.append(True)
@@ -216,8 +219,9 @@ class _Settings(NamedTuple):
     def _average(self, optimizer: Any) -> bool:
         if self.scaling not in (None, "none") and average_of(optimizer) is None and is_marked(optimizer):
             warn_once(
-                f"got scaling={self.scaling!r} and an optimizer that was loaded or copied with its model: its learning "
-                "rate stays as it was saved, since it has been scaled before; set another before fit"
+                f"got scaling={self.scaling!r} and an optimizer that was loaded or copied with "
+                "its model: its learning rate stays as it was saved, because it was scaled "
+                "before; set another one before fit"
             )
             _factors[optimizer] = scaled(1.0, self.worker.global_size, str(self.scaling))
         _scale_rate(optimizer, str(self.scaling or "none"), self.worker.global_size)
@@ -291,8 +295,8 @@ def _train_on_batch(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
         return plain(model, *args, **options)
     if settings.mode_of(model) == "async":
         raise ConfigurationError(
-            "got a train_on_batch of a model whose workers synchronize with a center, which happens in fit only: "
-            'average the gradients, prepare(model, mode="sync"), or use fit'
+            "got a train_on_batch of a model whose workers synchronize with a center, which "
+            'happens only in fit: average the gradients, prepare(model, mode="sync"), or use fit'
         )
     bound = signature_of(plain).bind(model, *args, **options)
     data = tuple(bound.arguments.get(name) for name in NAMES)

@@ -29,10 +29,11 @@ KINDS = 8
 # Number of the latest rounds (one batch per worker) with a checksum.
 ROUNDS = 8
 REMEDY = (
-    "Each worker takes every N-th batch of the data, so all must read the same batches in the same order. Draw the "
-    "order by the global generators of NumPy, Python or torch, which are equal on all workers while the data are read "
-    "in fit, or give its own generator a seed, such as numpy.random.default_rng(0). If the script itself divides the "
-    "data among the workers, pass callbacks=distribute([...]) to fit, which then takes them as they are"
+    "Each worker takes every N-th batch of the data, so all must read the same batches in the "
+    "same order. Draw the order with the global generators of NumPy, Python or torch, which are "
+    "equal on all workers while fit reads the data, or seed your own generator, for example "
+    "numpy.random.default_rng(0). If the script itself divides the data among the workers, pass "
+    "callbacks=distribute([...]) to fit, which uses them undivided"
 )
 _SAMPLED = 256  # The number of compared values of an array.
 _REPORTED = 6  # The number of the latest data sets that are compared.
@@ -189,15 +190,17 @@ def difference(marks: list[Mark], others: list[Mark]) -> int:
 
 
 _REMEDY = (
-    "Each worker takes every N-th batch of the data, so all must read the same batches in the same order. Seed the "
-    "generators that from_generator and map call, such as numpy.random.default_rng(0): NumPy's own generator differs "
-    "between workers during fit. Leave deterministic=False out, and give shuffles a seed. If the script itself "
-    "divides the data among the workers, pass callbacks=distribute([...]) to fit, which then takes them as they are"
+    "Each worker takes every N-th batch of the data, so all must read the same batches in the "
+    "same order. Seed the generators in functions for from_generator and map, for example "
+    "numpy.random.default_rng(0): NumPy's global generator differs between workers during fit. "
+    "Seed shuffles, and do not pass deterministic=False. If the script itself divides the data "
+    "among the workers, pass callbacks=distribute([...]) to fit, which uses them undivided"
 )
 _UNSEEDED = (
-    "got a tf.data.Dataset that shuffles without a seed: in another order on each worker, so their parts would overlap "
-    "and miss rows. Give it one, dataset.shuffle(n, seed=0), or import `prepare` after tensorflow and before the data "
-    "set is made: that seeds TensorFlow alike on all workers, if the script has not done it"
+    "got a tf.data.Dataset that shuffles without a seed, in another order on each worker, so "
+    "their parts would overlap and miss rows. Pass a seed, dataset.shuffle(n, seed=0). Or import "
+    "`prepare` after tensorflow and before the data set is made, which seeds TensorFlow equally "
+    "on all workers unless the script has done so"
 )
 # Datasets that read their input in order, or shuffle it by a seed.
 _IN_ORDER = (

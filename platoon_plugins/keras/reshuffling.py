@@ -51,8 +51,9 @@ class Reshuffling:
             self._inputs = None
         if self._why_not and self._worker.global_rank == leader:
             warn_once(
-                f"every worker keeps its rows in all epochs of this fit: {self._why_not}; prepare arrays before shard, "
-                "and pass what it returns to fit, or say shard(..., reshuffle=False)"
+                f"every worker keeps its rows in all epochs of this fit: {self._why_not}; prepare "
+                "arrays before shard, and pass its results to fit, or pass shard(..., "
+                "reshuffle=False)"
             )
         self._seed = shard_seed(self._worker.seed, number) if number else self._worker.seed
 
@@ -72,11 +73,11 @@ def common_cut(arrays: list[tuple[Any, Part | None]]) -> tuple[Cut | None, str]:
     if not parts:
         return None, ""
     if len(parts) < len(arrays):
-        return None, "fit was given arrays of shard together with one that shard has not returned"
+        return None, "fit was given arrays of shard together with an array that is not of shard"
     if len({part.cut for part in parts}) > 1:
-        return None, "fit was given arrays that shard has cut in different ways"
+        return None, "fit was given arrays that shard has divided differently"
     if not all(part.is_unchanged(array) for array, part in arrays if part is not None):
-        return None, "an array has been changed since shard returned it"
+        return None, "an array was changed after shard"
     return parts[0].cut, ""
 
 
@@ -265,15 +266,17 @@ class LostRows:
         self._said = self._said or not cut_short
         gone = sorted(set(range(size)).difference(validated))
         log.warning(
-            "ranks %s are gone: from epoch %d on the values of training are without their rows%s",
+            "ranks %s are lost: from epoch %d on, training values do not include their rows%s",
             gone,
             epoch + 1,
             ""
             if not evaluates
-            else "; the other ranks validate all rows"
+            else "; the other ranks validate on all rows"
             if whole
-            else ", and so are those of validation: they compare with none from before, though EarlyStopping and "
-            "ModelCheckpoint(save_best_only=True) do that",
+            else (
+                ", nor do validation values, so these are not comparable with earlier ones, "
+                "although EarlyStopping and ModelCheckpoint(save_best_only=True) compare them"
+            ),
         )
 
 

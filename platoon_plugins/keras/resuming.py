@@ -27,13 +27,14 @@ class Resumption(NamedTuple):
     def first_epoch(self, epochs: int | None, given: int) -> int:
         """Return the first epoch, from 0, and log it; ``given`` is used if it is later."""
         if epochs and (self.done >= epochs or self.stopped_of == epochs):
-            why = "its callbacks had stopped it" if self.done < epochs else "those were all"
+            why = "its callbacks had stopped it" if self.done < epochs else "there were no more"
             warn_once(
-                f"this fit trains no more: {self.done} epochs were over when the job was resumed, and {why}; pass more "
-                "epochs to fit to train on, or resume from another folder to begin anew"
+                f"this fit trains no more: {self.done} epochs were done when the job was resumed, "
+                f"and {why}; to train longer pass more epochs to fit, or to start from the "
+                "beginning resume from another folder"
             )
             return epochs
-        log.info("the fit goes on at epoch %d, as the job was resumed", max(self.done, given) + 1)
+        log.info("the fit continues at epoch %d, because the job was resumed", max(self.done, given) + 1)
         return max(self.done, given)
 
 
@@ -57,9 +58,10 @@ def warn_if_anew(worker: Worker, first_epoch: int) -> None:
     if worker.resume_at.epoch and not first_epoch and not worker.advanced.shares:
         which = "that averages gradients" if worker.global_size > 1 else "of one worker"
         warn_once(
-            f"this job was resumed at epoch {worker.resume_at.epoch}, and its fit begins at epoch 1 with new weights: "
-            f"a fit {which} has no center, whose weights are in checkpoints; to go on, pass BackupAndRestore among the "
-            "callbacks (Keras 3), or load what ModelCheckpoint saved"
+            f"this job was resumed at epoch {worker.resume_at.epoch}, and its fit starts at epoch "
+            f"1 with new weights, because a fit {which} has no center, whose weights checkpoints "
+            "contain: pass BackupAndRestore among the callbacks (Keras 3), or load a file of "
+            "ModelCheckpoint"
         )
 
 

@@ -23,10 +23,11 @@ from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 __all__ = ["SameBatches", "data_of_fit", "described", "require_same_data", "warn_if_not_sharded"]
 
 _ORDER = (
-    "The workers have different rows, or the same rows in different orders, so their shards would overlap and miss "
-    "rows. Shuffle in on_epoch_end by np.random, which draws the same there on all workers, or, there and in __init__, "
-    "by a generator for the order alone that is seeded alike: np.random.default_rng(0). If the script itself divides "
-    "the data among the workers, pass callbacks=distribute([...]) to fit, which then takes them as they are"
+    "The workers have different rows, or the same rows in different orders, so their shards "
+    "would overlap and miss rows. Shuffle in on_epoch_end with np.random, which draws the same "
+    "values on all workers there, or in on_epoch_end and __init__ with a separate generator for "
+    "the order, seeded equally: np.random.default_rng(0). If the script itself divides the data "
+    "among the workers, pass callbacks=distribute([...]) to fit, which uses them undivided"
 )
 _ITEMS = 8  # The number of compared items of a torch Dataset.
 # Number of readings that detect random labels, even if only half of the batches have them.
@@ -78,9 +79,9 @@ class SameBatches:
                 return
         if "batches" in self._varies and ("labels" in self._varies or _same_rows(map(labels_of, batches))):
             warn_once(
-                f"the order of {self._name} cannot be compared between the workers: its batches are random, and their "
-                "labels do not identify the rows. Shuffle by np.random in on_epoch_end, or by a generator that all "
-                "workers seed alike"
+                f"the order of {self._name} cannot be compared between the workers: its batches "
+                "are random, and their labels do not identify the rows. Shuffle with np.random "
+                "in on_epoch_end, or with a generator that has the same seed on all workers"
             )
 
     def require(self) -> None:
@@ -178,8 +179,9 @@ def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
     first = told[0][0] == worker.global_rank
     if first and mine is not None and len(told) > 1 and all(other == mine for _, other in told):
         warn_once(
-            f"the {len(told)} workers train on the same data: each of them goes through all of it in every epoch; "
-            "divide it among them by fit(*shard(x, y)), fit(shard(dataset)) or fit(shard(loader))"
+            f"the {len(told)} workers train on the same data, each on all of it in every epoch: "
+            "divide it among them with fit(*shard(x, y)), fit(shard(dataset)) or "
+            "fit(shard(loader))"
         )
 
 

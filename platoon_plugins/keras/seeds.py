@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from platoon_base import seeds
 from platoon_base.frameworks import deterministic_seed
+from platoon_base.seeds import Common
 from platoon_base.sharding import shard_seed
 
 __all__ = [
     "Common", "fits", "go_on", "kept_numpy", "of_epoch", "restore", "seed_alike", "seed_imported", "state", "vary",
 ]  # fmt: skip
 
-_one_at_a_time = threading.Lock()
 _ended: list[int] = [0]
 # The common seed of all workers, once set.
 _alike: list[int] = []
-# This is added to the job's seed, to differ from each worker's own seed.
-_ALIKE = 33
 
 
 def state() -> Any:
@@ -61,13 +59,7 @@ def go_on(state: Any) -> None:
 
 def seed_alike(seed: int) -> None:
     """Seed Python, NumPy, torch and TensorFlow alike on all workers, for scripts without seeds."""
-    # A seed of the script is kept: TensorFlow's, and the others if NumPy has drawn no number since.
-    number = int(np.random.SeedSequence([seed, _ALIKE]).generate_state(1)[0])
-    if not _just_seeded():
-        random.seed(number)
-        np.random.seed(number)
-        if "torch" in sys.modules:
-            sys.modules["torch"].manual_seed(number)
+    number = seeds.seed_alike(seed)
     if "tensorflow" in sys.modules and sys.modules["tensorflow"].compat.v1.get_seed(None) == (None, None):
         sys.modules["tensorflow"].random.set_seed(number)
     _alike[:] = [number]
@@ -77,13 +69,6 @@ def seed_imported(module: Any) -> None:
     """Seed torch or TensorFlow, just imported, as `seed_alike` has seeded the others."""
     for number in _alike:
         module.manual_seed(number) if module.__name__ == "torch" else module.random.set_seed(number)
-
-
-def _just_seeded() -> bool:
-    """Return whether NumPy's generator is as ``np.random.seed(number)`` leaves it."""
-    _, key, position, *_ = np.random.get_state()
-    first, second = int(key[0]), int(key[1])  # The first one is the seed.
-    return bool(position == len(key) and second == (1812433253 * (first ^ (first >> 30)) + 1) % 2**32)
 
 
 def fits() -> int:
@@ -97,47 +82,6 @@ def restore(state: Any) -> None:
     np.random.set_state(numpy)
 
 
-class Common:
-    """Python, NumPy and torch draw from common generators of all workers within ``with``."""
-
-    # They continue in the next block. A lock admits one thread at a time, as Keras reads training
-    # and validation data in separate threads.
-
-    def __init__(self, seed: Sequence[int]) -> None:
-        words = np.random.SeedSequence(seed).generate_state(4)
-        self._python = random.Random(str(list(seed))).getstate()
-        self._numpy: Any = (
-            np.random.RandomState(words)._bit_generator if _SWAPS else np.random.RandomState(words).get_state()
-        )
-        self._torch: Any = None
-        self._torch_seed = int(words[0])
-
-    def __enter__(self) -> None:
-        _one_at_a_time.acquire()
-        self._swap()
-
-    def __exit__(self, *error: Any) -> None:
-        self._swap()
-        _one_at_a_time.release()
-
-    def _swap(self) -> None:
-        mine, self._python = self._python, random.getstate()
-        random.setstate(mine)
-        if _SWAPS:
-            mine, self._numpy = self._numpy, np.random.get_bit_generator()
-            np.random.set_bit_generator(mine)
-        else:
-            mine, self._numpy = self._numpy, np.random.get_state()
-            np.random.set_state(mine)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            before = torch.get_rng_state()
-            torch.random.default_generator.manual_seed(self._torch_seed) if self._torch is None else (
-                torch.set_rng_state(self._torch)
-            )
-            self._torch = before
-
-
 @contextlib.contextmanager
 def kept_numpy() -> Iterator[None]:
     before = np.random.get_state()
@@ -145,7 +89,3 @@ def kept_numpy() -> Iterator[None]:
         yield
     finally:
         np.random.set_state(before)
-
-
-# Replacing the generator takes a hundredth of the time of `set_state`.
-_SWAPS = hasattr(np.random, "set_bit_generator")

@@ -111,7 +111,7 @@ def quieten(callback: Any) -> None:
 
 def take_over(mine: Any, rank: int, verbose: Any) -> None:
     """Become the leader in a hook of ``mine``: activate each `Standby` and silenced callback."""
-    log.warning("rank %d is the leader from here on: it writes and prints what a rank did that is gone", rank)
+    log.warning("rank %d is the leader from here on: it writes and prints instead of a rank that is lost", rank)
     lists = (getattr(values.get("self"), "callbacks", None) for _, values in callers())
     for callback in next((list(found) for found in lists if isinstance(found, list) and mine in found), []):
         if isinstance(callback, Standby):
@@ -131,11 +131,11 @@ def warn_of_own_runs(worker: Worker) -> None:
     run = getattr(wandb, "run", None)
     if run is not None and not getattr(run, "disabled", False) and not getattr(run, "group", ""):
         warn_once(
-            "this worker has a W&B run of its own, besides the leader's; for one run per job write "
-            "wandb.init(..., mode=None if is_main() else 'disabled'), or name a group"
+            "this worker has a separate W&B run besides the leader's; for one run per job write "
+            "wandb.init(..., mode=None if is_main() else 'disabled'), or set a group"
         )
     if getattr(mlflow, "active_run", lambda: None)() is not None:
         warn_once(
-            "this worker has an MLflow run of its own, besides the leader's; for one run per job write "
-            "if is_main(): before mlflow.autolog() or mlflow.start_run()"
+            "this worker has a separate MLflow run besides the leader's; for one run per job "
+            "write if is_main(): before mlflow.autolog() or mlflow.start_run()"
         )

@@ -134,15 +134,16 @@ def _report(layers: list[Any], workers: int) -> None:
     momenta = sorted({float(layer.momentum) for layer in layers})
     _log_once(
         f"BatchNormalization: moving statistics use momentum ** {workers}, "
-        f"{', '.join(f'{momentum**workers:.4g}' for momentum in momenta)} in place of "
-        f"{', '.join(f'{momentum:.4g}' for momentum in momenta)}, as with the same batch_size each of the {workers} "
-        "workers makes that many times fewer steps in an epoch"
+        f"{', '.join(f'{momentum**workers:.4g}' for momentum in momenta)} instead of "
+        f"{', '.join(f'{momentum:.4g}' for momentum in momenta)}, because with the same "
+        f"batch_size each of the {workers} workers makes that many times fewer steps in an epoch"
     )
     if any(getattr(layer, "synchronized", False) for layer in layers):
         warn_once(
-            "got BatchNormalization(synchronized=True): each worker normalizes by the rows of its own batch, as Keras "
-            "synchronizes the replicas of one process only. If the batch of a worker is too small for that, pass a "
-            "larger batch_size to fit, or use GroupNormalization"
+            "got BatchNormalization(synchronized=True): each worker normalizes by the rows of "
+            "its own batch, because Keras synchronizes only the replicas of one process. If the "
+            "batch of a worker is too small for that, pass a larger batch_size to fit, or use "
+            "GroupNormalization"
         )
 
 

@@ -50,7 +50,7 @@ class Stopping:
         stopped = any(job_stops for _, _, job_stops, *_ in told)
         self._decided, self.voted_to_end = suffices or stopped, suffices and not stopped
         if self._decided:
-            log.info("the fit ends after epoch %d, by the votes of ranks %s", epoch + 1, sorted(voters))
+            log.info("the fit ends after epoch %d because of the votes of ranks %s", epoch + 1, sorted(voters))
         self._mode.take_reports({rank: report for rank, _, _, report, _ in told})
         self._model.stop_training = self._decided
         return [rank for rank, *_ in told]
@@ -59,8 +59,8 @@ class Stopping:
         """Raise if Keras ends or continues the fit against the decision of all workers."""
         if bool(self._model.stop_training) != self._decided:
             raise ConfigurationError(
-                "a callback that comes behind those of distribute() has stopped this worker alone: pass all callbacks "
-                "to distribute([...]), which then ends the fit for all workers"
+                "a callback after those of distribute() has stopped only this worker: pass all "
+                "callbacks to distribute([...]), which then ends the fit for all workers"
             )
 
     def _suffices(self) -> bool:

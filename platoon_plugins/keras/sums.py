@@ -99,10 +99,10 @@ def _is_code(value: Any) -> bool:
 
 _FETCHED_AT_ONCE = 256
 ADDED = (
-    "got a model whose layers add losses (add_loss), and averaged gradients: such a loss is taken for a mean over the "
-    "rows of a mini-batch. A sum over its rows counts N times less on N workers than in one process with mini-batches "
-    "N times as large: divide it by the number of rows, keras.ops.shape(x)[0]. If it is a mean, or of weights alone, "
-    "all is well"
+    "got a model whose layers add losses (add_loss), and averaged gradients: such a loss is "
+    "assumed to be a mean over the rows of a mini-batch. A sum over rows counts N times less on "
+    "N workers than in one process with mini-batches N times as large: divide it by the number "
+    "of rows, keras.ops.shape(x)[0]. If it is a mean, or depends only on weights, ignore this"
 )
 
 

@@ -183,8 +183,8 @@ def take_in(callbacks: Any) -> Any:
         return callbacks
     if len(bounds) > 1:
         raise ConfigurationError(
-            f"got the callbacks of {len(bounds)} calls of distribute() in one fit: the workers would be kept together "
-            "twice; pass all callbacks to one, distribute([...])"
+            f"got the callbacks of {len(bounds)} calls of distribute() in one fit, which would "
+            "synchronize the workers twice: pass all callbacks to one call, distribute([...])"
         )
     first, last, fits = bounds[0]
     before, behind = given[:first], given[last + 1 :]
@@ -196,7 +196,9 @@ def take_in(callbacks: Any) -> Any:
     if not outside:
         return callbacks
     users = [*before[of_keras:], *given[first + 1 : last], *behind[:own_end]]
-    log.info("callbacks beside those of distribute() belong to them now: %s", [type(each).__name__ for each in outside])
+    log.info(
+        "callbacks besides those of distribute() are now handled by it: %s", [type(each).__name__ for each in outside]
+    )
     return [*before[:of_keras], *_between(users, fits, hooks_into_batches(given[last])), *behind[own_end:]]
 
 
@@ -206,7 +208,9 @@ _OF_KERAS_2 = () if hasattr(keras, "tree") else ("BaseLogger", "ProgbarLogger", 
 
 def _checked(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.Callback):
-        raise ConfigurationError(f"got one callback, {type(callbacks).__name__}: pass a list, even of one")
+        raise ConfigurationError(
+            f"got one callback, {type(callbacks).__name__}: pass a list, also for a single callback"
+        )
     if callbacks is None:
         return []
     callbacks = list(callbacks)

@@ -58,14 +58,14 @@ def shard_loader(loader: Any, worker: Worker) -> Any:
     if not draws_from_all(loader):
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if hasattr(inner, "__len__") and len(inner) < size:
-            raise ConfigurationError(f"got {len(inner)} batches for {size} workers: some would have none")
+            raise ConfigurationError(f"got {len(inner)} batches for {size} workers, so some would have none")
         dealt = _Dealt(inner, _named(loader), worker)
         kind = {"batch_size": None, "sampler": dealt} if loader.batch_sampler is None else {"batch_sampler": dealt}
         return DataLoader(loader.dataset, **kind, **options)
     batches, shuffles = loader.batch_sampler, type(_sampler(loader)).__name__ == "RandomSampler"
     if len(loader.dataset) < size:
         raise ConfigurationError(
-            f"got {len(loader.dataset)} rows for {size} workers: some would have none; use fewer workers"
+            f"got {len(loader.dataset)} rows for {size} workers, so some would have none: use fewer workers"
         )
     share = _Share(len(loader.dataset), shuffles, worker)
     batch = (

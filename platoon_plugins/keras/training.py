@@ -103,14 +103,16 @@ class Training:
         if average is not None:
             if rule not in ("auto", None):
                 raise ConfigurationError(
-                    f"got rule={rule!r} and a DistributedOptimizer: the workers would be kept together twice; pass "
-                    "rule=None for averaged gradients, or compile with the plain optimizer for the rule"
+                    f"got rule={rule!r} and a DistributedOptimizer, which would synchronize the "
+                    "workers twice: pass rule=None for averaged gradients, or compile with the "
+                    "plain optimizer for the rule"
                 )
             return Synchronous(worker, backend, average, policy)
         if rule is None:
             raise ConfigurationError(
-                "got rule=None and a plain optimizer: each worker would train a model of its own; compile with "
-                "DistributedOptimizer(optimizer), or pass a rule such as rule=EASGD()"
+                "got rule=None and a plain optimizer, so each worker would train its own model: "
+                "compile with DistributedOptimizer(optimizer), or pass a rule such as "
+                "rule=EASGD()"
             )
         if rule == "auto" and not _was_trained_by_rule(self._model):
             require_new(backend.steps_taken(self._model))
@@ -134,9 +136,9 @@ class Training:
         """Raise if there is a rule, which would take the averages of SwapEMAWeights for weights."""
         if self._mode.rule is not None:
             raise ConfigurationError(
-                "got SwapEMAWeights(swap_on_epoch=True) and a rule: between two epochs the rule puts the weights back; "
-                "leave swap_on_epoch out (evaluations and the model after fit have the average anyway), or compile "
-                "with DistributedOptimizer(optimizer)"
+                "got SwapEMAWeights(swap_on_epoch=True) and a rule, which restores the weights "
+                "between two epochs: leave swap_on_epoch out (evaluations and the model after "
+                "fit have the average anyway), or compile with DistributedOptimizer(optimizer)"
             )
 
     # The start of a fit.
@@ -193,8 +195,9 @@ class Training:
         others = _others(self._trained(), self._known)
         if self._mode.rule is None and _others(others, self._backend.weights(self._model)):
             raise ConfigurationError(
-                "got a model that a callback has compiled again during a fit: the gradients of its new optimizer would "
-                'not be averaged; end this fit, compile, and call fit again, or train with mode="async" of prepare'
+                "got a model that a callback has compiled again during a fit, so the gradients "
+                "of its new optimizer would not be averaged: end this fit, compile, and call fit "
+                'again, or train with mode="async" of prepare'
             )
         if others:
             self._mode.pause()
@@ -209,9 +212,10 @@ class Training:
             others = _others(others, self._statistics.variables)
         if others:
             raise ConfigurationError(
-                f"got {getattr(others[0], 'name', others[0])}, which was added, compiled or made trainable in the "
-                "middle of an epoch: the workers keep together what there is when an epoch begins, so each has trained "
-                "it alone since; let a callback do so in on_epoch_begin or on_epoch_end, or do it between two fits"
+                f"got {getattr(others[0], 'name', others[0])}, which was added, compiled or made "
+                "trainable in the middle of an epoch: the workers synchronize the weights that "
+                "exist when an epoch starts, so each has trained it separately since. Do this in "
+                "on_epoch_begin or on_epoch_end of a callback, or between two fits"
             )
 
     def _resume(self) -> None:
@@ -360,8 +364,8 @@ def _release_earlier(worker: Worker, shares_next: bool) -> None:
         marks.sharing.discard(worker)
     elif shares_next:
         raise ConfigurationError(
-            "this script shares parameters by init_shared_params: there is one center at a time; call "
-            "release_shared_params on every worker before fit"
+            "this script shares parameters with init_shared_params, and a job has one center at "
+            "a time: call release_shared_params on every worker before fit"
         )
 
 

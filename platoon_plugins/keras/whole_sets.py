@@ -60,8 +60,9 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
         return model.evaluate(**dict(zip(NAMES, data)), **options)
     if options.get("steps") is not None:
         raise ConfigurationError(
-            f"got steps={options['steps']!r}: each worker would make as many of its own part, other rows than those "
-            "of one process; cut the data instead, such as x[:steps * batch_size]"
+            f"got steps={options['steps']!r}, which would be as many steps of each worker's part, "
+            "on other rows than in one process: cut the data instead, for example x[:steps * "
+            "batch_size]"
         )
     require_stateless(model)
     keeps_rows = {"reshuffle": False} if has_rows(data[0]) else {}
@@ -87,7 +88,7 @@ def _with_named(data: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ..
     named = {name: value for name, value in named.items() if value is not None}
     for name in NAMES[: len(data)]:
         if name in named:
-            raise ConfigurationError(f"got {name} by its place and by its name: pass it once")
+            raise ConfigurationError(f"got {name} both by position and by name: pass it once")
     last = max([len(data), *(NAMES.index(name) + 1 for name in named)])
     data = (*data, *(named.get(name) for name in NAMES[len(data) : last]))
     if not 1 <= len(data) <= len(NAMES) or data[0] is None:
@@ -158,8 +159,8 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
         map_arrays(x, lambda array: lengths.append(len(array)))
     if len(set(lengths)) != 1:
         raise ConfigurationError(
-            f"got {type(x).__name__} with {sorted(set(lengths)) or 'no'} rows: pass arrays with the same rows; for a "
-            "data set call model.predict on one worker"
+            f"got {type(x).__name__} with {sorted(set(lengths)) or 'no'} rows: pass arrays with "
+            "the same number of rows; for a data set call model.predict on one worker"
         )
     require_same_data((x,), worker)
     rows = lengths[0]

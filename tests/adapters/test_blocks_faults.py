@@ -152,8 +152,8 @@ REFUSED = {
     "two ParameterSync": (
         "[ParameterSync(EASGD()), ParameterSync(EASGD(), name='again')]", "Scale(0.1)", "ParameterSync twice",
     ),
-    "a rule and averages": ("[ParameterSync(EASGD())]", "AllReduceGradients(Scale(0.1))", "kept together twice"),
-    "neither": ("[StopTogether()]", "Scale(0.1)", "a model of its own"),
+    "a rule and averages": ("[ParameterSync(EASGD())]", "AllReduceGradients(Scale(0.1))", "the workers twice"),
+    "neither": ("[StopTogether()]", "Scale(0.1)", "its own model"),
     "other learning rates": (
         "[ParameterSync(None)]", "AllReduceGradients(Scale(0.1 * (rank + 1)))",
         "worker 1 has 0.2 in learning_rate (number 0), and worker 0 0.1; averaged gradients keep models the same only",

@@ -49,7 +49,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
     outcome = run_keras(script_path("keras_faults_what_cannot_work_is_refused_on_every_worker")).require_success()
     told = outcome.reported
     for rank in range(2):
-        assert "kept together twice; pass rule=None" in told[f"both {rank}"]
+        assert "synchronize the workers twice: pass rule=None" in told[f"both {rank}"]
         assert "compile with DistributedOptimizer" in told[f"neither {rank}"]
         assert told[f"other model {rank}"].startswith("LayoutMismatchError")
         assert told[f"other options {rank}"].startswith("LayoutMismatchError")
@@ -81,7 +81,7 @@ def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
     outcome = run_keras(script_path("keras_faults_a_sequence_that_each_worker_shuffles")).require_success()
     for number, at_once in enumerate((False, True)):
         told = outcome.reported[f"error {at_once}"]
-        when = "as it was made" if at_once else "after its on_epoch_end (call 1 of its hooks)"
+        when = "as it was created" if at_once else "after its on_epoch_end (call 1 of its hooks)"
         assert f"the Batches ({5 + number} of this script), {when} (its labels), differs" in told
         assert "the same rows in different orders" in told
 
@@ -151,7 +151,7 @@ def test_a_process_group_by_which_keras_itself_trains_is_refused(tmp_path):
     backends.current().require_trainable(model, False)
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
     try:
-        with pytest.raises(ConfigurationError, match="trains by DistributedDataParallel"):
+        with pytest.raises(ConfigurationError, match="trains with DistributedDataParallel"):
             backends.current().require_trainable(model, False)
     finally:
         distributed.destroy_process_group()

@@ -42,7 +42,7 @@ def test_statistics_of_batch_normalization_decay_as_in_one_process(run_keras, mo
     outcome = run_keras(
         script_path("keras_jobs_statistics_decay_as_in_one_process"), args=[mode], workers=2
     ).require_success()
-    assert [log.count("momentum ** 2, 0.25, 0.81 in place of 0.5, 0.9") for log in outcome.logs] == [1, 1]
+    assert [log.count("momentum ** 2, 0.25, 0.81 instead of 0.5, 0.9") for log in outcome.logs] == [1, 1]
 
 
 @on_torch(pytest.mark.promise)

@@ -24,7 +24,7 @@ def test_another_worker_writes_and_reports_on(run_keras, tmp_path, end):
     assert reported["leads"]
     assert "worker 1 was the leader" in outcome.result.lost_leader
     assert "val_loss: " in outcome.logs[1]  # the progress bar, and what callbacks print
-    assert "ranks [0] are gone: from epoch 4 on" in outcome.logs[1]
+    assert "ranks [0] are lost: from epoch 4 on" in outcome.logs[1]
     if reported["parts of the data"] == "1 of 2 trained, all validated":
         assert reported["last"] == pytest.approx(reported["alone"], abs=1e-5)
         assert reported["kept"] == pytest.approx(reported["best"], abs=1e-5)

@@ -36,10 +36,10 @@ def test_the_first_fit_goes_on_at_its_epoch_and_trains_no_more_once_it_is_over(f
     """The checkpoint has the first center of the job: the second fit is made anew each time, as one without center."""
     fits(9, [0, 1])  # where its callback stops it
     (*_, log) = fits(9, [])
-    assert "this fit trains no more: 2 epochs were over when the job was resumed, and its callbacks had stopped" in log
+    assert "this fit trains no more: 2 epochs were done when the job was resumed, and its callbacks had stopped" in log
     fits(3, [2])
     (*_, log) = fits(2, [0, 1], averaged=True)
-    assert "this job was resumed at epoch 3, and its fit begins at epoch 1 with new weights" in log
+    assert "this job was resumed at epoch 3, and its fit starts at epoch 1 with new weights" in log
 
 
 @pytest.mark.parametrize(

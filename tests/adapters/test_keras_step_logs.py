@@ -15,7 +15,7 @@ pytestmark = [
 def test_names_that_a_step_chooses_have_the_values_of_all_workers(run_keras):
     """A metric's result under another name is exact; another number is the mean of the last batches."""
     outcome = run_keras(script_path("keras_step_logs_names_that_a_step_chooses")).require_success()
-    assert "'last' in the logs of an epoch, of which no metric of the model keeps track" in outcome.logs[0]
+    assert "'last' in the logs of an epoch, which no metric of the model tracks" in outcome.logs[0]
 
 
 def test_a_worker_without_a_batch_in_an_epoch_keeps_nobody_waiting(run_keras):

@@ -65,7 +65,7 @@ def mlflow_runs(folder):
 def test_a_job_is_one_run_of_wandb(train, tmp_path):
     output, _ = train("wandb")
     assert wandb_runs(tmp_path) == 1
-    assert "run of its own" not in output
+    assert "has a separate " not in output
 
 
 @needs("mlflow")
@@ -73,7 +73,7 @@ def test_a_job_is_one_run_of_mlflow(train, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     output, val_loss = train("mlflow")
     assert mlflow_runs(tmp_path) == pytest.approx([val_loss])
-    assert "run of its own" not in output
+    assert "has a separate " not in output
 
 
 @needs("wandb")
@@ -81,8 +81,8 @@ def test_a_job_is_one_run_of_mlflow(train, tmp_path, monkeypatch):
 def test_runs_of_several_workers_are_warned_of(train, tmp_path):
     output, _ = train("wandb", "mlflow", "--each")
     assert wandb_runs(tmp_path) == WORKERS
-    for tracker in ("a W&B", "an MLflow"):
-        (line,) = [line for line in output.splitlines() if f"{tracker} run of its own" in line]
+    for tracker in ("W&B", "MLflow"):
+        (line,) = [line for line in output.splitlines() if f"{tracker} run besides the leader's" in line]
         assert "worker 1" in line
 
 

@@ -39,7 +39,7 @@ def test_keras_shortens_steps_when_the_loss_has_risen(run_keras):
     """Ten times the best in two epochs: half as long, and once more half, but no shorter than the script's."""
     outcome = run_keras(script_path("rounds_in_adapters_keras_steps_become_shorter")).require_success()
     first, second = outcome.logs
-    assert first.count("so steps become shorter") == 2
+    assert first.count("so steps are shortened") == 2
     assert "steps are 1.41 times as long" in first
     assert "steps are 1 times as long" in first
     assert "shorter" not in second
@@ -105,8 +105,8 @@ def test_keras_says_that_the_loss_rises(run_keras):
         assert min(logs["loss"][3:6]) > 2 * min(logs["loss"][:2]), logs
         """
     ).require_success()
-    assert outcome.logs[0].count("the loss of training is") == 1, outcome.logs[0]
-    assert "the loss of training is" not in outcome.logs[1]
+    assert outcome.logs[0].count("the training loss is") == 1, outcome.logs[0]
+    assert "the training loss is" not in outcome.logs[1]
 
 
 @needs_theano

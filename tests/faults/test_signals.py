@@ -433,6 +433,6 @@ def test_a_late_joiner_that_makes_no_call_ends_after_the_launcher(launch, output
         finally:
             joiner.kill()
     assert (tmp_path / "interrupted").exists()
-    assert "the launcher of this job has ended" in output_of("joiner")
+    assert "the launcher of this job ended without notice" in output_of("joiner")
     until(lambda: not files.alive)
     files.remove()

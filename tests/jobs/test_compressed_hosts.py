@@ -97,7 +97,7 @@ def test_a_value_that_does_not_exist_is_refused_at_once(tmp_path, words, environ
     assert done.returncode == 2
     text = " ".join(done.stderr.split())
     assert "'gzip'" in text
-    assert "it must be none, float16, bfloat16, int8, int4, int2 and topk(PART)" in text
+    assert "it must be none, float16, bfloat16, int8, int4, int2 or topk(PART)" in text
 
 
 def test_on_one_host_it_has_no_effect(tmp_path):

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from platoon_base.cli.log_lines import LogLines, NewLine
-from platoon_base.cli.worker_warnings import WorkerWarnings
+from platoon_base.cli.log_lines import LogLines, NewLine, WorkerWarnings
 
 pytestmark = pytest.mark.base
 

@@ -15,4 +15,4 @@ if __name__ == "__main__":
     try:
         iter(load_ahead(lambda: batches(), start_method="spawn"))
     except ConfigurationError as exc:
-        print(str(exc)[-27:])
+        print(str(exc)[-22:])

@@ -38,4 +38,4 @@ try:
 except PlatoonError as exc:
     assert "2 calls of distribute()" in str(exc)
 else:
-    raise AssertionError("kept together twice")
+    raise AssertionError("synchronize the workers twice")

@@ -47,7 +47,7 @@ class Few(keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset):
 # The arguments.
 refused(lambda: prepare("model"), "prepare(model)")
 refused(lambda: prepare(dense(), mode="synchronous"), '"async" or "sync"')
-refused(lambda: prepare(dense(), mode="sync", strategy=EASGD()), "averaged gradients have neither")
+refused(lambda: prepare(dense(), mode="sync", strategy=EASGD()), "averaged gradients do not use")
 refused(lambda: prepare(dense(), mode="sync", scaling=2.0), '"none", "linear" or "sqrt"')
 refused(lambda: prepare(dense(), mode="async", scaling="linear"), "pass a number")
 refused(lambda: prepare(dense(), strategy=EASGD(), scaling=1.0), "one of the two")
@@ -65,7 +65,7 @@ refused(lambda: model.fit(x, y, verbose=0, validation_data=(x[:1], y[:1])), few)
 refused(
     lambda: model.fit(x, y, verbose=0, validation_data=(x[:2], y[:1])), "validation_data: got arrays of [1, 2] rows"
 )
-few = f"validation_data: got 1 batches, too few rows for {size} workers"
+few = f"validation_data: got 1 batches, too few for {size} workers"
 refused(lambda: model.fit(x, y, verbose=0, validation_data=Few()), few)
 assert (flat(model.get_weights()) == begun).all()  # it has not trained
 refused(lambda: model.fit(x, y, verbose=0, validation_split=0.01), "got validation_split=0.01 of 64 rows")

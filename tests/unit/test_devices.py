@@ -10,7 +10,7 @@ import pytest
 from scripts_here import script_path
 
 from platoon_base import compat
-from platoon_base.cli.doctor import checks
+from platoon_base.cli.commands.doctor import checks
 from platoon_base.cli.launcher import choose_center, worker_environment
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.devices.discovery import CPU_DEFAULT, can_share_center, choose_devices, cuda_devices, require_devices
@@ -188,8 +188,8 @@ def test_doctor_tells_where_the_center_can_be(gpus, no_driver, monkeypatch):
     def line():
         return next(check for check in checks() if check.name == "center in GPU memory")
 
-    monkeypatch.setattr("platoon_base.cli.doctor.framework_checks", lambda: iter(()))
-    monkeypatch.setattr("platoon_base.cli.doctor.list_devices", lambda: [])
+    monkeypatch.setattr("platoon_base.cli.commands.doctor.framework_checks", lambda: iter(()))
+    monkeypatch.setattr("platoon_base.cli.commands.doctor.list_devices", lambda: [])
     assert line()[1:3] == (False, "no, because there is no CUDA device here, nor a driver")
     gpus(4, FAKE_PAIRS=1)
     assert line()[1:3] == (False, "no, because cuda0 and cuda2 cannot access each other's memory")

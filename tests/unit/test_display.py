@@ -11,12 +11,11 @@ import time
 import pytest
 from rich.console import Console
 
-from platoon_base.cli.display import Display, is_live, summary
+from platoon_base.cli.display import Display, is_live, shows_ascii_only, summary
 from platoon_base.cli.history import Course, Track, sparkline
 from platoon_base.cli.job_list import listing
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.log_folder import tail
-from platoon_base.cli.painting import shows_ascii_only
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.report import open_console
 from platoon_base.cli.table import plain_line, table

@@ -224,5 +224,5 @@ def test_a_loss_that_stays_above_twice_its_best_is_told_once(told, losses, times
         watch.epoch_ends(loss, CenterMomentum(gain=2.0))
     assert len(told()) == times
     for message in told():
-        assert message.startswith("rank 2: the loss of training is"), message
+        assert message.startswith("rank 2: the training loss is"), message
         assert "gain=2.0" in message, message

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from platoon_base.cli.commands import doctor
-from platoon_base.cli.doctor import Check
+from platoon_base.cli.commands.doctor import Check
 
 
 def seen(monkeypatch, checks, *options):

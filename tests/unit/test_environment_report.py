@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from platoon_base.cli.environment_report import shown_variables
+from platoon_base.cli.commands.env import shown_variables
 
 pytestmark = pytest.mark.base
 

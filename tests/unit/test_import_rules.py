@@ -143,7 +143,7 @@ def test_the_contracts_of_import_linter_hold():
 
 @pytest.mark.base
 def test_neither_the_base_nor_the_command_line_load_a_framework():
-    names = ["platoon_base.job", "platoon_base.compat", "platoon_base.cli.launcher", "platoon_base.cli.doctor"]
+    names = ["platoon_base.job", "platoon_base.compat", "platoon_base.cli.launcher", "platoon_base.cli.commands.doctor"]
     names.append("platoon_base.worker_process.forkserver_main")
     assert within(loaded_by(f"import {', '.join(names)}"), FRAMEWORKS) == set()
 
@@ -256,7 +256,7 @@ def memory_of_python_objects(path):
 
 
 USE_SEGMENTS = {f"job/{name}.py" for name in ("attaching", "hosting", "backends", "files")}
-USE_SEGMENTS |= {f"cli/{name}.py" for name in ("doctor", "environment_report")}
+USE_SEGMENTS |= {f"cli/commands/{name}.py" for name in ("doctor", "env")}
 USE_SEGMENTS |= {f"centers/gossip{name}.py" for name in ("", "_memory", "_slots")}
 USE_SEGMENTS |= {f"centers/{name}.py" for name in ("host", "host_memory", "stripe_locks", "device", "device_directory")}
 USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py"}
@@ -444,7 +444,7 @@ from platoon_base.views import (
     _views,
 )
 monkeypatch.setattr(warn, "_said", set())
-monkeypatch.setattr("platoon_base.cli.doctor._devices", list)
+monkeypatch.setattr("platoon_base.cli.commands.doctor._devices", list)
 x = group.members[0]._segment.closed, super()._count(1), getattr(x, '_names')
 self._own = cls._own2 = os._exit(0), point._replace(x=1), "_epoch_ends", [_local], getattr(x, "name", _default)
 """

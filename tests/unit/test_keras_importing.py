@@ -16,10 +16,10 @@ PACKAGES = {
 @pytest.mark.parametrize(
     ("packages", "backend", "expected"),
     [
-        ((), None, "Keras is not installed here: pip install 'platoon-plugins[keras]'"),
-        (("keras",), None, "Keras runs on tensorflow here (its default, or keras.json), which is not installed: pip "),
+        ((), None, "Keras is not installed: pip install 'platoon-plugins[keras]'"),
+        (("keras",), None, "Keras uses tensorflow (its default, or keras.json), which is not installed: pip "),
         (("keras", "torch"), None, "set KERAS_BACKEND=torch, which is installed, or pip install tensorflow"),
-        (("keras", "torch"), "jax", "Keras runs on jax here (KERAS_BACKEND=jax), which is not installed: set KERAS_"),
+        (("keras", "torch"), "jax", "Keras uses jax (KERAS_BACKEND=jax), which is not installed: set KERAS_"),
     ],
 )
 def test_a_back_end_that_is_not_installed_is_named_with_what_to_do(tmp_path, packages, backend, expected):

@@ -77,7 +77,7 @@ def test_a_schedule_counts_the_steps_of_all_workers():
         (lambda: Warmup(0.1, math.nan, 2), "greater than 0"),
         (lambda: Warmup(0.1, 5, 2, "square"), "linear, sqrt, none"),
         (lambda: scaled_schedule(0.1, 2), "scale_learning_rate"),
-        (lambda: scaled_schedule(scaled_schedule(math.exp, 2), 2), "scale it once"),
+        (lambda: scaled_schedule(scaled_schedule(math.exp, 2), 2), "scale it only once"),
     ],
 )
 def test_bad_arguments_are_refused(call, complaint):

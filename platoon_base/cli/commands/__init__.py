@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import os
 import sys
 from collections.abc import Iterator
 
@@ -18,6 +17,7 @@ from platoon_base import __version__
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.limits import limit_text
 from platoon_base.system.output import lenient_output, lost_output, output_error, watch_output
+from platoon_base.system.process import working_folder
 from platoon_base.system.signals import default_sigchld
 from platoon_base.system.text import did_you_mean
 
@@ -108,29 +108,21 @@ def main(argv: list[str] | None = None) -> None:
     try:
         with default_sigchld(), _flushed():
             commands(spread_devices(argv), prog_name="platoon")
-    except PlatoonError as exc:
-        click.echo(f"platoon: {exc}", err=True)
-        sys.exit(2)
-    except RuntimeError as exc:
-        if text := limit_text(exc):
-            click.echo(f"platoon: {text}", err=True)
-            sys.exit(2)
-        raise
-    except OSError as exc:
+    except (PlatoonError, RuntimeError, OSError) as exc:
         error = output_error()
-        if error is None or error.errno != exc.errno:
-            if isinstance(exc, FileNotFoundError) and not _has_working_folder():
-                click.echo(_NO_FOLDER, err=True)
-                sys.exit(2)
-            if text := limit_text(exc):
-                click.echo(f"platoon: {text}", err=True)
-                sys.exit(2)
+        if isinstance(exc, OSError) and error is not None and error.errno == exc.errno:
+            why = lost_output()  # Empty if the reader has closed the pipe.
+            lenient_output()
+            if why:
+                click.echo(f"platoon: cannot write the output: {why}", err=True)
+            sys.exit(1)
+        text = str(exc) if isinstance(exc, PlatoonError) else limit_text(exc)
+        if isinstance(exc, FileNotFoundError) and not working_folder():
+            text = "the working directory was removed: cd to one that exists"
+        if not text:
             raise
-        why = lost_output()  # Empty if the reader has closed the pipe.
-        lenient_output()
-        if why:
-            click.echo(f"platoon: cannot write the output: {why}", err=True)
-        sys.exit(1)
+        click.echo(f"platoon: {text}", err=True)
+        sys.exit(2)
 
 
 @contextlib.contextmanager
@@ -141,14 +133,3 @@ def _flushed() -> Iterator[None]:
     finally:
         if sys.stdout is not None:
             sys.stdout.flush()
-
-
-_NO_FOLDER = "platoon: the working directory was removed: cd to one that exists"
-
-
-def _has_working_folder() -> bool:
-    try:
-        os.getcwd()
-    except OSError:
-        return False
-    return True

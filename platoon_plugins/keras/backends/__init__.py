@@ -130,18 +130,18 @@ def require_declared(metric: Any, base: type) -> None:
     adds_up = getattr(metric, "adds_up", None)
     if first_of_keras is base and not (only_adds(metric) if adds_up is None else adds_up):
         raise ConfigurationError(
-            f"got metric {metric.name!r} of a class of your own, {type(metric).__name__}, whose update_state does more "
-            "than self.variable.assign_add(...): if its variables are sums "
-            "over samples (totals, counts), those of several workers are added up to that of all the data; say so by "
-            "`adds_up = True` in the class or on the object. Of a maximum or a last value that is not true: compute "
-            "those in a callback"
+            f"got metric {metric.name!r} of your own class {type(metric).__name__}, whose "
+            "update_state does more than self.variable.assign_add(...): if its variables are "
+            "sums over samples (totals, counts), those of several workers can be added; declare "
+            "this with `adds_up = True` in the class or on the object. A maximum or a last value "
+            "cannot be added: compute it in a callback"
         )
 
 
 def not_additive(metric: str, variable: str) -> ConfigurationError:
     """Return the error for a metric whose state does not start from zero."""
     return ConfigurationError(
-        f"metric {metric!r} keeps {variable!r}, which does not start from zero: it is no sum over samples, so the "
-        "states of several workers cannot be added up to that of all the data. Use a metric made of totals and counts, "
-        "or compute this one in a callback on one worker"
+        f"metric {metric!r} keeps {variable!r}, which does not start from zero, so it is not a "
+        "sum over samples, and the states of several workers cannot be added. Use a metric of "
+        "totals and counts, or compute this one in a callback on one worker"
     )

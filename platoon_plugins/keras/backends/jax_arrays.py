@@ -43,7 +43,7 @@ class JaxArray(CudaArray):
 
     def __setitem__(self, key: Any, values: Any) -> None:
         if key is not Ellipsis:
-            raise TypeError(f"got [{key!r}]: JAX's arrays do not change; set all values, by [...]")
+            raise TypeError(f"got [{key!r}]: JAX arrays are immutable; set all values with [...]")
         given = values.value if isinstance(values, JaxArray) else np.broadcast_to(values, self.shape)
         self.value = jnp.array(given, self.dtype, copy=True, device=device_of(self.value.sharding))
 
@@ -212,7 +212,7 @@ class _Program:
                     # This program or an earlier one has failed.
                     if found[0].is_ready() and not self._called.is_set():
                         jax.block_until_ready(found)
-                        raise PlatoonError("JAX has ended a synchronization without making it")
+                        raise PlatoonError("JAX ended a synchronization without executing it")
             finally:
                 self._work = None
             return found, self._failure

@@ -98,7 +98,7 @@ class StepCall:
                 return
             arrays = self._lists.get_all(self.places)
             if any(array.is_deleted() for array in arrays):
-                log.warning("a synchronization was left out, as a step that has failed had taken the weights")
+                log.warning("a synchronization was skipped, because a failed step had taken the weights")
                 return
             changed, failure = change_now(arrays, True, functools.partial(queue_all, work))
             self._lists.put_all(self.places, changed)
@@ -151,7 +151,7 @@ class StepCall:
             # This step or an earlier one has failed.
             if array.is_ready() and not self._called.is_set():
                 jax.block_until_ready(array)
-                raise PlatoonError("JAX has ended a step without the synchronization at its beginning")
+                raise PlatoonError("JAX ended a step without the synchronization at its start")
         if self._failure is not None:
             raise self._failure
 

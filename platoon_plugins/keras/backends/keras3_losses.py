@@ -103,17 +103,18 @@ def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
     """Raise if averaged gradients would differ from those of one process; warn if unknown."""
     if weight.kind == "mixed":
         raise ConfigurationError(
-            "got losses that are divided by different numbers (of rows, of tokens that are not masked, of weights, or "
-            "none, as sums are), those of layers among them: no average of the workers' gradients is the gradient of "
-            "one process on all their rows; compile with the plain optimizer and a rule, such as rule=EASGD(), or "
-            "give the model one loss"
+            "got losses that are divided by different numbers (of rows, of unmasked tokens, of "
+            "weights, or by none, as sums are), including losses of layers: no average of the "
+            "workers' gradients is the gradient of one process on all their rows; compile with "
+            "the plain optimizer and a rule, such as rule=EASGD(), or give the model one loss"
         )
     names = [term.loss.name for term in terms if term.loss.reduction != "sum" and not _rank(term.values)]
     if names:
         warn_once(
-            f"the loss {names[0]!r} returns one number for a batch; it is taken for a mean over rows. If it is "
-            "divided by something else, such as a number of tokens, several workers do not train as one process "
-            "does: return one value for each row or token, and let Keras apply the mask or the weights"
+            f"the loss {names[0]!r} returns one number for a batch, which is assumed to be a mean "
+            "over rows. If it is divided by something else, such as a number of tokens, several "
+            "workers do not train as one process does: return one value for each row or token, "
+            "and let Keras apply the mask or the weights"
         )
 
 

@@ -86,13 +86,15 @@ class _TensorFlow(Keras3):
     def require_trainable(self, model: Any, averaged: bool) -> None:
         if not model.built:
             raise ConfigurationError(
-                "got a model without weights: on TensorFlow fit builds it in its first step, after the workers have "
-                "to agree on them; put keras.Input(shape) in front of its layers, or call model.build(input_shape)"
+                "got a model without weights: on TensorFlow fit builds it in its first step, "
+                "after the workers have compared their weights; put keras.Input(shape) before "
+                "its layers, or call model.build(input_shape)"
             )
         if averaged and model.jit_compile:
             raise ConfigurationError(
-                "got a model compiled with jit_compile=True and a DistributedOptimizer: XLA cannot leave its program "
-                "to average gradients; call model.compile(..., jit_compile=False)"
+                "got a model compiled with jit_compile=True and a DistributedOptimizer: XLA "
+                "cannot average gradients inside its program; call model.compile(..., "
+                "jit_compile=False)"
             )
 
     def seed_early(self, seed: int) -> None:

@@ -97,9 +97,10 @@ class _Theano(Backend):
         if average is not None:
             if len(sums | ({False} if model.losses else set())) > 1:
                 raise ConfigurationError(
-                    'got losses with reduction="sum" beside others, those of layers such as regularizers among them: '
-                    "no average of the workers' gradients is the gradient of one process on all their rows; compile "
-                    'with reduction="sum_over_batch_size"'
+                    'got losses with reduction="sum" besides others, including losses of '
+                    "layers such as regularizers: no average of the workers' gradients is the "
+                    "gradient of one process on all their rows; compile with "
+                    'reduction="sum_over_batch_size"'
                 )
             for member in average.members:
                 member.add_up(sums == {True})

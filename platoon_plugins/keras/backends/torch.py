@@ -44,17 +44,19 @@ class _Torch(Keras3):
     def require_trainable(self, model: Any, averaged: bool) -> None:
         if self.trains_together(model):
             raise ConfigurationError(
-                f"got torch.distributed initialized: Keras {keras.__version__} then trains by "
-                "DistributedDataParallel, and the workers would be kept together twice; call neither "
-                "init_process_group nor keras.distribution.initialize() in this script, or fit without distribute() "
-                "and with a plain optimizer, and pass each worker its rows"
+                f"got torch.distributed initialized: Keras {keras.__version__} then trains with "
+                "DistributedDataParallel, and the workers would be synchronized twice. Call "
+                "neither init_process_group nor keras.distribution.initialize() in this script; "
+                "or fit without distribute() and with a plain optimizer, and pass each worker "
+                "its rows"
             )
         if averaged and model.jit_compile:
             raise ConfigurationError(
-                "got a model compiled with jit_compile=True and a DistributedOptimizer: torch.compile cannot trace how "
-                "gradients are averaged; call model.compile(..., jit_compile=False), or for a loaded model set "
-                "model.jit_compile = False, or compile with a plain optimizer and train with a rule: "
-                "distribute(..., rule=EASGD())"
+                "got a model compiled with jit_compile=True and a DistributedOptimizer: "
+                "torch.compile cannot trace the averages of gradients; call model.compile(..., "
+                "jit_compile=False), or for a loaded model set model.jit_compile = False, or "
+                "compile with a plain optimizer and train with a rule: distribute(..., "
+                "rule=EASGD())"
             )
         if averaged:
             require_dense_layers(model)

@@ -1,0 +1,512 @@
+"""The training of a prepared loop of PyTorch: what happens at its batches, passes and steps."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.fingerprint import checksum
+from platoon_base.rules import AveragedEASGD, at_period, default_period, default_rule, overlap_of, shares_moments
+from platoon_base.schedule import EveryN
+from platoon_base.torch_loops.gradients import GradientAverage
+from platoon_base.torch_loops.loaders import Part
+from platoon_base.torch_loops.running_stats import RunningStats
+from platoon_base.torch_loops.state import average_buffers, found_moments, tensors_beside
+from platoon_base.worker import LossWatch, State, Worker, agree, warn_once
+
+__all__ = ["AsyncLoop", "Loop", "SyncLoop", "begin", "current", "passing"]
+
+Tensor = Any
+
+_SHOW_EACH_S = 1.0  # Reading a loss waits for the device.
+_STEPS_UNTIL_SHARED = 10
+_UNSCALED = "_platoon_unscaled"  # The attribute of a scaled loss with the loss itself.
+
+
+class Pass:
+    """One pass over a prepared loader; ``trained`` once a backward pass followed a batch."""
+
+    def __init__(self, part: Part) -> None:
+        self.part, self.trained = part, False
+        self.batches = self.rows = 0
+        self.scheduled: dict[int, tuple[int, int]] = {}  # Batches per step, and steps made, of each scheduler.
+
+
+class Loop:
+    """The training of a single launched worker, which only reports its progress."""
+
+    mode = ""
+
+    def __init__(self, worker: Worker, settings: Any = ()) -> None:
+        self.worker = worker
+        self.models: list[Any] = []
+        self.averaged: list[Any] = []  # Models of class AveragedModel.
+        self.optimizers: list[Any] = []
+        self.loaders = self.epoch = 0
+        self.begun = self._closed = False
+        self.settings = settings
+        self.intent = worker.advanced.intend("prepare", _NEVER, lambda: True)
+        self._open: list[Pass] = []
+        self._fresh: list[Pass] = []
+        self._rows, self._read, self._counted = 1.0, False, False
+        self._loss, self._weight, self._show_at = 0.0 * torch.zeros(()).double(), 0.0, 0.0
+        self._handles: list[Any] = []
+        self._group_of: dict[int, int] = {}  # The group of each parameter that prepared objects train.
+        self._touched: set[int] = set()  # Groups with new gradients.
+        if worker.global_rank:  # Other masks of Dropout than on the first worker.
+            seed = worker.shard_seed
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed % 2**63)
+
+    def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        self.models += models
+        self.averaged += averaged
+        for optimizer in optimizers:
+            self.optimizers.append(optimizer)
+            optimizer.register_step_pre_hook(self.before_step)
+            self._handles.append(optimizer.register_step_post_hook(self.after_step))
+        beside = [parameter for each in optimizers for parameter in _parameters_of(each)]
+        for group in [*models, beside]:
+            self._watch_gradients(group, group if group is beside else list(group.parameters()))
+
+    def _watch_gradients(self, group: Any, parameters: Sequence[Any]) -> None:
+        parameters = [p for p in parameters if p.requires_grad and id(p) not in self._group_of]
+        if not parameters:
+            return
+        number = self._new_group(group)
+        touch = functools.partial(_touch, self._touched, number)
+        for parameter in parameters:
+            self._group_of[id(parameter)] = number
+            self._handles.append(parameter.register_post_accumulate_grad_hook(touch))
+
+    def _new_group(self, group: Any) -> int:
+        """Return the number of a model, or of parameters of optimizers beside the models."""
+        return 0
+
+    def close(self) -> None:
+        """Remove the hooks; another loop begins."""
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+
+    # Passes over the loaders.
+
+    def draws(self, one: Pass, rows: int) -> None:
+        self._fresh.append(one)
+        self._rows, self._read, self._counted = float(rows), True, False
+        one.batches += 1
+        one.rows += rows
+        self.worker.progress()
+
+    def ends(self, one: Pass) -> None:
+        """Report the mean loss of the pass, if it was one of training."""
+        if not one.trained:
+            return
+        loss, weight = self._loss.item(), self._weight
+        self._loss, self._weight = 0.0 * self._loss, 0.0
+        mean = self.worker.reduce_metrics({"loss": (loss, weight)})["loss"] if weight else float("nan")
+        self.pass_ends(one, mean)
+        if self.worker.is_leader:
+            self.worker.report({**({"loss": mean} if weight else {}), "trained": self.describe()})
+
+    def pass_ends(self, one: Pass, loss: float) -> None:
+        """Make the models equal on all workers."""
+
+    def describe(self) -> str:
+        names = [f"{type(each).__name__} of {sum(p.numel() for p in each.parameters()):,}" for each in self.models]
+        by = [type(each).__name__ for each in self.optimizers]
+        epochs = f"{self.epoch} epoch{'s' * (self.epoch != 1)}" if self.epoch else ""
+        return ", ".join(filter(None, [*names, *by, epochs, self.mode]))
+
+    def steps_of(self, scheduler: Any) -> int:
+        """Return how often a scheduler steps now.
+
+        Within a pass of training it is read at the job's step: as one process makes it in this part
+        of the pass, with as many batches from step to step.
+        """
+        one = next((one for one in self._open if one.trained), None)
+        if one is None or not one.part.divides:
+            return 1
+        whole, own = one.part.whole, one.part.count
+        every, done = one.scheduled.get(id(scheduler), (one.batches, 0))
+        made = one.batches * (whole / own if whole and own else self.worker.global_size)
+        due = max(done, math.ceil(made / every - 1e-6))
+        one.scheduled[id(scheduler)] = every, due
+        return due - done
+
+    # Steps.
+
+    def after_backward(self, tensors: Any) -> None:
+        """Process a backward pass, unless it was that of other models."""
+        touched = sorted(self._touched)
+        self._touched.clear()
+        if not touched:
+            return
+        if not self.begun:
+            self._begin()
+        self.begun = True
+        new = [one for one in self._fresh if not one.trained]
+        for one in self._fresh:
+            one.trained = one.part.trains = True
+        self._fresh.clear()
+        if new:
+            self.epoch += 1
+            self.worker.advanced.announce(epoch=self.epoch, epoch_steps=new[0].part.count)
+        self._add_loss(tensors)
+        if not self._counted and (self._read or not self.optimizers):
+            self._counted = self._read
+            self.worker.advanced.count_step()
+        self.gradients_come(touched)
+
+    def _begin(self) -> None:
+        if self.worker.is_leader:
+            self.worker.report({"trained": self.describe()})
+        if self.loaders and not self._read:
+            warn_once(
+                "this loop trains without a batch of the DataLoaders that prepare returned: each worker trains on all "
+                "rows; use what it returns, model, optimizer, loader = prepare(model, optimizer, loader)"
+            )
+
+    def gradients_come(self, groups: Sequence[int]) -> None:
+        """Process new gradients of some groups of parameters."""
+
+    def _add_loss(self, tensors: Any) -> None:
+        root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        loss = getattr(root, _UNSCALED, root)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
+            return
+        loss = loss.detach().reshape(()).double()
+        self._loss = self._loss.to(loss.device) + loss * self._rows
+        self._weight += self._rows
+        if time.monotonic() >= self._show_at:
+            self._show_at = time.monotonic() + _SHOW_EACH_S
+            self.worker.progress(loss=loss.item())
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Process the begin of ``optimizer.step()``; return other arguments for it, or None."""
+        if self._closed:
+            raise ConfigurationError(
+                f"got a step of {type(optimizer).__name__}, which was prepared for a training that another prepare has "
+                "ended since: pass all models and optimizers of a loop to prepare before its first step"
+            )
+
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._read and optimizer is self.optimizers[0]:
+            self.worker.advanced.count_step()
+
+    def switches(self, training: bool) -> None:
+        """React to ``train()`` and ``eval()`` of a model."""
+
+
+class SyncLoop(Loop):
+    """Averages the gradients of each backward pass."""
+
+    mode = "sync"
+
+    def __init__(self, worker: Worker, settings: Any) -> None:
+        super().__init__(worker, settings)
+        self._averages: list[GradientAverage] = []
+        self._users: list[set[int]] = []  # The optimizers of each group.
+        self._averaged_for: set[int] = set()  # Optimizers whose gradients are averaged.
+        self._compared = False
+
+    def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        super().add(models, averaged, optimizers)
+        self._users = [set() for _ in self._averages]
+        for optimizer in self.optimizers:
+            for parameter in _parameters_of(optimizer):
+                if id(parameter) in self._group_of:
+                    self._users[self._group_of[id(parameter)]].add(id(optimizer))
+
+    def _new_group(self, group: Any) -> int:
+        if not isinstance(group, torch.nn.Module):
+            group = [parameter for parameter in group if id(parameter) not in self._group_of]
+        self._averages.append(GradientAverage(self.worker, group, intent=self.intent))
+        return len(self._averages) - 1
+
+    def gradients_come(self, groups: Sequence[int]) -> None:
+        for number in groups:
+            self._average_now(number)
+
+    def _average_now(self, number: int) -> None:
+        average = self._averages[number]
+        if not self._compared:
+            self._compared = True
+            self._warn_if_alike([tensor.grad for tensor in average.parameters if tensor.grad is not None])
+        average.average(self._rows)
+        self._averaged_for |= self._users[number]
+
+    def _warn_if_alike(self, gradients: Sequence[Tensor]) -> None:
+        mark = 0
+        for gradient in gradients:
+            if gradient.layout is torch.strided and gradient.any():
+                mark = checksum(gradient.detach().float().cpu().numpy(), mark)
+        marks = self.worker.gather(mark, name="first gradients")
+        if mark and len(set(marks)) == 1 and not self.worker.global_rank:
+            warn_once(
+                f"the first gradients are the same on all {len(marks)} workers: each trains on the same rows, as if it "
+                "were alone; pass the DataLoader to prepare too, or divide the rows by worker.shard"
+            )
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        super().before_step(optimizer, args, kwargs)
+        closure = _closure_of(args, kwargs)
+        if closure is not None:
+            return args[:1], {"closure": functools.partial(self._mean_of, closure)}
+        if id(optimizer) not in self._averaged_for:  # Gradients that no backward pass has made.
+            self.gradients_come([number for number, users in enumerate(self._users) if id(optimizer) in users])
+        return None
+
+    def _mean_of(self, closure: Any) -> Any:
+        """Return the loss over the rows of all workers, so that all make the same steps."""
+        loss = closure()
+        if loss is None:
+            return None
+        number = loss.item() if isinstance(loss, torch.Tensor) else loss
+        mean = self.worker.reduce_metrics({"loss": (number * self._rows, self._rows)})["loss"]
+        return loss.detach().new_tensor(mean) if isinstance(loss, torch.Tensor) else mean
+
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        super().after_step(optimizer, args, kwargs)
+        self._averaged_for.discard(id(optimizer))
+
+    def pass_ends(self, one: Pass, loss: float) -> None:
+        for model in [*self.models, *self.averaged]:
+            average_buffers(self.worker, model, one.rows)
+
+
+class AsyncLoop(Loop):
+    """Synchronizes the parameters with a center, after steps of the optimizers."""
+
+    mode = "async"
+
+    def __init__(self, worker: Worker, settings: Any) -> None:
+        super().__init__(worker, settings)
+        self._given, self._sync_every, scaling, self._on_nonfinite = settings[1:]
+        if scaling is not None:
+            self._given = AveragedEASGD(scale=None if scaling == "none" else float(scaling))
+        self.rule: Any = None
+        self._stepped: dict[int, int] = {}
+        self._filled: list[Any] = []
+        self._last: Any = None  # The optimizer after whose steps the workers synchronize.
+        self._period = EveryN(1)
+        self._center: contextlib.ExitStack | None = None
+        self._losses = LossWatch(worker.global_rank)
+
+    def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        super().add(models, averaged, optimizers)
+        for model in models:
+            RunningStats(model, 1.0).keep()
+
+    def close(self) -> None:
+        super().close()
+        self.leave()
+        if self.rule is not None:
+            self.worker.release_shared_params()
+
+    def gradients_come(self, groups: Sequence[int]) -> None:
+        if not self.optimizers:
+            raise ConfigurationError(
+                'got no optimizer: with mode="async" workers synchronize after its steps; pass it to prepare, or '
+                'average gradients, mode="sync"'
+            )
+        self.leave()
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        super().before_step(optimizer, args, kwargs)
+        self.leave()
+        if self.rule is None and id(optimizer) not in self._stepped and _closure_of(args, kwargs) is None:
+            # The optimizer then makes the moments of all parameters, which are shared.
+            self._filled = [p for p in _parameters_of(optimizer) if p.requires_grad and p.grad is None]
+            for parameter in self._filled:
+                parameter.grad = torch.zeros_like(parameter)
+        return None
+
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        super().after_step(optimizer, args, kwargs)
+        for parameter in self._filled:
+            parameter.grad = None
+        self._filled = []
+        self._stepped[id(optimizer)] = steps = self._stepped.get(id(optimizer), 0) + 1
+        if self.rule is None:
+            if len(self._stepped) == len(self.optimizers) or steps >= _STEPS_UNTIL_SHARED:
+                self._last = optimizer
+                self._share()
+        elif optimizer is self._last:
+            overlap = overlap_of(self.rule)
+            if self._period.due():
+                self.worker.sync_params()
+            elif overlap and self.worker.advanced.round_under_way and self._period.is_past(overlap):
+                self.worker.advanced.complete_round()
+
+    def _share(self) -> None:
+        parameters = _named(self.models, self.optimizers)
+        dtypes = [str(p.dtype).removeprefix("torch.") for _, p in parameters]
+        rule = self._given
+        if rule is None:
+            rule = default_rule(default_period("auto") if self._sync_every is None else self._sync_every, dtypes)
+        period = default_period(rule) if self._sync_every is None else self._sync_every
+        self.rule, self._period = at_period(rule, period), EveryN(period)
+        moments = None
+        if shares_moments(self.rule):
+            moments = [moment for each in self.optimizers for moment in found_moments(each)[0]]
+        self.worker.init_shared_params(parameters, self.rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        self.intent.used = True
+
+    def draws(self, one: Pass, rows: int) -> None:
+        super().draws(one, rows)
+        if one.part.trains:
+            self.leave()
+
+    def pass_ends(self, one: Pass, loss: float) -> None:
+        """Let all workers have the center, as far as all have trained."""
+        if self.rule is None:
+            return
+        self.leave()
+        self.worker.sync_params(part=self._period.part, whole=True)
+        self._period.restart()
+        self.worker.barrier("the end of a pass")
+        self.worker.average_hosts()
+        if self._losses.epoch_ends(loss, self.rule, tells=self.worker.is_leader):
+            self.worker.advanced.shorten_steps()
+        for model in self.models:
+            average_buffers(self.worker, model, one.rows)
+        for model in self.averaged:
+            states = [State(value, value.rule) for value in tensors_beside([model], set())]
+            agree(states, self.worker, "averaged model", one.rows)
+        self.enter()
+
+    def switches(self, training: bool) -> None:
+        if not training:
+            self.enter()
+        elif not self._read:  # Otherwise the next batch tells whether training goes on.
+            self.leave()
+
+    def enter(self) -> None:
+        """Give the models the center's values, until training goes on."""
+        if self.rule is not None and self._center is None:
+            self._center = contextlib.ExitStack()
+            self._center.enter_context(self.worker.center_params())
+            atexit.register(self._forget)
+
+    def leave(self) -> None:
+        center, self._center = self._center, None
+        if center is not None:
+            atexit.unregister(self._forget)
+            center.close()
+
+    def _forget(self) -> None:
+        with contextlib.suppress(PlatoonError):
+            self.leave()
+
+
+def _touch(touched: set[int], number: int, parameter: Tensor) -> None:
+    touched.add(number)
+
+
+def _parameters_of(optimizer: Any) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _closure_of(args: Any, kwargs: Any) -> Any:
+    """Return the closure among the arguments of a step, of which the first is the optimizer."""
+    return args[1] if len(args) > 1 else kwargs.get("closure")
+
+
+def _named(models: Sequence[Any], optimizers: Sequence[Any]) -> list[tuple[str, Tensor]]:
+    """Return all parameters, each once, with names that differ."""
+    several = len(models) > 1
+    found: dict[int, tuple[str, Tensor]] = {}
+    for number, model in enumerate(models):
+        for name, parameter in model.named_parameters():
+            found.setdefault(id(parameter), (f"{number}.{name}" if several else name, parameter))
+    for number, optimizer in enumerate(optimizers):
+        for i, parameter in enumerate(_parameters_of(optimizer)):
+            found.setdefault(id(parameter), (f"parameter {i} of optimizer {number}", parameter))
+    return list(found.values())
+
+
+_NEVER = (
+    "was followed by no step that synchronizes: call loss.backward() and step() of the optimizer that prepare was given"
+)
+
+# The loop in which prepared objects take part.
+_current: list[Loop] = []
+_inside: list[bool] = []  # A backward pass within a backward pass is no pass of its own.
+
+
+def current() -> Loop | None:
+    return _current[0] if _current else None
+
+
+def begin(loop: Loop) -> None:
+    """Make this the loop of all prepared objects; an earlier one ends."""
+    before = current()
+    if before is not None:
+        before.close()
+    _current[:] = [loop]
+    _watch()
+
+
+def passing(part: Part, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of one pass over a prepared loader, and tell the loop of them."""
+    loop = _current[0]
+    one = Pass(part)
+    loop._open.append(one)
+    try:
+        for batch in loop.worker.loading(batches):
+            loop.draws(one, part.rows(batch))
+            yield batch
+    finally:
+        loop._open.remove(one)
+    loop.ends(one)
+
+
+def _watch() -> None:
+    """Patch once what tells of backward passes, scaled losses, and evaluations."""
+    if hasattr(torch.autograd.backward, "tells_loop"):
+        return
+    plain, scale, train = torch.autograd.backward, torch.amp.GradScaler.scale, torch.nn.Module.train
+
+    @functools.wraps(plain)
+    def backward(tensors: Any, *args: Any, **options: Any) -> None:
+        loop = current()
+        if loop is None or _inside:
+            plain(tensors, *args, **options)
+            return
+        _inside.append(True)
+        try:
+            plain(tensors, *args, **options)
+        finally:
+            _inside.clear()
+        loop.after_backward(tensors)
+
+    @functools.wraps(scale)
+    def scale_loss(self: Any, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        if scaled is not outputs and isinstance(scaled, torch.Tensor):
+            setattr(scaled, _UNSCALED, outputs.detach())
+        return scaled
+
+    @functools.wraps(train)
+    def switch(self: Any, mode: bool = True) -> Any:
+        switched = train(self, mode)
+        loop = current()
+        if loop is not None and any(self is model for model in loop.models):
+            loop.switches(mode)
+        return switched
+
+    backward.tells_loop = True  # type: ignore[attr-defined]
+    torch.autograd.backward, torch.nn.Module.train = backward, switch
+    torch.amp.GradScaler.scale = scale_loss

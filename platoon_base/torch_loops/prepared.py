@@ -1,0 +1,215 @@
+"""`prepare`, after which the script's own loop trains one model on several workers.
+
+Importing this module seeds generators alike on all workers, see `platoon_base.seeds.seed_alike`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import connect
+from platoon_base.learning_rate import scaled
+from platoon_base.rules import Rule, require_rule
+from platoon_base.schedule import EveryN
+from platoon_base.seeds import seed_alike
+from platoon_base.torch_loops.loaders import Part, divided
+from platoon_base.torch_loops.loops import AsyncLoop, Loop, SyncLoop, begin, current, passing
+from platoon_base.worker import Worker, require_on_nonfinite
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    *objects: Any,
+    mode: str = "async",
+    strategy: Rule | None = None,
+    sync_every: int | None = None,
+    scaling: str | float | None = None,
+    on_nonfinite: str = "raise",
+    worker: Worker | None = None,
+) -> Any:
+    """Make the script's own loop train one model on all workers.
+
+    ::
+
+        model, optimizer, loader, scheduler = prepare(model, optimizer, loader, scheduler)
+
+    Call it on all workers, with the objects of the loop in any order. Each of them works as before,
+    except:
+
+    - Models and optimizers. With "sync" each ``backward()`` averages the gradients over the rows of
+      all workers, before any clipping. With "async" steps of the optimizer synchronize the
+      parameters with a center. From the end of each pass over the loader until training continues
+      the model has the center's values, and so after ``eval()``.
+    - A DataLoader yields this worker's rows, without repeats, in equally many batches on all
+      workers. Pass it without a DistributedSampler. Leave out loaders that each worker should read
+      in full.
+    - A scheduler that steps at each batch steps as often as in one process; one that steps behind
+      the pass once. Make it before `prepare`. ReduceLROnPlateau gets the mean of all workers.
+    - An AveragedModel gets the mean of all workers at the end of each pass.
+
+    Under plain ``python`` nothing changes.
+
+    Parameters
+    ----------
+    *objects : Module, Optimizer, DataLoader, LRScheduler or AveragedModel
+        Any number of each. A model is on its device already, and not in DistributedDataParallel.
+    mode : {"async", "sync"}
+        Synchronize with a center, each worker at its own speed, or average the gradients of each
+        step.
+    strategy : Rule, optional
+        A rule such as `EASGD` or `DiLoCo`, with "async"; see `default_rule`.
+    sync_every : int, optional
+        Steps from one synchronization to the next, with "async".
+    scaling : {"none", "linear", "sqrt"} or float, optional
+        With "sync", the factor of the learning rate for N workers; "none" by default. With "async",
+        a number s for `AveragedEASGD`, whose steps are ``s sqrt(N)`` times as long, or "none"; 2 by
+        default.
+    on_nonfinite : {"raise", "skip", "restore"}
+        With "async", see `Worker.init_shared_params`.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    object or tuple
+        The objects in the order given; a DataLoader is a new one.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arguments cannot work.
+    """
+    _require_settings(mode, strategy, sync_every, scaling, on_nonfinite)
+    kinds = [_kind_of(each) for each in objects]
+    worker = connect() if worker is None else worker
+    if worker.global_size > 1 or worker.advanced.launched:
+        made = _prepared(objects, kinds, worker, (mode, strategy, sync_every, scaling, on_nonfinite))
+    else:
+        made = list(objects)
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _prepared(objects: Any, kinds: list[str], worker: Worker, settings: Any) -> list[Any]:
+    mode, scaling = settings[0], settings[3]
+    of = {kind: [each for each, other in zip(objects, kinds) if other == kind] for kind in _KINDS}
+    if mode == "sync" and scaling not in (None, "none") and worker.global_size > 1:
+        _scale(of["optimizer"], worker.global_size, str(scaling))
+    loop = current()
+    if loop is None or loop.worker is not worker or (loop.begun and (of["model"] or of["optimizer"])):
+        if worker.late:
+            raise ConfigurationError(
+                "this worker joined late: the workers of a loop count passes together from its start; launch the job "
+                "with more workers"
+            )
+        kind = Loop if worker.global_size == 1 else SyncLoop if mode == "sync" else AsyncLoop
+        loop = kind(worker, settings)
+        begin(loop)
+    elif loop.settings != settings:
+        raise ConfigurationError(
+            f"got prepare with {settings} behind one with {loop.settings}: all calls for one loop have equal settings"
+        )
+    loop.add(of["model"], of["averaged"], of["optimizer"])
+    return [_changed(each, kind, worker, loop) for each, kind in zip(objects, kinds)]
+
+
+def _changed(each: Any, kind: str, worker: Worker, loop: Loop) -> Any:
+    if kind == "loader":
+        loop.loaders += 1
+        part = Part(each, worker, loop.loaders, 2 if any(map(_has_batch_norm, loop.models)) else 1)
+        made = divided(each, part, passing)
+        part.count = len(made) if part.whole is not None else None
+        return made
+    if kind == "scheduler" and worker.global_size > 1:
+        _follow(each, worker)
+    return each
+
+
+def _has_batch_norm(model: Any) -> bool:
+    """Return whether a model refuses batches of one row in training."""
+    return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+_KINDS = {
+    "averaged": AveragedModel,
+    "model": torch.nn.Module,
+    "optimizer": torch.optim.Optimizer,
+    "loader": DataLoader,
+    "scheduler": (LRScheduler, ReduceLROnPlateau),
+}
+
+
+def _kind_of(each: Any) -> str:
+    name = type(each).__name__
+    if name in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
+        raise ConfigurationError(f"got a model in {name}: pass the model itself, which prepare trains on all workers")
+    for kind, types in _KINDS.items():
+        if isinstance(each, types):
+            return kind
+    raise ConfigurationError(
+        f"got {name}: pass models, optimizers, DataLoaders and schedulers of torch; others, such as a GradScaler, work "
+        "without prepare"
+    )
+
+
+def _require_settings(mode: str, strategy: Any, sync_every: Any, scaling: Any, on_nonfinite: str) -> None:
+    if mode not in ("async", "sync"):
+        raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
+    if mode == "sync" and not (strategy is None and sync_every is None):
+        raise ConfigurationError(
+            'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async" for them'
+        )
+    number = isinstance(scaling, (int, float)) and not isinstance(scaling, bool)
+    if mode == "sync" and scaling not in (None, "none", "linear", "sqrt"):
+        raise ConfigurationError(f'got scaling={scaling!r} for averaged gradients: pass "none", "linear" or "sqrt"')
+    if mode == "async" and not (scaling in (None, "none") or number):
+        raise ConfigurationError(f'got scaling={scaling!r} with mode="async": pass a number, such as 2, or "none"')
+    if scaling is not None and strategy is not None:
+        raise ConfigurationError(
+            f"got scaling={scaling!r} and strategy={strategy!r}: pass strategy=AveragedEASGD(scale=...), or one of them"
+        )
+    if strategy is not None:
+        require_rule(strategy, "strategy")
+    if sync_every is not None:
+        EveryN(sync_every)
+    require_on_nonfinite(on_nonfinite)
+
+
+def _scale(optimizers: list[Any], size: int, how: str) -> None:
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        if "initial_lr" in group:
+            raise ConfigurationError(
+                f"got scaling={how!r} and a scheduler of the learning rate: scale the rates where they are made, by "
+                "platoon_base.learning_rate.scaled(rate, world_size(), how), and leave scaling out"
+            )
+        group["lr"] = group["lr"] * scaled(1.0, size, how)
+
+
+def _follow(scheduler: Any, worker: Worker) -> None:
+    """Make a scheduler step as in one process."""
+    base: Any = type(scheduler)
+
+    def step(self: Any, *args: Any, **options: Any) -> None:
+        loop = current()
+        if isinstance(self, ReduceLROnPlateau):
+            metric = float(args[0] if args else options.pop("metrics"))
+            mean = worker.reduce_metrics({"metric of the scheduler": (metric, 1.0)})["metric of the scheduler"]
+            base.step(self, mean, *args[1:], **options)
+        elif args or options or loop is None:
+            base.step(self, *args, **options)
+        else:
+            for _ in range(loop.steps_of(self)):
+                base.step(self)
+
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    scheduler.__class__ = type(base.__name__, (base,), {**names, "step": step})
+
+
+if connect().global_size > 1:
+    seed_alike(connect().seed)

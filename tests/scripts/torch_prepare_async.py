@@ -1,0 +1,75 @@
+"""Loops that synchronize with a center: one model at the end of each pass, own values while training."""
+
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from platoon_base import DiLoCo, EASGD, AveragedEASGD, CenterMomentum, connect
+from platoon_base.torch_loops import loops, prepare
+
+SETTINGS = {
+    "default": {},
+    "none": {"scaling": "none"},
+    "period": {"sync_every": 4},
+    "EASGD": {"strategy": EASGD(), "sync_every": 2},
+    "DiLoCo": {"strategy": DiLoCo(overlap=0.5), "sync_every": 4},
+}
+RULES = {"default": AveragedEASGD, "none": AveragedEASGD, "period": CenterMomentum, "EASGD": EASGD, "DiLoCo": DiLoCo}
+worker = connect()
+torch.manual_seed(0)
+X = torch.randn(200, 6)
+Y = (X.sum(1) > 0).long()
+
+
+def values(*models):
+    return torch.cat([each.detach().flatten().double() for model in models for each in model.state_dict().values()])
+
+
+def equal(*models):
+    everyone = worker.all_gather(values(*models))
+    return torch.equal(everyone[0], everyone[-1])
+
+
+for case in sys.argv[2:]:
+    torch.manual_seed(worker.global_rank)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+    unused = nn.Linear(2, 2)  # It gets no gradients, and so no moments by itself.
+    optimizer = torch.optim.Adam([*model.parameters(), *unused.parameters()], 0.01)
+    ema = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=3 * 25)
+    loader = DataLoader(TensorDataset(X, Y), 8, shuffle=True)
+    model, optimizer, loader, scheduler, ema, unused = prepare(
+        model, optimizer, loader, scheduler, ema, unused, **SETTINGS[case]
+    )
+    for epoch in range(3):
+        model.train()
+        for step, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            assert unused.weight.grad is None
+            optimizer.step()
+            ema.update_parameters(model)
+            scheduler.step()
+            if epoch == step == 1:  # An evaluation in the middle of a pass sees the center.
+                own = values(model[0])
+                model.eval()
+                assert not torch.equal(values(model[0]), own) or case == "DiLoCo" or worker.global_size == 1
+                model.train()
+            if epoch == 1 and step == 5 and case != "DiLoCo" and worker.global_size > 1:
+                assert not equal(model), case
+        assert equal(model, ema, unused), case
+        model.eval()
+        assert equal(model, ema), case
+        model.train()
+        assert equal(model), case
+    if worker.global_size > 1:
+        rule = loops.current().rule
+        assert type(rule) is RULES[case], rule
+        assert worker.advanced.sharing, "shared"
+    assert scheduler.last_epoch == 3 * 25
+    assert nn.functional.cross_entropy(model.eval()(X), Y) < 0.65, case
+    assert all(parameter.grad is None for parameter in unused.parameters())
+worker.close()

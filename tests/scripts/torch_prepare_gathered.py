@@ -1,0 +1,104 @@
+"""Rows of all workers for metrics, in the order of the data; what one worker prints and saves; mistakes."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from platoon_base import EASGD, connect
+from platoon_base.errors import ConfigurationError
+from platoon_base.torch_loops import gather_for_metrics, is_main, prepare, print, save
+
+MODE = sys.argv[2]
+worker = connect()
+rows = torch.arange(26 * 3).reshape(26, 3)
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.001)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from rows
+
+
+loaders = [
+    DataLoader(TensorDataset(rows, rows[:, 0] > 30), 4),
+    DataLoader(TensorDataset(rows, rows[:, 0] > 30), 5, num_workers=1),
+    DataLoader(Stream(), 4),
+    DataLoader(Stream(), 4, num_workers=1),
+]
+model, optimizer, *loaders = prepare(model, optimizer, *loaders, mode=MODE)
+for number, loader in enumerate(loaders):
+    found, right, mine = [], [], 0
+    for batch in loader:
+        if number < 2:
+            x, y = batch
+            gathered = gather_for_metrics({"x": x, "y": [y, y.float().bfloat16(), 7 + worker.global_rank]})
+            right += gathered["y"][0].tolist()
+            assert gathered["y"][0].dtype is torch.bool
+            assert gathered["y"][1].tolist() == gathered["y"][0].float().tolist()
+            assert gathered["y"][2].tolist() == [7 + rank for rank in range(worker.global_size)]
+            batch = x
+            found.append(gathered["x"])
+        else:
+            found.append(gather_for_metrics(batch))
+        mine += len(batch)
+    assert torch.equal(torch.cat(found), rows), (number, found)
+    assert number > 1 or right == (rows[:, 0] > 30).tolist()
+    assert mine <= 26 * (0.6 if worker.global_size > 1 else 1)
+
+for _ in range(2):
+    for x, _ in loaders[0]:
+        optimizer.zero_grad()
+        model(x.float()).square().mean().backward()
+        optimizer.step()
+path = Path(sys.argv[1], "model.pt")
+save(model.state_dict(), path)
+print("printed by", worker.global_rank)
+worker.barrier()
+assert torch.equal(torch.load(path)["weight"], model.weight), "of all workers"
+assert [each.name for each in path.parent.glob("model.pt*")] == ["model.pt"]
+assert sum(worker.gather(is_main())) == 1
+
+
+def refused(text, *objects, **settings):
+    try:
+        prepare(*objects, **settings)
+    except ConfigurationError as exc:
+        assert text in str(exc), exc
+    else:
+        raise AssertionError(text)
+
+
+refused("pass models, optimizers", 3)
+refused("DistributedDataParallel: pass the model itself", type("DistributedDataParallel", (nn.Module,), {})())
+refused('pass "async" or "sync"', model, mode="both")
+refused("averaged gradients have neither", model, mode="sync", strategy=EASGD())
+refused('"linear" or "sqrt"', model, mode="sync", scaling=2)
+refused("pass a number", model, scaling="linear")
+refused("or one of them", model, scaling=2, strategy=EASGD())
+refused("whole number", model, sync_every=0)
+if worker.global_size > 1:
+    refused("equal settings", loaders[0], mode="async" if MODE == "sync" else "sync")
+    scheduled = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)
+    refused("a scheduler of the learning rate", scheduled, mode="sync", scaling="sqrt")
+    # Another training has begun, so the first one is over.
+    prepare(nn.Linear(1, 1), mode=MODE)
+    try:
+        optimizer.step()
+    except ConfigurationError as exc:
+        assert "another prepare has ended since" in str(exc)
+    else:
+        raise AssertionError
+if MODE == "async" and worker.global_size > 1:
+    lonely = prepare(nn.Linear(1, 1))
+    try:
+        lonely(torch.ones(1, 1)).sum().backward()
+    except ConfigurationError as exc:
+        assert "got no optimizer" in str(exc)
+    else:
+        raise AssertionError
+worker.close()

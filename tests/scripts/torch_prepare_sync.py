@@ -1,0 +1,228 @@
+"""Loops with averaged gradients end as one process with the batches of both workers, to 1e-6; one after another."""
+
+import copy
+import math
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from platoon_base import connect
+from platoon_base.torch_loops import prepare
+
+WORKERS = connect().global_size
+generator = torch.Generator().manual_seed(0)
+X = torch.randn(130, 6, generator=generator, dtype=torch.float64)
+Y = torch.sin(X.sum(1, keepdim=True))
+
+
+def rows(batch):
+    return DataLoader(TensorDataset(X, Y), batch)
+
+
+def build(seed, *between):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), *between, nn.Tanh(), nn.Linear(8, 1)).double()
+
+
+def require_equal(mine, alone, what):
+    for (name, value), right in zip(mine.state_dict().items(), alone.state_dict().values()):
+        said = lambda text, name=name: f"{what}: {name} {text}"
+        torch.testing.assert_close(value, right, rtol=1e-6, atol=1e-9, msg=said)
+
+
+def compare(what, train, *between, batch=8):
+    """Train prepared objects on both workers, and others with batches twice as large; compare the models."""
+    model, alone = build(connect().global_rank, *copy.deepcopy(between)), build(0, *copy.deepcopy(between))
+    found = train(model, lambda *each: prepare(*each, mode="sync"), rows(batch))
+    right = train(alone, lambda *each: each[0] if len(each) == 1 else each, rows(batch * WORKERS))
+    require_equal(model, alone, what)
+    return found, right
+
+
+def usual(model, ready, loader):
+    """AdamW, clipping, accumulation over two batches."""
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    model, optimizer, loader = ready(model, optimizer, loader)
+    norms = []
+    for _ in range(2):
+        for i, (x, y) in enumerate(loader, 1):
+            (nn.functional.mse_loss(model(x), y) / 2).backward()
+            if i % 2 == 0 or i == len(loader):
+                norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1).item())
+                optimizer.step()
+                optimizer.zero_grad()
+    return norms
+
+
+found, right = compare("usual", usual)
+assert max(abs(a - b) for a, b in zip(found, right, strict=True)) < 1e-9  # of the averages, not of own gradients
+
+
+def closure(model, ready, loader):
+    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+    model, optimizer, loader = ready(model, optimizer, loader)
+    calls = 0
+    for x, y in [*loader, *loader, *loader]:
+
+        def loss_of_batch():
+            nonlocal calls
+            calls += 1
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(loss_of_batch)
+    return calls
+
+
+found, right = compare("closure", closure, batch=65)
+assert found == right > 3
+
+
+def scaler(model, ready, loader):
+    """One worker's infinity makes all skip the same step."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    model, optimizer, loader = ready(model, optimizer, loader)
+    scaler, scales = torch.amp.GradScaler("cpu", init_scale=4.0), []
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss * (math.inf if (x[:, 0] == X[24 * WORKERS, 0]).any() else 1)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+found, right = compare("scaler", scaler)
+assert found == right == [4.0] * 3 + [2.0] * (len(right) - 3)
+
+
+def two_models(model, ready, loader):
+    """Two models whose optimizers step in turn, as of a GAN; a backward pass reaches both."""
+    torch.manual_seed(3)
+    other = nn.Linear(1, 1).double()
+    first, second = torch.optim.Adam(model.parameters(), 0.01), torch.optim.Adam(other.parameters(), 0.02)
+    model, other, first, second, loader = ready(model, other, first, second, loader)
+    for x, y in loader:
+        second.zero_grad()
+        nn.functional.mse_loss(other(model(x).detach()), y).backward()
+        nn.functional.mse_loss(other(y), y).backward()
+        second.step()
+        first.zero_grad()
+        nn.functional.mse_loss(other(model(x)), y).backward()
+        first.step()
+
+
+compare("two models", two_models)
+
+
+def by_hand(model, ready, loader):
+    """No optimizer."""
+    model, loader = ready(model, loader)
+    for x, y in loader:
+        model.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+
+
+compare("by hand", by_hand)
+
+
+def without_backward(model, ready, loader):
+    """Gradients of torch.autograd.grad are averaged by the step."""
+    optimizer, loader = ready(torch.optim.SGD(model.parameters(), 0.1), loader)
+    for x, y in loader:
+        loss = nn.functional.mse_loss(model(x), y)
+        for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+            parameter.grad = gradient
+        optimizer.step()
+
+
+compare("without backward", without_backward)
+
+
+def compiled(model, ready, loader):
+    model = torch.compile(model, backend="eager")
+    model, optimizer, loader = ready(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+compare("compiled", compiled)
+
+
+def scheduled(make, per_batch):
+    def train(model, ready, loader):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scheduler = make(optimizer)
+        model, optimizer, loader, scheduler = ready(model, optimizer, loader, scheduler)
+        rates = []
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                if per_batch:
+                    scheduler.step()
+            if not per_batch:
+                loss = model(X[: 30 * (1 + connect().global_rank)]).square().mean()  # another one on each worker
+                plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+                scheduler.step(loss.item()) if plateau else scheduler.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+        return rates, scheduler
+
+    return train
+
+
+# 17 batches of 8 rows in one process, 9 on each of two workers.
+total = 2 * len(rows(8))
+rates, scheduler = scheduled(lambda each: torch.optim.lr_scheduler.OneCycleLR(each, 0.2, total), True)(
+    build(0), lambda *each: prepare(*each, mode="sync"), rows(8)
+)
+assert scheduler.last_epoch == total, scheduler.last_epoch
+assert type(scheduler) is not torch.optim.lr_scheduler.OneCycleLR or WORKERS == 1
+assert "step" not in scheduler.state_dict()
+steps = lambda each: torch.optim.lr_scheduler.StepLR(each, 1, 0.5)
+found, right = compare("by pass", scheduled(steps, False))
+assert found[0] == right[0] == [0.05, 0.025]
+plateau = lambda each: torch.optim.lr_scheduler.ReduceLROnPlateau(each, patience=0)
+rates, _ = scheduled(plateau, False)(build(0), lambda *each: prepare(*each, mode="sync"), rows(8))
+assert len({tuple(each) for each in connect().gather(rates)}) == 1
+
+
+def averaged_model(model, ready, loader):
+    """BatchNorm's statistics are averaged at the end of a pass, those of the average too."""
+    optimizer, ema = (
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.optim.swa_utils.AveragedModel(model, use_buffers=True),
+    )
+    model, optimizer, loader, ema = ready(model, optimizer, loader, ema)
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        ema.update_parameters(model)
+    return ema
+
+
+model = build(connect().global_rank, nn.BatchNorm1d(8))
+ema = averaged_model(model, lambda *each: prepare(*each, mode="sync"), rows(8))
+flat = torch.cat(
+    [each.detach().flatten().double() for each in [*model.state_dict().values(), *ema.state_dict().values()]]
+)
+everyone = connect().all_gather(flat)
+assert all(torch.equal(each, everyone[0]) for each in everyone)
+
+linear = torch.optim.SGD(build(0).parameters(), 0.1)
+prepare(linear, mode="sync", scaling="linear")
+assert linear.param_groups[0]["lr"] == 0.1 * WORKERS
+connect().close()
