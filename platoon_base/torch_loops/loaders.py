@@ -217,7 +217,8 @@ def is_divided(loader: Any, worker: Worker) -> bool:
             if (sampler.rank, sampler.num_replicas) != (worker.global_rank, worker.global_size):
                 raise ConfigurationError(
                     f"got a DistributedSampler for rank {sampler.rank} of {sampler.num_replicas} in worker "
-                    f"{worker.global_rank} of {worker.global_size}: leave the sampler out, or pass rank=rank() and num_replicas=world_size()"
+                    f"{worker.global_rank} of {worker.global_size}: leave the sampler out, or pass "
+                    "rank=rank() and num_replicas=world_size()"
                 )
             return True
     return False
