@@ -75,7 +75,7 @@ def refused(text, *objects, **settings):
 refused("pass models, optimizers", 3)
 refused("DistributedDataParallel: pass the model itself", type("DistributedDataParallel", (nn.Module,), {})())
 refused('pass "async" or "sync"', model, mode="both")
-refused("averaged gradients have neither", model, mode="sync", strategy=EASGD())
+refused("averaged gradients do not use", model, mode="sync", strategy=EASGD())
 refused('"linear" or "sqrt"', model, mode="sync", scaling=2)
 refused("pass a number", model, scaling="linear")
 refused("one of the two", model, scaling=2, strategy=EASGD())
