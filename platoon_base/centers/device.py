@@ -30,12 +30,12 @@ from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, form_of, local_sources, rule_of_moments
 from platoon_base.shm.segments import Name, Segment
+from platoon_base.timeouts import timeout
 
-__all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
+__all__ = ["DeviceCenter", "DeviceCenters"]
 
 DeviceArray = Any  # A pygpu GpuArray or a CudaArray, depending on the runtime.
 
-MIRROR_EVERY_S = 5.0
 # A tile's lock, normally held for microseconds, is broken after this time.
 LOCK_NS = 500_000_000
 _THREADS, _BLOCKS_EACH = 256, 8
@@ -57,14 +57,14 @@ class DeviceCenter:
         rank: int,
         gone: Callable[[int], bool],
         incarnation: Callable[[int], int],
-        mirror_every_s: float = MIRROR_EVERY_S,
+        mirror_every_s: float | None = None,
     ) -> None:
         self._directory = directory
         self.orders = directory.orders
         self._runtime = runtime
         self._layout = layout
         self._rank = rank
-        self._mirror_every_s = mirror_every_s
+        self._mirror_every_s = timeout("mirror") if mirror_every_s is None else mirror_every_s
         self._tiling = directory.tiling
         self._driver = runtime.driver
         self._memory = HostMemory(self._driver, directory.address, directory.size_bytes)

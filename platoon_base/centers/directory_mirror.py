@@ -10,13 +10,14 @@ import numpy as np
 from platoon_base.centers.device_directory import FINAL, DeviceDirectory
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout
+from platoon_base.timeouts import SHORT_POLL_S
 
 __all__ = ["DirectoryMirror"]
 
 Array = np.ndarray[Any, Any]
 
 # Workers copy their partitions when they synchronize, after the work queued on their devices.
-_SETTLE_S, _MIRROR_S, _POLL_INTERVAL_S = 0.5, 10.0, 0.005
+_SETTLE_S, _MIRROR_S = 0.5, 10.0
 
 
 class DirectoryMirror:
@@ -45,7 +46,7 @@ class DirectoryMirror:
         while not self._directory.has_mirror(number):
             if time.monotonic() > deadline:
                 raise CollectiveTimeoutError(f"no worker on a device has synchronized for {_MIRROR_S:g} s")
-            time.sleep(_POLL_INTERVAL_S)
+            time.sleep(SHORT_POLL_S)
 
     def close(self) -> None:
         if not self._directory.closed:

@@ -24,7 +24,7 @@ from platoon_base.centers.gossip_memory import GossipShape, Slot, shares_of
 from platoon_base.centers.gossip_slots import LEAVING, Slots
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.centers.host_memory import CONTROLLER
-from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
+from platoon_base.centers.stripes import STRIPE_BYTES, Stripe, copy_all, cut
 from platoon_base.dtypes import sum_dtype
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
@@ -33,6 +33,7 @@ from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.gosgd import GoSGD
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
 __all__ = ["GossipCenter", "GossipCenters"]
 
@@ -84,13 +85,15 @@ class GossipCenter:
                 piece = stripe.pieces[refused[0]]
                 refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
 
-        left = own.locks.visit(publish, True, min(timeout_s, PATIENCE_S), self._left_out)
-        if left and timeout_s <= PATIENCE_S:
+        left = own.locks.visit(publish, True, min(timeout_s, timeout("stripe")), self._left_out)
+        if left and timeout_s <= timeout("stripe"):
             raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
         self.whole = not left
         left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
         if left_out.keys() - self._left_out.keys():
-            log.warning("rank %d leaves out locked stripes: %s", self._rank, own.locks.timeout_text(left, PATIENCE_S))
+            log.warning(
+                "rank %d leaves out locked stripes: %s", self._rank, own.locks.timeout_text(left, timeout("stripe"))
+            )
         self._left_out = left_out
         if target is not None:
             self._deliver(target, arrays)
@@ -176,7 +179,7 @@ class GossipCenter:
             copy_all(cut(out, stripe.pieces), stripe.center)
             own.received[stripe.index] = 0
 
-        left = own.locks.visit(take, True, min(timeout_s, PATIENCE_S), {})
+        left = own.locks.visit(take, True, min(timeout_s, timeout("stripe")), {})
         if left:
             raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
 
@@ -196,7 +199,7 @@ class GossipCenter:
                     elif weight:  # This mean of equal values is exactly that value.
                         target += target.dtype.type(weight / totals[stripe.index]) * (value - target)
 
-            for stripe in slot.locks.visit(add, True, min(timeout_s, PATIENCE_S), {}):
+            for stripe in slot.locks.visit(add, True, min(timeout_s, timeout("stripe")), {}):
                 add(stripe)
         for stripe in slots[0].stripes:
             if not totals[stripe.index]:  # All weight was lost with dead workers.
@@ -239,7 +242,7 @@ class GossipCenter:
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         with self._one_thread:  # File locks do not exclude threads of the same process.
             out = self._shape.layout.empty()
-            self._mean(out, PATIENCE_S)
+            self._mean(out, timeout("stripe"))
             return out, []
 
     def finish(self) -> None:

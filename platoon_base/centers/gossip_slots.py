@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 
 from platoon_base.centers.gossip_memory import TABLE_LOCK, GossipShape, Slot, count_slots, slots_on
 from platoon_base.centers.host_memory import FREE
-from platoon_base.centers.stripes import PATIENCE_S, Stripe, copy_all, cut, wait_until
+from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.shm.segments import Name, Segment
+from platoon_base.timeouts import timeout
 
 __all__ = ["LEAVING", "Slots"]
 
@@ -71,7 +72,7 @@ class Slots:
                 )
             slots = self.every()
             if not any(map(self._lives, slots)):  # The last workers that leave keep their weight.
-                wait_until(lambda: not any(map(self._leaves, slots)), PATIENCE_S)
+                wait_until(lambda: not any(map(self._leaves, slots)), timeout("stripe"))
             living = [slot for slot in slots if self._lives(slot) and slot.owner != self._rank]
             prepared = [slot for slot in slots if slot.owner == FREE and slot.weight]
             earlier = [slot for slot in slots if slot.owner == self._rank]
@@ -158,9 +159,9 @@ class Slots:
             own.weights[stripe.index], own.received[stripe.index] = weights[stripe.index], 0
 
         # Locked stripes contribute values without weight.
-        for stripe in donor.locks.visit(split, True, PATIENCE_S, {}):
+        for stripe in donor.locks.visit(split, True, timeout("stripe"), {}):
             copy_all(cut(values, stripe.pieces), stripe.center)
-        for stripe in own.locks.visit(put, True, PATIENCE_S, {}):
+        for stripe in own.locks.visit(put, True, timeout("stripe"), {}):
             put(stripe)
 
 

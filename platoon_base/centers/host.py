@@ -26,13 +26,14 @@ from platoon_base.centers.hosts_means import HostsMeans
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripe_locks import StripeLocks
-from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
+from platoon_base.centers.stripes import STRIPE_BYTES, Stripe, copy_all, cut
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
 __all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
 
@@ -41,7 +42,6 @@ Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
 STRIPES_EACH = 4  # Stripes per worker, if there are several.
-_MIN_S = 1.0  # Minimum time for the stripes after a wait for other hosts.
 
 
 class HostCenter:
@@ -101,7 +101,7 @@ class HostCenter:
         self._left_out: dict[int, int] = {}
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
-        """Apply the rule once to each stripe, except those locked for longer than `PATIENCE_S`."""
+        """Apply the rule once to each stripe, except those locked for long."""
         refusals: list[NonFiniteElement] = []
         flat, of_moments = [array.reshape(-1) for array in arrays], rule_of_moments(rule)
 
@@ -116,13 +116,15 @@ class HostCenter:
                 piece = stripe.pieces[refused[0]]
                 refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
 
-        left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
-        if left and timeout_s <= PATIENCE_S:
+        left = self._visit(update, locked, min(timeout_s, timeout("stripe")), self._left_out)
+        if left and timeout_s <= timeout("stripe"):
             raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
         left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
         self.whole = not left_out
         if left_out.keys() - self._left_out.keys():
-            log.warning("rank %d leaves out locked stripes: %s", self._rank, self._locks.timeout_text(left, PATIENCE_S))
+            log.warning(
+                "rank %d leaves out locked stripes: %s", self._rank, self._locks.timeout_text(left, timeout("stripe"))
+            )
         self._left_out = left_out
         return min(refusals, default=None)
 
@@ -154,7 +156,7 @@ class HostCenter:
             self._require_open()
             began = awake()
             self.across_hosts.wait(number, timeout_s)
-            timeout_s = max(timeout_s - (awake() - began), _MIN_S)
+            timeout_s = max(timeout_s - (awake() - began), timeout("stripe"))
         return self._visit_round(take, timeout_s)
 
     def _visit_round(
@@ -179,7 +181,7 @@ class HostCenter:
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
     ) -> None:
-        """Copy the center into ``out``; stripes locked beyond `PATIENCE_S` are read anyway."""
+        """Copy the center into ``out``; stripes locked for long are read anyway."""
         source = self.averages or self.values if averaged else self.values
 
         def copy(stripe: Stripe) -> None:
@@ -190,8 +192,8 @@ class HostCenter:
             if begin:
                 self._start(stripe, values)
 
-        left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._left_out)
-        if left and timeout_s <= PATIENCE_S:
+        left = self._visit(copy, locked, min(timeout_s, timeout("stripe")), self._left_out)
+        if left and timeout_s <= timeout("stripe"):
             raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
         for stripe in left:
             copy(stripe)
@@ -236,7 +238,7 @@ class HostCenter:
                 count = self.overwrites.note()
             finally:
                 self._locks.release_all()
-        self.overwrites.await_all_hosts(count, max(deadline - awake(), _MIN_S))
+        self.overwrites.await_all_hosts(count, max(deadline - awake(), timeout("stripe")))
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's; False if a stripe stayed locked."""
@@ -252,7 +254,7 @@ class HostCenter:
             for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
                 copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
 
-        return not self._visit(put, True, PATIENCE_S)
+        return not self._visit(put, True)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """Fill a new center before others attach."""
@@ -282,9 +284,7 @@ class HostCenter:
             start = own if source is None else cut(self.states[source], stripe.pieces)
             copy_all(cut(state, stripe.with_states), start)
 
-    def move(
-        self, by: Sequence[Array], written: int, with_average: bool = False, timeout_s: float = PATIENCE_S
-    ) -> bool:
+    def move(self, by: Sequence[Array], written: int, with_average: bool = False) -> bool:
         """Add ``by`` to the center, and to workers at their next visits; False if incomplete."""
         # On failure ``by`` keeps the part not added. Stripes overwritten since ``written`` stay
         # unchanged. The average follows a center with which workers synchronize; ``with_average``
@@ -299,7 +299,7 @@ class HostCenter:
                     for average, moved in zip(cut(self.states[self._average], pieces), cut(by, pieces)):
                         average += moved
 
-        left = self._visit(move, True, timeout_s)
+        left = self._visit(move, True)
         if left:
             kept = [[piece.copy() for piece in cut(by, stripe.without_moments)] for stripe in left]
             for array in by:
@@ -322,10 +322,10 @@ class HostCenter:
                 else:
                     center += after - before
 
-        for stripe in self._visit(work, True, PATIENCE_S):
+        for stripe in self._visit(work, True):
             work(stripe)
 
-    def move_to(self, values: Sequence[Array], averages: Sequence[Array] = (), timeout_s: float = PATIENCE_S) -> bool:
+    def move_to(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> bool:
         """Move the center and its average, while no worker changes them; see `move`."""
         shift = _required(self._shift)
 
@@ -335,7 +335,7 @@ class HostCenter:
                 pieces = stripe.without_moments
                 copy_all(cut(self.states[self._average], pieces), cut(averages, pieces))
 
-        return not self._visit(move, True, timeout_s)
+        return not self._visit(move, True)
 
     def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None:
         """Copy the center's parameters and averages, without moments, under the locks."""
@@ -347,7 +347,7 @@ class HostCenter:
                 copy_all(cut(averages, pieces), cut(self.states[self._average], pieces))
 
         with self._one_thread:
-            for stripe in self._visit(copy, True, PATIENCE_S):
+            for stripe in self._visit(copy, True):
                 copy(stripe)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
@@ -361,7 +361,7 @@ class HostCenter:
                     copy_all(cut(target, stripe.pieces), source)
 
             if self._rounds is None:
-                for stripe in self._visit(copy, True, PATIENCE_S):
+                for stripe in self._visit(copy, True):
                     copy(stripe)
                 return values, states
             self._require_open()
@@ -374,7 +374,7 @@ class HostCenter:
                 copy_every,
                 lambda deadline: self._locks.lock_all(deadline),
                 self._locks.release_all,
-                PATIENCE_S,
+                timeout("stripe"),
             )
             return values, states
 
@@ -398,11 +398,15 @@ class HostCenter:
         self._locks.close()
 
     def _visit(
-        self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
+        self,
+        work: Callable[[Stripe], None],
+        locked: bool,
+        timeout_s: float | None = None,
+        stuck: Mapping[int, int] | None = None,
     ) -> list[Stripe]:
         """Do ``work`` once on each stripe, under its lock; locked stripes are retried later."""
         self._require_open()
-        return self._locks.visit(work, locked, timeout_s, stuck or {})
+        return self._locks.visit(work, locked, timeout("stripe") if timeout_s is None else timeout_s, stuck or {})
 
     def _require_open(self) -> None:
         if self._segment.closed:

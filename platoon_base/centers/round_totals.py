@@ -18,12 +18,12 @@ from platoon_base.centers.host_rounds import Rounds, StripeArrays, use_other
 from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import ALIGNMENT, Layout, Piece
+from platoon_base.timeouts import timeout
 
 __all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
 
 Array = np.ndarray[Any, Any]
 
-_PATIENCE_S = 1.0  # Maximum wait for a locked stripe.
 _NUMBER, _BASE, _FIRST = 0, 1, 2  # Indices of words: the round, its base, the first count.
 
 
@@ -118,7 +118,7 @@ class HostsRounds:
         def copy(stripe: Stripe) -> None:
             read_own(self._rounds.stripes[stripe.index], stripe, totals, number)
 
-        if self._visit(copy, _PATIENCE_S):
+        if self._visit(copy, timeout("stripe")):
             totals.number = 0
             return False
         return True
@@ -129,7 +129,7 @@ class HostsRounds:
         def put(stripe: Stripe) -> None:
             gather(self._rounds.stripes[stripe.index], stripe, totals, number)
 
-        return not self._visit(put, _PATIENCE_S)
+        return not self._visit(put, timeout("stripe"))
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's, and set its round; see `read`."""
@@ -142,7 +142,7 @@ class HostsRounds:
             self._rounds.replace(stripe.index, new)
             stripe.holder["round"] = number
 
-        return not self._visit(put, _PATIENCE_S)
+        return not self._visit(put, timeout("stripe"))
 
 
 def read_own(arrays: StripeArrays, stripe: Stripe, totals: RoundTotals, number: int) -> None:

@@ -16,7 +16,6 @@ from platoon_base.system.awake import awake
 __all__ = [
     "FIRST_PAUSE_S",
     "LONGEST_PAUSE_S",
-    "PATIENCE_S",
     "STRIPE_BYTES",
     "Stripe",
     "copy_all",
@@ -27,8 +26,6 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 STRIPE_BYTES = 1 << 21  # Minimum size, large relative to the cost of a lock.
-# A stripe is held for milliseconds; a holder for this long is suspended or gets no processor.
-PATIENCE_S = 3.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # Pauses between attempts to lock.
 
 

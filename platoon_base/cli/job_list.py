@@ -21,7 +21,6 @@ from platoon_base.worker_process.program import Program
 
 __all__ = ["facts", "listing", "program_of"]
 
-_ANSWER_TIMEOUT_S = 1.0  # for a controller
 _MIN_CHARACTERS = 40  # minimum width of the script
 _LEFT_OUT = "..."
 
@@ -29,7 +28,7 @@ _LEFT_OUT = "..."
 def facts(files: JobFiles) -> dict[str, Any]:
     """Return the facts about a job, with the workers' states from its controller."""
     states = "no answer"
-    with contextlib.suppress(PlatoonError), Observer(files, _ANSWER_TIMEOUT_S) as observer:
+    with contextlib.suppress(PlatoonError), Observer(files) as observer:
         recent = Recent()
         snapshot = observer.poll()
         recent.take(snapshot, time.monotonic())

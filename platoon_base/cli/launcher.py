@@ -122,7 +122,7 @@ def launch(
             data_server(server, job.files.folder, environment, log_folder),
         ):
             if hosts is not None:
-                hosts.welcome(job.files, log_folder.absolute(), options.grace_s, address)
+                hosts.welcome(job.files, log_folder.absolute(), address)
             if preload:
                 job.start_forked(program, args, preload, starts)
             else:

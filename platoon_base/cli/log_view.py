@@ -9,11 +9,12 @@ from typing import BinaryIO
 
 from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import CHUNK_BYTES, LogFollower
+from platoon_base.system.job_paths import pattern_of
 from platoon_base.system.regular_files import open_regular
 
 __all__ = ["LogView", "ranks_in"]
 
-_NAME = re.compile(r"rank(\d+)\.log")
+_NAME = re.compile(pattern_of("log"))
 _BLOCK_BYTES = 1 << 16
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import math
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 import click
 
 from platoon_base.cli.charts import NO_CHARTS, has_charts
 from platoon_base.cli.commands.arguments import result_file
-from platoon_base.cli.json_file import no_job_fails_by, write_text
+from platoon_base.cli.json_file import write_text
+from platoon_base.cli.observers import Tracker
 from platoon_base.cli.run_page import About, page
 from platoon_base.cli.run_recorder import SHOWN, RunRecorder
 from platoon_base.cli.story_file import known_story
 from platoon_base.controller.outcome import Result, Snapshot
 
-__all__ = ["RunReport", "chart_notes", "report_option", "reporting"]
+__all__ = ["TRACKER", "RunReport"]
 
-report_option = click.option(
+_option = click.option(
     "--report",
     "report_file",
     type=click.Path(path_type=Path),
@@ -33,52 +33,30 @@ report_option = click.option(
 )
 
 
-def chart_notes(report_file: Path | None) -> list[str]:
-    """Return what to say before a job whose report will have no charts."""
-    return [NO_CHARTS] if report_file is not None and not has_charts() else []
-
-
 class RunReport:
-    """Records a job, and writes its page and CSV files at the end.
+    """Records a job, and writes its page and CSV files at the end."""
 
-    Attributes
-    ----------
-    recorder : RunRecorder
-    result : Result or None
-        Set it before `write`, if the job could be run to its end.
-    """
+    name = "the report"
 
     def __init__(self, path: Path, title: str, folder: Path) -> None:
         self._path, self._title, self._folder = path, title, folder
+        self.opening = "" if has_charts() else NO_CHARTS
         self.recorder = RunRecorder()
-        self.result: Result | None = None
 
-    def take(self, snapshot: Snapshot, now: float) -> None:
-        """Record a snapshot; ``now`` is in seconds of the monotonic clock."""
-        self.recorder.take(snapshot, now)
+    def take(self, snapshot: Snapshot) -> None:
+        self.recorder.take(snapshot, time.monotonic())
 
-    def write(self) -> None:
+    def close(self, result: Result | None = None) -> None:
         """Write the page and the curves; report on standard error which file cannot be written."""
         self.recorder.end()
         story = known_story(self._folder, "the report")
-        about = About(self._title, str(self._folder), self.result, story)
+        about = About(self._title, str(self._folder), result, story)
         write_text(self._path, page(self.recorder, about), "the report")
         write_text(self._beside("workers"), workers_as_csv(self.recorder), "the workers' curves")
         write_text(self._beside("values"), values_as_csv(self.recorder), "the reported values")
 
     def _beside(self, what: str) -> Path:
         return self._path.with_name(f"{self._path.stem}_{what}.csv")
-
-
-@contextlib.contextmanager
-def reporting(report: RunReport | None) -> Iterator[None]:
-    """Write the report at the end of the block, also after an error; log an error in the report."""
-    try:
-        yield
-    finally:
-        if report is not None:
-            with no_job_fails_by("the report"):
-                report.write()
 
 
 def workers_as_csv(recorder: RunRecorder) -> str:
@@ -101,3 +79,6 @@ def values_as_csv(recorder: RunRecorder) -> str:
     for name, values in recorder.values.items():
         rows.writerows([f"{each.at:.3f}", f"{each.steps:.1f}", name, f"{each.value:.9g}"] for each in values)
     return file.getvalue()
+
+
+TRACKER = Tracker(_option, "report_file", lambda path, job: RunReport(path, job.command, job.folder))

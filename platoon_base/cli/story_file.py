@@ -11,14 +11,14 @@ import msgspec
 
 from platoon_base.coordination.story import Entry, Story
 from platoon_base.errors import ConfigurationError
+from platoon_base.system.job_paths import path_of
 from platoon_base.system.own_files import write_whole
 from platoon_base.system.regular_files import open_regular
 
-__all__ = ["STORY_FILE", "as_json", "known_story", "read_story", "story_written"]
+__all__ = ["as_json", "known_story", "read_story", "story_written"]
 
 log = logging.getLogger(__name__)
 
-STORY_FILE = "story.json"
 _FILE_BYTES = 2**22
 
 
@@ -29,7 +29,7 @@ def story_written(folder: Path, story: Story) -> Iterator[None]:
         yield
     finally:
         try:
-            write_whole(folder / STORY_FILE, as_json(story.entries))
+            write_whole(path_of(folder, "story"), as_json(story.entries))
         except OSError as exc:
             log.warning("cannot write the event log of the job to %s: %s", folder, exc)
 
@@ -49,7 +49,7 @@ def known_story(folder: Path, reader: str) -> list[Entry]:
 
 def read_story(folder: Path) -> list[Entry]:
     try:
-        with open_regular(folder / STORY_FILE) as file:
+        with open_regular(path_of(folder, "story")) as file:
             return msgspec.json.decode(file.read(_FILE_BYTES), type=list[Entry])
     except (OSError, msgspec.MsgspecError) as exc:
         raise ConfigurationError(

@@ -15,6 +15,7 @@ from platoon_base.cli.launcher import choose_center, launch
 from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import LogLines, WorkerWarnings
 from platoon_base.cli.report import print_line
+from platoon_base.cli.start_options import StartOptions
 from platoon_base.cli.tune_methods import Method, Point, Watched, guess, value_at
 from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
@@ -26,11 +27,10 @@ from platoon_base.job.starting import thread_limits
 from platoon_base.rules import parse_rule
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
-from platoon_base.worker_process.program import Program
+from platoon_base.timeouts import timeout
 
 __all__ = ["Run", "Study", "Tuning", "require_optuna", "rule_of_script", "tune"]
 
-_GRACE_S = 5.0
 _DROPPED = "dropped: other methods were better"
 _ENDED = ("batches >=", "seconds >=", "no end within", _DROPPED)  # reasons that are no failures
 _PERCENTS = range(30, 100, 10)  # of the budget, at which methods are compared
@@ -39,14 +39,12 @@ _PERCENTS = range(30, 100, 10)  # of the budget, at which methods are compared
 class Tuning(NamedTuple):
     """The settings of a study; the budget is `steps`, or else `minutes`."""
 
-    program: Program
-    args: Sequence[str]
+    start: StartOptions
     devices: Sequence[str]
     methods: list[Method]
     default: Method  # the method of a script that names no rule
     folder: Path
     load: float  # of the machine, before the first run
-    center: str
     seeds: int
     steps: int | None
     minutes: float | None
@@ -68,11 +66,6 @@ class Tuning(NamedTuple):
     def budget_option(self) -> str:
         """The option that sets the budget."""
         return "--minutes" if self.steps is None else "--steps"
-
-    @property
-    def command(self) -> list[str]:
-        """The words of the script's command line."""
-        return [*self.program.argv, *self.args]
 
 
 class Run(NamedTuple):
@@ -233,16 +226,16 @@ class _Runs:
         )
         options = JobOptions(
             seed=seed,
-            center=choose_center(tuning.center, devices),
+            center=choose_center(tuning.start.center, devices),
             on_report=take,
             budget=budget,
             fail_fast="early",
-            grace_s=_GRACE_S,
+            grace_s=timeout("grace"),
         )
         folder.mkdir()
-        words = [*tuning.args, *method.words]
+        words = [*tuning.start.args, *method.words]
         with _environment(method, len(tuning.devices)):
-            result = launch(tuning.program, words, devices, folder, options, self._signals)
+            result = launch(tuning.start.program, words, devices, folder, options, self._signals)
         run = Run(method, seed, [], _failure(result, folder), next(iter(dropped), None))
         if last:
             run = run._replace(rule=last[0].rule, steps=last[0].spent.steps, syncs=last[0].syncs)

@@ -49,13 +49,13 @@ from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.progress_watch import stalled_text
 from platoon_base.system.awake import awake
 from platoon_base.system.text import to_bytes
+from platoon_base.timeouts import timeout
 
 __all__ = ["LOCK_BYTE", "GroupFailure", "HostCollective"]
 
 Array = np.ndarray[Any, Any]
 
 PATIENCE_S, MAX_PATIENCE_S = 0.05, 0.2
-_CLOSE_S = 5.0  # `close` waits this long for a call in another thread.
 _HEADLINES = 1024  # Scripts repeat the same few calls.
 _EMPTY = np.zeros(0, np.uint8)
 LOCK_BYTE = 64  # The rank that writes the reason locks this byte of the segment.
@@ -188,7 +188,7 @@ class HostCollective:
         self._closing = True
         if self._shared.memory is not None:
             self._exchange.leave()
-        if self._busy.acquire(timeout=_CLOSE_S):
+        if self._busy.acquire(timeout=timeout("end")):
             try:
                 if self._inside:
                     exc = self._failure.closed_meanwhile(self._exchange.calls)

@@ -9,10 +9,10 @@ from pathlib import Path
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
 from platoon_base.system.environment import JOB
+from platoon_base.system.job_paths import path_of
 
 __all__ = ["batch_address", "expected_readers", "failure_of_server", "report_failure"]
 
-_FAILURE = "server-failed"
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,40}")
 
 
@@ -31,12 +31,12 @@ def batch_address(address: str | None = None, name: str = "batches", folder: str
             "or pass the same address to server and readers, a path such as /tmp/me/batches. To "
             "load ahead without a server use load_ahead"
         )
-    return os.path.join(os.path.abspath(folder), f"data-{name}")
+    return str(path_of(os.path.abspath(folder), "batches", server=name))
 
 
 def report_failure(folder: str, text: str, keep: bool = False) -> None:
     """Record that a job's server has failed; with ``keep`` an earlier report stays."""
-    path = os.path.join(folder, _FAILURE)
+    path = path_of(folder, "server_failure")
     if keep and os.path.exists(path):
         return
     Path(f"{path}.new").write_text(text, errors="backslashreplace")
@@ -46,7 +46,7 @@ def report_failure(folder: str, text: str, keep: bool = False) -> None:
 def failure_of_server(address: str) -> str:
     """Return the error of the server for an address; empty if no failure is known."""
     try:
-        return Path(os.path.dirname(address), _FAILURE).read_text(errors="replace")
+        return path_of(os.path.dirname(address), "server_failure").read_text(errors="replace")
     except OSError:
         return ""
 

@@ -34,7 +34,7 @@ from platoon_base.job.joining import connected
 from platoon_base.shm.phases import LOADING
 from platoon_base.system.awake import awake
 from platoon_base.system.environment import RANK
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 
 __all__ = ["AHEAD", "BatchReader"]
 

@@ -21,7 +21,7 @@ from platoon_base.data.batch_readers import Dealt, Readers
 from platoon_base.data.excerpt import copy_to
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.system.awake import awake
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S, LIVENESS_S
 
 __all__ = ["DEALS", "AllLeftError", "BatchServer"]
 
@@ -33,7 +33,6 @@ class AllLeftError(WorkerLostError):
 
 
 DEALS = ("free", "turns", "all")
-_POLL_INTERVAL_S = 0.25  # A waiting server releases its lock at this interval.
 
 
 class BatchServer:
@@ -268,7 +267,7 @@ class BatchServer:
                 if any(handed):
                     return
                 self._require_reader(deadline, timeout_s)
-            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - awake()))
+            wait_s = min(LIVENESS_S, max(0.0, deadline - awake()))
 
     def _deal_pending(self) -> None:
         while self._pending and (targets := self._readers.targets(None)):
@@ -342,4 +341,4 @@ class BatchServer:
                         self._drop(reader)
                     return
                 self._require_reader(deadline, timeout_s)
-            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - awake()))
+            wait_s = min(LIVENESS_S, max(0.0, deadline - awake()))

@@ -17,9 +17,9 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job.joining import connect, files_of
 from platoon_base.system.limits import available_cores
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.views import require_plain
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["SharedData"]
 

@@ -26,6 +26,7 @@ from platoon_base.shm.segments import Segment, abandoned, in_use
 from platoon_base.system.awake import awake
 from platoon_base.system.own_files import open_own
 from platoon_base.system.own_locks import disown, own
+from platoon_base.timeouts import SHORT_POLL_S
 from platoon_base.views import array_on
 
 __all__ = ["Form", "JobMemory", "LocalMemory", "Memory"]
@@ -37,7 +38,6 @@ _MAGIC = b"PLTNDATA"
 _VERSION = 1
 _PAGE = 4096
 _HEADER = np.dtype([("magic", "S8"), ("version", "u4"), ("ready", "u4"), ("rows", "i8"), ("text", "u4")])
-_POLL_INTERVAL_S = 0.005
 
 
 class Form(NamedTuple):
@@ -236,7 +236,7 @@ class JobMemory:
                             f"{self.name!r} for {timeout_s:g} s: pass a longer timeout_s, or load the "
                             "data before"
                         ) from None
-                    time.sleep(_POLL_INTERVAL_S)
+                    time.sleep(SHORT_POLL_S)
             yield
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)  # A child forked by C code may have the file open too.

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 
 from platoon_base.shm.calls import Call
 from platoon_base.shm.job_state import JobState
-from platoon_base.shm.progress_watch import ProgressWatch
+from platoon_base.shm.progress_watch import CallWatch, ProgressWatch
+from platoon_base.timeouts import SHORT_POLL_S, timeout
 
 __all__ = ["JobLiveness", "Liveness"]
 
-# The controller records how a process ended shortly after its locks are free.
-_CAUSE_TIMEOUT_S = 1.5
 _STUCK_S = 1.0
 
 
@@ -74,7 +73,7 @@ class JobLiveness:
         self._progress_watch = ProgressWatch(job_state)
         self._job_state = job_state
         self._alive = alive
-        self._waiting: dict[int, tuple[int, float]] = {}
+        self._calls = CallWatch(job_state)
 
     def why_absent(self, ranks: Sequence[int]) -> str:
         self._progress_watch.poll()
@@ -83,7 +82,7 @@ class JobLiveness:
             # "left" is set before the lock is free.
             if self._job_state.row(rank)["left"] or not self._lives(rank):
                 return self._exit_reason(rank)
-            if self._is_stuck(rank):
+            if self._calls.seconds(rank) > _STUCK_S:
                 return (
                     f"rank {rank} waits in {self._job_state.read_text(rank, 'waiting_in')!r} instead, for this rank "
                     "too: all ranks must make the same calls in the same order"
@@ -115,21 +114,9 @@ class JobLiveness:
     def _lives(self, rank: int) -> bool:
         return self._alive(rank) and not self._job_state.row(rank)["ending"]
 
-    def _is_stuck(self, rank: int) -> bool:
-        """Return whether a worker has been in one call for long; its count is odd inside."""
-        count = int(self._job_state.row(rank)["waits"])
-        before = self._waiting.get(rank)
-        if count % 2 == 0:
-            self._waiting.pop(rank, None)
-        elif before is None or before[0] != count:
-            self._waiting[rank] = count, time.monotonic()
-        else:
-            return time.monotonic() - before[1] > _STUCK_S
-        return False
-
     def _exit_reason(self, rank: int) -> str:
-        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
+        deadline = time.monotonic() + timeout("cause")
         while not (cause := self._job_state.read_text(rank, "ending")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(SHORT_POLL_S)
         verb = "has left the job" if self._job_state.row(rank)["left"] else "is lost"
         return f"rank {rank} {verb}{f' ({cause})' if cause else ''}"

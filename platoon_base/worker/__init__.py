@@ -6,12 +6,12 @@ from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
 from platoon_base.system.lazy import lazy_names
 from platoon_base.system.warn import warn_once
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import BackEnds, Connection, Identity
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, kind_of
 from platoon_base.worker.shared_parameters import ON_NONFINITE, require_on_nonfinite
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers

@@ -10,9 +10,9 @@ import numpy as np
 
 from platoon_base.errors import WorkerLostError
 from platoon_base.fingerprint import checksum
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import Variable, copy_to_those_left, copy_values
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["RULES", "State", "agree", "agree_in_step", "default_rule_of", "make_equal"]
 

@@ -14,8 +14,8 @@ from platoon_base.errors import ConfigurationError, LayoutMismatchError, WorkerL
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.parameters import Parameters
 from platoon_base.system.text import to_bytes
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = [
     "Variable", "copy_first_values", "copy_to_those_left", "copy_values", "require_same_layout", "start_together",

@@ -323,7 +323,7 @@ class Synchronous(Mode):
     @property
     def stops(self) -> bool:
         """Whether the votes sent with the latest gradients suffice to end the fit."""
-        if not self._average.lags:
+        if not self._average.on_device:
             self._backend.settle()  # Otherwise workers might see votes of different steps.
         self._average.require_sound()  # In the next step JAX would raise another error.
         return self._average.stops

@@ -304,7 +304,7 @@ def test_a_stripe_that_is_held_is_passed_over_and_waited_for(pair):
 def test_who_leaves_a_stripe_out_has_not_reached_the_whole_center(pair, monkeypatch):
     center, other = pair(EASGD(0.5), model(0))
     x = model(1)
-    monkeypatch.setattr(host, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(host, "timeout", {"stripe": 0.05}.get)
     other.sync(meanwhile(lambda: center.sync(EASGD(0.5), x, True, 10)), model(0), True, 10)
     assert not center.whole
     center.sync(EASGD(0.5), x, True, 10)

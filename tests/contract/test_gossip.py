@@ -267,9 +267,9 @@ def test_a_sender_that_is_stopped_delays_the_receiver_once(job, monkeypatch):
     real = job(GoSGD(probability=1e-12), [np.zeros(4)], 2)
     theirs = real.workers[1].slots.every()[0]
     assert theirs.locks.lock(theirs.stripes[0])
-    monkeypatch.setattr(gossip, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(gossip, "timeout", {"stripe": 0.05}.get)
     assert real.workers[0].sync(real.rule, [np.ones(4)], True, 100) is None
-    monkeypatch.setattr(gossip, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(gossip, "timeout", {"stripe": 30.0}.get)
     began = time.monotonic()
     for _ in range(3):
         assert real.workers[0].sync(real.rule, [np.ones(4)], True, 100) is None
@@ -371,7 +371,7 @@ def test_two_that_leave_together_keep_their_weight(job, monkeypatch):
 
 def test_one_that_joins_as_the_last_ones_leave_takes_no_slot_of_theirs(job, monkeypatch):
     """One is leaving, with most of the weight, and the other has left: the third goes on from that."""
-    monkeypatch.setattr(gossip_slots, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(gossip_slots, "timeout", {"stripe": 0.05}.get)
     real = job(GoSGD(probability=1e-12), [np.zeros(4)], 2)
     for rank in (0, 1):
         real.step(rank, [np.full(4, 2.0 + rank)])

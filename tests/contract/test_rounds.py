@@ -447,7 +447,7 @@ def test_a_copy_is_made_all_the_same_where_nobody_finishes_the_round(open_center
     monkeypatch.setattr(host_rounds.Rounds, "take_over", dying(host_rounds.Rounds.take_over, after=1))
     with pytest.raises(Died):
         two.take_over(rule, model(0), 1, 10)
-    monkeypatch.setattr(host, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(host, "timeout", {"stripe": 0.05}.get)
     values, _ = reader.snapshot()
     assert {float(v) for array in values for v in np.unique(array)} == {0.0, 4.0}
     assert "this copy mixes two rounds" in caplog.text

@@ -90,7 +90,7 @@ if worker.global_size > 1:
     try:
         optimizer.step()
     except ConfigurationError as exc:
-        assert "another prepare has ended since" in str(exc)
+        assert "another prepare has ended" in str(exc)
     else:
         raise AssertionError
 if MODE == "async" and worker.global_size > 1:

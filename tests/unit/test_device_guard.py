@@ -66,7 +66,7 @@ class Semaphore:
 @pytest.fixture
 def rank_1(tmp_path, monkeypatch):
     """Start another rank; returns the liveness of both and a function that makes the guard of rank 0."""
-    monkeypatch.setattr(device_faults, "GRACE_S", 0.3)
+    monkeypatch.setattr(device_faults, "timeout", {"cause": 0.15}.get)
     path = tmp_path / "locks"
     path.write_bytes(b"")
     words = np.zeros(4, np.int64)

@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from platoon_base.cli.job_list import facts, listing
-from platoon_base.cli.story_file import STORY_FILE, as_json, read_story
+from platoon_base.cli.story_file import as_json, read_story
 from platoon_base.coordination.story import Entry
 from platoon_base.job.files import JobFiles, running
 from platoon_base.job.observing import Observer
+from platoon_base.system.job_paths import path_of
 
 __all__ = ["command"]
 
@@ -47,7 +48,7 @@ def command(as_json_: bool, story: str | None) -> None:
 
 def _story_of(job: str) -> list[Entry]:
     """Return the event log of a running job, or of one that has ended, from its folder."""
-    if job and Path(job, STORY_FILE).is_file():
+    if job and path_of(job, "story").is_file():
         return read_story(Path(job))
     with Observer(JobFiles.find(job)) as observer:
         return observer.story()

@@ -15,10 +15,9 @@ from platoon_base.cli.log_view import LogView, ranks_in
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
+from platoon_base.timeouts import POLL_S
 
 __all__ = ["command"]
-
-_POLL_INTERVAL_S = 0.2
 
 
 def _elsewhere(world: World, there: Collection[int]) -> list[str]:
@@ -77,4 +76,4 @@ def command(follow: bool, rank: int | None, lines: int, job: str) -> None:
             view.show(last=ended)
             if ended:
                 return
-            time.sleep(_POLL_INTERVAL_S)
+            time.sleep(POLL_S)

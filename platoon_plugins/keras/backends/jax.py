@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.aligned import writable
-from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
+from platoon_plugins.keras.backends.jax_gradients import JaxAverage
 from platoon_plugins.keras.backends.jax_state import STATE, StepState
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.gradients import GradientAverage
@@ -24,10 +24,9 @@ from platoon_plugins.keras.sums import BatchLosses
 
 if hasattr(jax, "ffi"):
     from platoon_plugins.keras.backends.jax_arrays import on_cuda
-    from platoon_plugins.keras.backends.jax_gradients import JaxAverage
     from platoon_plugins.keras.backends.jax_groups import VariableGroup
 else:  # JAX before 0.5.
-    on_cuda = JaxAverage = VariableGroup = None
+    on_cuda = VariableGroup = None
 
 __all__ = ["backend"]
 
@@ -160,12 +159,12 @@ class _Jax(Keras3):
         model.jax_state_sync()
 
     def average(self, worker: Any) -> GradientAverage:
-        return CallbackAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
+        return JaxAverage(worker, self.settle)
 
     def gradient_device(self, model: Any) -> int | None:
         """Return the driver's number of the CUDA device with all trainable weights, or None."""
         devices = {device for weight in model.trainable_weights for device in weight.value.devices()}
-        if JaxAverage is None or len(devices) != 1:
+        if on_cuda is None or len(devices) != 1:
             return None
         (device,) = devices
         return int(device.local_hardware_id) if device.platform == "gpu" else None
@@ -174,10 +173,10 @@ class _Jax(Keras3):
         """Average gradients on the devices, if each worker has its own device and NCCL."""
         ordinal = self.gradient_device(model)
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
-        were_there = average.lags
+        were_there = average.on_device
         average.place(worker.advanced.device_all_reduce(ordinal) if all(on_devices) else None)
         # The step may have been traced for the other place.
-        if average.lags != were_there and model.train_function is not None:
+        if average.on_device != were_there and model.train_function is not None:
             model.make_train_function(force=True)
             model.train_function = self._guarded(model, average)
 

@@ -217,7 +217,7 @@ class _Program:
                 self._work = None
             return found, self._failure
 
-    def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
+    def __call__(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
         """Queue the current work; its exception is stored for the caller of `run`."""
         try:
             if self._work is not None:
