@@ -37,6 +37,12 @@ Array = np.ndarray[Any, Any]
 _taken_over = jax.jit(lambda values: values, donate_argnums=0)
 
 
+def _sent_as(before: Any, value: Array) -> Any:
+    """Start the copy of a value to the device of an array."""
+    # For a committed array where there was none, JAX would compile the training step again.
+    return jax.device_put(value, before.sharding if getattr(before, "committed", True) else None)
+
+
 class _JaxVariable(KerasVariable):
     """A variable of Keras on JAX; ``donated`` if each training step deletes its array."""
 
@@ -66,12 +72,17 @@ class _JaxVariable(KerasVariable):
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
         """Copy the value, as JAX would otherwise share aligned memory with NumPy."""
-        self.array = jnp.array(value, self.dtype, copy=True)
+        if self.on_host():
+            self.array = jnp.array(value, self.dtype, copy=True)
+        else:  # The copy to the device may read the memory later.
+            self.array = _sent_as(self.array, np.array(value, jnp.dtype(self.dtype)))
 
     def prefetch(self) -> None:
         """Start a copy of the value from a device; `borrow` waits for it."""
         if not self.on_host():
             self.array.copy_to_host_async()
+
+    prefetch_value = prefetch
 
     def borrow(self) -> Array:
         """Return the value's memory itself if possible: copies take longer than the rule."""
@@ -93,8 +104,7 @@ class _JaxVariable(KerasVariable):
         if value is not None:
             self.array = value
         elif not self.on_host():
-            self._sent = jax.device_put(np.asarray(array, self.dtype), self.array.sharding)
-            self.array = self._sent
+            self.array = self._sent = _sent_as(self.array, np.asarray(array, self.dtype))
         elif not np.may_share_memory(array, self.view()):
             super().give_back(array)
 

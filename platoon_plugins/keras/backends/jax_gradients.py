@@ -43,6 +43,7 @@ class JaxAverage(CompiledAverage):
         super().__init__(worker)
         self._settle_programs = settle
         self._sums: Any = None  # A DeviceAllReduce.
+        self._compiled: tuple[Any, Callable[[], Any]] = None, self._sums_without_gradients
         self._queued = _Queued()
         # Handlers by kinds of calls, as compiled programs only have their numbers.
         self._handlers: dict[Any, Callable[..., None]] = {}
@@ -166,10 +167,18 @@ class JaxAverage(CompiledAverage):
         if not self.on_device:
             super()._call_without_gradients()
             return
+        if self._sums.compresses:  # It looks at the weights before it goes on.
+            self._sums_without_gradients()
+        else:
+            if self._compiled[0] is not self.like:
+                self._compiled = self.like, jax.jit(self._sums_without_gradients)
+            self._compiled[1]()
+        self.require_sound()
+
+    def _sums_without_gradients(self) -> Any:
         zeros = [jnp.zeros(array.shape, array.dtype) for array in self.like]
         batch = Batch(zeros, jnp.zeros((), np.float32), [False] * len(zeros))
-        self._sums_over_workers(batch, counts=False, is_sum=False)
-        self.require_sound()
+        return self._sums_over_workers(batch, counts=False, is_sum=False)[0]
 
     def _sums_over_workers(self, batch: Batch, counts: bool, is_sum: bool) -> list[Any]:
         """Return the averages of weighted gradients, or sums; ``counts`` if they are of a step."""
@@ -265,8 +274,9 @@ class _Queued:
                 require_sound()
                 if time.monotonic() > deadline:
                     raise CollectiveTimeoutError(
-                        f"waited {DEFAULT_TIMEOUT_S:g} s for a compiled step to average its gradients: {calls} averages"
-                        f" were expected, {self.count} were begun; let a train_step average in all steps, or in none"
+                        f"waited {DEFAULT_TIMEOUT_S:g} s for a compiled step to average its "
+                        f"gradients: {calls} averages were expected, {self.count} were started; "
+                        "let a train_step average in all steps, or in none"
                     )
                 self._changed.wait(1.0)
             while len(self._on_way) > self.count - calls:
