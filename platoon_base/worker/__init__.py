@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from platoon_base.worker.same_values import require_same_values
     from platoon_base.worker.training_start import start_training
+    from platoon_base.worker.value_checksums import checksums
 
 __all__ = [
     "COMPUTE",
@@ -48,6 +49,7 @@ __all__ = [
     "Worker",
     "agree",
     "agree_in_step",
+    "checksums",
     "copy_first_values",
     "copy_to_those_left",
     "copy_values",
@@ -72,6 +74,7 @@ __getattr__ = lazy_names(
         "State": "platoon_base.worker.agreed_state",
         "agree": "platoon_base.worker.agreed_state",
         "agree_in_step": "platoon_base.worker.agreed_state",
+        "checksums": "platoon_base.worker.value_checksums",
         "copy_first_values": "platoon_base.worker.initial_values",
         "copy_to_those_left": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",

@@ -373,7 +373,7 @@ class SharedParameters:
             return
         self.complete_round(timeout_s)
         with self._call_lock.take("center_params", timeout_s):
-            own = [array.copy() for array in self._borrow()]
+            own = _copies(self._borrow())
         try:
             with self._call_lock.take("center_params", timeout_s) as left_s:
                 arrays = self._borrow()
@@ -386,8 +386,7 @@ class SharedParameters:
         finally:
             with self._call_lock.take("center_params", timeout_s):
                 arrays = self._borrow()
-                for array, value in zip(arrays, own):
-                    assign(array, value)
+                _restore(arrays, own)
                 self.parameters.give_back(arrays)
 
     def finish(self) -> None:
@@ -562,3 +561,15 @@ def require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
             raise NonFiniteError(
                 f"{spec.name} has a NaN or an infinity, which must not enter the center; initialise the model again"
             )
+
+
+def _copies(arrays: Any) -> Any:
+    return arrays.copies() if hasattr(arrays, "copies") else [array.copy() for array in arrays]
+
+
+def _restore(arrays: Any, copies: Any) -> None:
+    if hasattr(arrays, "restore"):
+        arrays.restore(copies)
+        return
+    for array, value in zip(arrays, copies):
+        assign(array, value)

@@ -28,7 +28,6 @@ __all__ = [
     "GradientHeader",
     "average_of",
     "plain_again",
-    "require_as_many",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -138,8 +137,9 @@ class GradientAverage:
     # g := sum_i w_i g_i / sum_i w_i. Workers at the end of their epoch call without gradients, see
     # `ModelAverages`. Unused weights contribute zeros.
 
-    lags = False
+    on_device = False  # If so, headers are read after later steps have begun.
     _lists = False
+    _calls_made = 0  # Collective calls on devices, which may still wait there.
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -165,11 +165,21 @@ class GradientAverage:
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
         """Start a fit; each call with gradients appends this average to ``calls``, if any."""
+        begun = self.worker.all_gather(np.array([self._calls_made]))[:, 0].tolist() if self.on_device else []
+        if len(set(begun)) > 1:
+            raise ConfigurationError(
+                f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
+                "of gradients, and those of some still wait on their devices; start the job anew"
+            )
+        self._forget()
         self.attached, self._calls = True, calls
         self._policy = policy
         self._usual_weight = 1.0
         self._expect([np.zeros_like(array) for array in like])
         self.send(0.0)
+
+    def _forget(self) -> None:
+        """Forget the calls and the errors of earlier fits."""
 
     def detach(self) -> None:
         """End the fit; the next one has to attach again."""
@@ -217,10 +227,16 @@ class GradientAverage:
     def is_last_call(self) -> bool:
         """Make a call without gradients; return whether all workers have ended their epochs."""
         self._call_without_gradients()
+        self._catch_up()
         return bool((self._latest() == DONE).all())
 
     def settle(self) -> None:
-        """Read the flags of all calls so far, after all workers have made equally many."""
+        """Forget the flags of all calls so far, after all workers have made equally many."""
+        self._catch_up()
+        self._all.flags[:] = 0  # These flags must not affect the next epoch.
+
+    def _catch_up(self) -> None:
+        """Wait for the headers of all calls so far, and read them."""
 
     def count(self, steps: int) -> None:
         """Record steps of a compiled function that does not call `average` itself."""
@@ -328,16 +344,6 @@ class GradientHeader:
                 "one on its own worker, so the models would become different; use the same weights on all workers, "
                 "without a branch on the rank"
             )
-
-
-def require_as_many(worker: Worker, calls: int) -> None:
-    """Raise on all workers if their numbers of calls differ; a collective call."""
-    begun = worker.all_gather(np.array([calls]))[:, 0].tolist()
-    if len(set(begun)) > 1:
-        raise ConfigurationError(
-            f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
-            "of gradients, and those of some still wait on their devices; start the job anew"
-        )
 
 
 def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Sequence[Array]:

@@ -42,7 +42,7 @@ head.bias.requires_grad_(False)
 average = GradientAverage(worker, head)
 head.bias.requires_grad_(True)
 refused(average, ConfigurationError, "bias")
-refused(average, ConfigurationError, "make a new GradientAverage")
+refused(average, ConfigurationError, "create a new GradientAverage")
 
 
 def step_after(change, given=lambda model, optimizer: model):
