@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.centers.across_hosts import HostsRounds
 from platoon_base.centers.base import NonFiniteElement, RoundCenter
-from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import copy_all, wait_until
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
