@@ -34,25 +34,6 @@ def test_asgd_alone_changes_nothing(values):
     np.testing.assert_array_equal(x, before)
 
 
-@EXAMPLES
-@given(
-    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(-50, 50), st.booleans()), max_size=40),
-    start=st.integers(-100, 100),
-)
-def test_asgd_adds_the_contributions_of_all_workers(steps, start):
-    """Four workers step by themselves and synchronize now and then; at the end the center has every step."""
-    center = np.array([float(start)])
-    workers = [(center.copy(), center.copy()) for _ in range(4)]
-    for rank, step, sync in steps:
-        x, x_old = workers[rank]
-        x += step
-        if sync:
-            ASGD().sync(x, center, (x_old,))
-    for x, x_old in workers:
-        ASGD().sync(x, center, (x_old,))
-    assert center[0] == start + sum(step for _, step, _ in steps)
-
-
 @pytest.mark.parametrize(("size", "alpha"), [(1, 0.9), (2, 0.45), (4, 0.225), (9, 0.1)])
 def test_the_default_alpha_is_the_papers(size, alpha):
     rule = EASGD().resolved(size)

@@ -265,8 +265,9 @@ class _Queued:
                 require_sound()
                 if time.monotonic() > deadline:
                     raise CollectiveTimeoutError(
-                        f"waited {DEFAULT_TIMEOUT_S:g} s for a compiled step to average its gradients: {calls} averages"
-                        f" were expected, {self.count} were begun; let a train_step average in all steps, or in none"
+                        f"waited {DEFAULT_TIMEOUT_S:g} s for a compiled step to average its "
+                        f"gradients: {calls} averages were expected, {self.count} were started; "
+                        "let a train_step average in all steps, or in none"
                     )
                 self._changed.wait(1.0)
             while len(self._on_way) > self.count - calls:
