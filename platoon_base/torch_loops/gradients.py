@@ -192,7 +192,7 @@ class GradientAverage:
                 raise ConfigurationError(
                     f"got {name}, which was added, replaced or unfrozen after its GradientAverage "
                     "was created, so it would differ between workers: create a new "
-                    "GradientAverage on all of them"
+                    "GradientAverage on all of them, or change the model before prepare"
                 )
         if not self._usual_weight:
             # The buffers have the memory order of the parameters, since gradients are copied faster to the same order.

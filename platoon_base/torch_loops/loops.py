@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import functools
 import math
@@ -40,6 +41,7 @@ class Pass:
         self.part, self.trained = part, False
         self.batches = self.rows = 0
         self.scheduled: dict[int, tuple[int, int]] = {}  # Batches per step, and steps made, of each scheduler.
+        self.steps: collections.Counter[int] = collections.Counter()  # of each optimizer
 
 
 class Loop:
@@ -63,6 +65,7 @@ class Loop:
         self._handles: list[Any] = []
         self._group_of: dict[int, int] = {}  # The group of each parameter that prepared objects train.
         self._touched: set[int] = set()  # Groups with new gradients.
+        self._frozen: list[tuple[Any, Tensor]] = []  # Parameters without gradients, with their group.
         if worker.global_rank:  # Other masks of Dropout than on the first worker.
             seed = worker.shard_seed
             random.seed(seed)
@@ -76,11 +79,13 @@ class Loop:
             self.optimizers.append(optimizer)
             optimizer.register_step_pre_hook(self.before_step)
             self._handles.append(optimizer.register_step_post_hook(self.after_step))
-        beside = [parameter for each in optimizers for parameter in _parameters_of(each)]
+        of_models = {id(parameter) for each in self.models for parameter in each.parameters()}
+        beside = [p for each in optimizers for p in _parameters_of(each) if id(p) not in of_models]
         for group in [*models, beside]:
             self._watch_gradients(group, group if group is beside else list(group.parameters()))
 
     def _watch_gradients(self, group: Any, parameters: Sequence[Any]) -> None:
+        self._frozen += [(group, p) for p in parameters if not p.requires_grad]
         parameters = [p for p in parameters if p.requires_grad and id(p) not in self._group_of]
         if not parameters:
             return
@@ -90,9 +95,23 @@ class Loop:
             self._group_of[id(parameter)] = number
             self._handles.append(parameter.register_post_accumulate_grad_hook(touch))
 
+    def _watch_unfrozen(self) -> None:
+        """Watch parameters that were frozen when `prepare` got them."""
+        found = [each for each in self._frozen if each[1].requires_grad]
+        if found:
+            self._frozen = [each for each in self._frozen if not each[1].requires_grad]
+            for group in {id(group): group for group, _ in found}.values():
+                parameters = [p for other, p in found if other is group]
+                self._watch_gradients(group, parameters)
+                self._touched |= {self._group_of[id(p)] for p in parameters}
+            self._find_users()
+
     def _new_group(self, group: Any) -> int:
         """Return the number of a model, or of parameters of optimizers beside the models."""
         return 0
+
+    def _find_users(self) -> None:
+        """Find the optimizers of each group."""
 
     def close(self) -> None:
         """Remove the hooks; another loop begins."""
@@ -103,7 +122,8 @@ class Loop:
     # Passes over the loaders.
 
     def draws(self, one: Pass, rows: int) -> None:
-        self._fresh.append(one)
+        if one not in self._fresh:
+            self._fresh.append(one)
         self._rows, self._read, self._counted = float(rows), True, False
         one.batches += 1
         one.rows += rows
@@ -139,6 +159,9 @@ class Loop:
         if one is None or not one.part.divides:
             return 1
         whole, own = one.part.whole, one.part.count
+        once = one.batches == own and one.steps[id(scheduler.optimizer)] > 1
+        if once and id(scheduler) not in one.scheduled:  # It steps once a pass, at the last batch.
+            return 1
         every, done = one.scheduled.get(id(scheduler), (one.batches, 0))
         made = one.batches * (whole / own if whole and own else self.worker.global_size)
         due = max(done, math.ceil(made / every - 1e-6))
@@ -149,6 +172,7 @@ class Loop:
 
     def after_backward(self, tensors: Any) -> None:
         """Process a backward pass, unless it was that of other models."""
+        self._watch_unfrozen()
         touched = sorted(self._touched)
         self._touched.clear()
         if not touched:
@@ -156,8 +180,10 @@ class Loop:
         if not self.begun:
             self._begin()
         self.begun = True
-        new = [one for one in self._fresh if not one.trained]
-        for one in self._fresh:
+        # A pass that has ended was an evaluation, unless the script keeps batches and none is open.
+        fresh = [one for one in self._fresh if one in self._open] or self._fresh
+        new = [one for one in fresh if not one.trained]
+        for one in fresh:
             one.trained = one.part.trains = True
         self._fresh.clear()
         if new:
@@ -203,6 +229,8 @@ class Loop:
             )
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for one in self._open:
+            one.steps[id(optimizer)] += 1
         if not self._read and optimizer is self.optimizers[0]:
             self.worker.advanced.count_step()
 
@@ -218,12 +246,16 @@ class SyncLoop(Loop):
     def __init__(self, worker: Worker, settings: Any) -> None:
         super().__init__(worker, settings)
         self._averages: list[GradientAverage] = []
+        self._groups: list[tuple[Any, list[Any]]] = []  # What they average, and its parameters.
         self._users: list[set[int]] = []  # The optimizers of each group.
         self._averaged_for: set[int] = set()  # Optimizers whose gradients are averaged.
         self._compared = False
 
     def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
         super().add(models, averaged, optimizers)
+        self._find_users()
+
+    def _find_users(self) -> None:
         self._users = [set() for _ in self._averages]
         for optimizer in self.optimizers:
             for parameter in _parameters_of(optimizer):
@@ -231,9 +263,16 @@ class SyncLoop(Loop):
                     self._users[self._group_of[id(parameter)]].add(id(optimizer))
 
     def _new_group(self, group: Any) -> int:
-        if not isinstance(group, torch.nn.Module):
-            group = [parameter for parameter in group if id(parameter) not in self._group_of]
-        self._averages.append(GradientAverage(self.worker, group, intent=self.intent))
+        for number, (other, tensors) in enumerate(self._groups):
+            if other is group:  # With parameters unfrozen since; buffers differ within a pass.
+                self._averages[number] = GradientAverage(self.worker, tensors, intent=self.intent)
+                return number
+        if isinstance(group, torch.nn.Module):
+            averaged, tensors = group, list(group.named_parameters())
+        else:
+            averaged = tensors = [p for p in group if id(p) not in self._group_of]
+        self._groups.append((group, tensors))
+        self._averages.append(GradientAverage(self.worker, averaged, intent=self.intent))
         return len(self._averages) - 1
 
     def gradients_come(self, groups: Sequence[int]) -> None:
@@ -266,6 +305,11 @@ class SyncLoop(Loop):
         closure = _closure_of(args, kwargs)
         if closure is not None:
             return args[:1], {"closure": functools.partial(self._mean_of, closure)}
+        new = [p for p in _parameters_of(optimizer) if p.requires_grad and id(p) not in self._group_of]
+        if new:  # Of add_param_group.
+            self._watch_gradients(new, new)
+            self._find_users()
+            self._average_now(self._group_of[id(new[0])])
         if id(optimizer) not in self._averaged_for:  # Gradients that no backward pass has made.
             self.gradients_come([number for number, users in enumerate(self._users) if id(optimizer) in users])
         return None
@@ -302,6 +346,7 @@ class AsyncLoop(Loop):
         self._stepped: dict[int, int] = {}
         self._filled: list[Any] = []
         self._last: Any = None  # The optimizer after whose steps the workers synchronize.
+        self._evaluates = False  # A model was switched to eval(), and no backward pass followed.
         self._period = EveryN(1)
         self._center: contextlib.ExitStack | None = None
         self._losses = LossWatch(worker.global_rank)
@@ -323,6 +368,7 @@ class AsyncLoop(Loop):
                 'got no optimizer, and with mode="async" workers synchronize after its steps: '
                 'pass it to prepare, or pass mode="sync" to average gradients'
             )
+        self._evaluates = False
         self.leave()
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -368,7 +414,7 @@ class AsyncLoop(Loop):
 
     def draws(self, one: Pass, rows: int) -> None:
         super().draws(one, rows)
-        if one.part.trains:
+        if one.part.trains and torch.is_grad_enabled() and not self._evaluates:
             self.leave()
 
     def pass_ends(self, one: Pass, loss: float) -> None:
@@ -390,6 +436,7 @@ class AsyncLoop(Loop):
         self.enter()
 
     def switches(self, training: bool) -> None:
+        self._evaluates = not training
         if not training:
             self.enter()
         elif not self._read:  # Otherwise the next batch tells whether training goes on.

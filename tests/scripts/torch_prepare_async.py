@@ -39,9 +39,9 @@ for case in sys.argv[2:]:
     optimizer = torch.optim.Adam([*model.parameters(), *unused.parameters()], 0.01)
     ema = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=3 * 25)
-    loader = DataLoader(TensorDataset(X, Y), 8, shuffle=True)
-    model, optimizer, loader, scheduler, ema, unused = prepare(
-        model, optimizer, loader, scheduler, ema, unused, **SETTINGS[case]
+    loader, held_out = DataLoader(TensorDataset(X, Y), 8, shuffle=True), DataLoader(TensorDataset(X, Y), 40)
+    model, optimizer, loader, scheduler, ema, unused, held_out = prepare(
+        model, optimizer, loader, scheduler, ema, unused, held_out, **SETTINGS[case]
     )
     for epoch in range(3):
         model.train()
@@ -62,7 +62,9 @@ for case in sys.argv[2:]:
                 assert not equal(model), case
         assert equal(model, ema, unused), case
         model.eval()
-        assert equal(model, ema), case
+        for evaluated in (held_out, loader):
+            for _ in evaluated:
+                assert equal(model, ema), case
         model.train()
         assert equal(model), case
     if worker.global_size > 1:

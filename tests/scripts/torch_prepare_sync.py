@@ -160,6 +160,33 @@ def compiled(model, ready, loader):
 compare("compiled", compiled)
 
 
+def unfrozen(model, ready, loader):
+    """Part of a model and a whole one are unfrozen after a pass; a third comes in a new group."""
+    torch.manual_seed(3)
+    frozen = nn.Linear(1, 1).double().requires_grad_(False)
+    later, scale = nn.Linear(1, 1).double(), torch.ones(2, 1, dtype=torch.float64)
+    first, second = (nn.Parameter(each, bool(i)) for i, each in enumerate(scale))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD([*model.parameters(), *frozen.parameters(), first, second], 0.1)
+    model, optimizer, loader, frozen = ready(model, optimizer, loader, frozen)
+    for epoch in range(3):
+        if epoch == 1:
+            model[0].requires_grad_(True)
+            frozen.requires_grad_(True)
+            first.requires_grad_(True)
+        if epoch == 2:
+            optimizer.add_param_group({"params": later.parameters()})
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(first * second * later(frozen(model(x))), y).backward()
+            optimizer.step()
+    return frozen, later
+
+
+for mine, alone in zip(*compare("unfrozen", unfrozen)):
+    require_equal(mine, alone, "unfrozen")
+
+
 def scheduled(make, per_batch):
     def train(model, ready, loader):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -167,11 +194,11 @@ def scheduled(make, per_batch):
         model, optimizer, loader, scheduler = ready(model, optimizer, loader, scheduler)
         rates = []
         for _ in range(2):
-            for x, y in loader:
+            for step, (x, y) in enumerate(loader, 1):
                 optimizer.zero_grad()
                 nn.functional.mse_loss(model(x), y).backward()
                 optimizer.step()
-                if per_batch:
+                if per_batch is True or (per_batch == "last" and step == len(loader)):
                     scheduler.step()
             if not per_batch:
                 loss = model(X[: 30 * (1 + connect().global_rank)]).square().mean()  # another one on each worker
@@ -193,6 +220,8 @@ assert type(scheduler) is not torch.optim.lr_scheduler.OneCycleLR or WORKERS == 
 assert "step" not in scheduler.state_dict()
 steps = lambda each: torch.optim.lr_scheduler.StepLR(each, 1, 0.5)
 found, right = compare("by pass", scheduled(steps, False))
+assert found[0] == right[0] == [0.05, 0.025]
+found, right = compare("at the last batch", scheduled(steps, "last"))
 assert found[0] == right[0] == [0.05, 0.025]
 plateau = lambda each: torch.optim.lr_scheduler.ReduceLROnPlateau(each, patience=0)
 rates, _ = scheduled(plateau, False)(build(0), lambda *each: prepare(*each, mode="sync"), rows(8))
