@@ -344,6 +344,7 @@ class AsyncLoop(Loop):
             self._given = AveragedEASGD(scale=None if scaling == "none" else float(scaling))
         self.rule: Any = None
         self._stepped: dict[int, int] = {}
+        self._shared_groups: dict[int, int] = {}  # How many groups of each optimizer are shared.
         self._filled: list[Any] = []
         self._last: Any = None  # The optimizer after whose steps the workers synchronize.
         self._evaluates = False  # A model was switched to eval(), and no backward pass followed.
@@ -374,6 +375,11 @@ class AsyncLoop(Loop):
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         super().before_step(optimizer, args, kwargs)
         self.leave()
+        if self.rule is not None and len(optimizer.param_groups) > self._shared_groups.get(id(optimizer), math.inf):
+            raise ConfigurationError(
+                'got a group of parameters after the first steps, which with mode="async" are shared: '
+                'add it to the optimizer before prepare, frozen if it is not trained yet, or pass mode="sync"'
+            )
         if self.rule is None and id(optimizer) not in self._stepped and _closure_of(args, kwargs) is None:
             # The optimizer then makes the moments of all parameters, which are shared.
             self._filled = [p for p in _parameters_of(optimizer) if p.requires_grad and p.grad is None]
@@ -410,6 +416,7 @@ class AsyncLoop(Loop):
         if shares_moments(self.rule):
             moments = [moment for each in self.optimizers for moment in found_moments(each)[0]]
         self.worker.init_shared_params(parameters, self.rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        self._shared_groups = {id(each): len(each.param_groups) for each in self.optimizers}
         self.intent.used = True
 
     def draws(self, one: Pass, rows: int) -> None:

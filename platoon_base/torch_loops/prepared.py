@@ -181,8 +181,15 @@ def _follow(scheduler: Any, worker: Worker) -> None:
         elif args or options or loop is None:
             base.step(self, *args, **options)
         else:
-            for _ in range(loop.steps_of(self)):
-                base.step(self)
+            try:
+                for _ in range(loop.steps_of(self)):
+                    base.step(self)
+            except ValueError as error:  # Of OneCycleLR, whose steps are over.
+                raise ConfigurationError(
+                    f"got {base.__name__} with too few steps ({error}): with prepare it steps as often as in one "
+                    "process, so compute its steps from len(loader) before prepare; leave it out of prepare if the "
+                    "loop counts steps of its own"
+                ) from error
 
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     scheduler.__class__ = type(base.__name__, (base,), {**names, "step": step})

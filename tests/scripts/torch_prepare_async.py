@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from platoon_base import DiLoCo, EASGD, AveragedEASGD, CenterMomentum, connect
+from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import loops, prepare
 
 SETTINGS = {
@@ -74,4 +75,11 @@ for case in sys.argv[2:]:
     assert scheduler.last_epoch == 3 * 25
     assert nn.functional.cross_entropy(model.eval()(X), Y) < 0.65, case
     assert all(parameter.grad is None for parameter in unused.parameters())
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    try:
+        optimizer.step()
+    except ConfigurationError as error:
+        assert "add it to the optimizer before prepare" in str(error), error
+    else:
+        assert worker.global_size == 1, "trained a group that is not shared"
 worker.close()

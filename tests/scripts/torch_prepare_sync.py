@@ -218,6 +218,11 @@ rates, scheduler = scheduled(lambda each: torch.optim.lr_scheduler.OneCycleLR(ea
 assert scheduler.last_epoch == total, scheduler.last_epoch
 assert type(scheduler) is not torch.optim.lr_scheduler.OneCycleLR or WORKERS == 1
 assert "step" not in scheduler.state_dict()
+try:
+    short = scheduled(lambda each: torch.optim.lr_scheduler.OneCycleLR(each, 0.2, 20), True)
+    short(build(0), lambda *each: prepare(*each, mode="sync"), rows(8))
+except ValueError as error:
+    assert ("leave it out of prepare" in str(error)) == (WORKERS > 1), error
 steps = lambda each: torch.optim.lr_scheduler.StepLR(each, 1, 0.5)
 found, right = compare("by pass", scheduled(steps, False))
 assert found[0] == right[0] == [0.05, 0.025]
