@@ -86,6 +86,8 @@ class Training:
         self.stopping = Stopping(worker, model, self._mode, settings.policy)
         # Batches in this epoch: counted ones, and the last one after the current ones.
         self._counted = self._last = 0
+        # The number of batches in this epoch, if Keras knows it.
+        self._steps: int | None = None
         self._closed = False
         self._shares_next = False
         self._resumption: Resumption | None = None
@@ -264,6 +266,7 @@ class Training:
             self._backend.seed(seed, self._model)
         self._reshuffling.epoch_begins(epoch)
         self._epoch, self._counted, self._last, self._closed = epoch, 0, 0, False
+        self._steps = params.get("steps")
         report_epoch_begin(self._worker, epoch, params)
 
     def batch_begins(self, batch: int) -> None:
@@ -276,6 +279,8 @@ class Training:
             self.stopping.end_epoch()
 
     def _count_to(self, batches: int) -> None:
+        # The last execution of several steps may be shorter.
+        batches = min(batches, self._steps or batches)
         new = batches - self._counted
         if new > 0:
             self._counted = batches
