@@ -86,7 +86,7 @@ class Training:
         self.stopping = Stopping(worker, model, self._mode, settings.policy)
         # Batches in this epoch: counted ones, and the last one after the current ones.
         self._counted = self._last = 0
-        # The number of batches in this epoch, if Keras knows it.
+        # The number of batches in an epoch, if Keras knows it.
         self._steps: int | None = None
         self._closed = False
         self._shares_next = False
@@ -271,7 +271,9 @@ class Training:
 
     def batch_begins(self, batch: int) -> None:
         """Count the batches so far, synchronize if it is due, and stop if the votes suffice."""
-        self._last = batch + (getattr(self._model, "steps_per_execution", None) or 1)
+        several = getattr(self._model, "steps_per_execution", None) or 1
+        left = (self._steps or 0) - batch  # The last execution may be shorter.
+        self._last = batch + (min(several, left) if left > 0 else several)
         self._count_to(batch)
         self.stopping.batch_begins()
         # TensorFlow cannot end its threads within a data set that calls Python.
@@ -279,8 +281,6 @@ class Training:
             self.stopping.end_epoch()
 
     def _count_to(self, batches: int) -> None:
-        # The last execution of several steps may be shorter.
-        batches = min(batches, self._steps or batches)
         new = batches - self._counted
         if new > 0:
             self._counted = batches
