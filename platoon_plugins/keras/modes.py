@@ -14,11 +14,10 @@ import numpy as np
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.fingerprint import checksum
 from platoon_base.rules import Rule, overlap_of, shares_moments, waits
 from platoon_base.schedule import EveryN
-from platoon_base.worker import LossWatch, copy_values
-from platoon_plugins.keras.backends.base import Backend
+from platoon_base.worker import LossWatch, checksums, copy_values
+from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.gradients import average_of
 from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.model_state import state_checksum, state_of
@@ -26,6 +25,8 @@ from platoon_plugins.keras.optimizers import begin_averages, end_averages, keeps
 from platoon_plugins.keras.same_data import described
 
 __all__ = ["Asynchronous", "Mode", "Synchronous", "abandon_center"]
+
+log = logging.getLogger(__name__)
 
 
 class Mode:
@@ -70,9 +71,6 @@ def constraints_of(weights: Sequence[Any]) -> Callable[[], object] | None:
             weight.set_value(np.array(keras.ops.convert_to_numpy(constraint(variable))))
 
     return apply
-
-
-log = logging.getLogger(__name__)
 
 
 class Asynchronous(Mode):
@@ -255,7 +253,7 @@ class Asynchronous(Mode):
 
     def _checksums(self) -> list[int]:
         """Return a checksum of each shared variable; copies would need more memory."""
-        return [checksum(v.get_value(borrow=True)) for v in self._shared()]
+        return checksums(self._shared())
 
     def _shared(self) -> list[Any]:
         return [*self._weights, *self._moments]
@@ -324,7 +322,7 @@ class Synchronous(Mode):
     @property
     def stops(self) -> bool:
         """Whether the votes sent with the latest gradients suffice to end the fit."""
-        if not self._average.lags:
+        if not self._average.on_device:
             self._backend.settle()  # Otherwise workers might see votes of different steps.
         self._average.require_sound()  # In the next step JAX would raise another error.
         return self._average.stops
