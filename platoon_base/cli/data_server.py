@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from platoon_base.data.batch_address import report_failure
+from platoon_base.data.batch_link import report_failure
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import JOB, LAUNCHER, RANK
 from platoon_base.system.job_paths import FILES, path_of

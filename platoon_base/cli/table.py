@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from platoon_base.cli.history import is_validation, sparkline
-from platoon_base.cli.recent import TREND_POINTS, Recent
+from platoon_base.cli.recent import TREND_POINTS, Recent, is_validation, sparkline
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.cli.charts import NO_CHARTS, add_legend, as_svg, has_charts, limit, named
-from platoon_base.cli.run_page import document, embedded
+from platoon_base.cli.run_report import document, embedded
 from platoon_base.cli.table import aligned
-from platoon_base.cli.tune import Run, Study, Tuning
-from platoon_base.cli.tune_methods import Method, Point, Watched, value_at
+from platoon_base.cli.tune import Method, Point, Run, Study, Tuning, Watched, value_at
 from platoon_base.frameworks.registered import registered
 from platoon_base.job.starting import thread_limits
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE

@@ -20,9 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.shm.calls import Call
-from platoon_base.shm.liveness import Liveness
-from platoon_base.shm.progress_watch import stalled_text
+from platoon_base.shm.liveness import Call, Liveness, stalled_text
 from platoon_base.system.awake import awake
 from platoon_base.timeouts import POLL_S, SHORT_POLL_S, timeout
 

@@ -16,9 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.host_shift import wide
-from platoon_base.centers.hosts_means import is_finite
-from platoon_base.centers.overwrites import Overwrites
+from platoon_base.centers.across_hosts import Overwrites, is_finite, wide
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.packing import Packing
 from platoon_base.courier.conversation import COPY, Answer, Conversation, flat_copy

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.across_hosts import AcrossHosts
-from platoon_base.centers.hosts_means import HostsMeans
-from platoon_base.centers.overwrites import Overwrites
+from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
 from platoon_base.compression.packing import Packing, Residuals

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.data.batch_address import batch_address, failure_of_server
 from platoon_base.data.batch_frames import (
     MAX_AHEAD,
     PROTOCOL,
@@ -27,7 +26,7 @@ from platoon_base.data.batch_frames import (
     encode,
     unflatten,
 )
-from platoon_base.data.batch_link import Link, connect_link
+from platoon_base.data.batch_link import Link, batch_address, connect_link, failure_of_server
 from platoon_base.data.batch_memory import Held, Slot
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.job.joining import connected

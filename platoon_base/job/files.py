@@ -23,8 +23,7 @@ import msgspec
 from platoon_base.channels.keys import Keys
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.hosts.world import ONE_HOST, World
-from platoon_base.shm.hidden_names import HiddenName
-from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned, in_use
+from platoon_base.shm.segments import SHM_FOLDER, HiddenName, Segment, abandoned, in_use
 from platoon_base.system.environment import JOB, NAMESPACE
 from platoon_base.system.folder_lock import FolderLock, is_locked
 from platoon_base.system.job_paths import path_of

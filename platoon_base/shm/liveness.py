@@ -1,17 +1,18 @@
-"""Liveness of the other workers of a job, read from shared memory."""
+"""Liveness of the other workers of a job, their progress and latest call, read from shared memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from platoon_base.shm.calls import Call
+import numpy as np
+
 from platoon_base.shm.job_state import JobState
-from platoon_base.shm.progress_watch import CallWatch, ProgressWatch
-from platoon_base.timeouts import SHORT_POLL_S, timeout
+from platoon_base.system.awake import awake
+from platoon_base.timeouts import LIVENESS_S, SHORT_POLL_S, timeout
 
-__all__ = ["JobLiveness", "Liveness"]
+__all__ = ["Call", "CallWatch", "JobLiveness", "Liveness", "ProgressWatch", "sign", "stalled_text"]
 
 _STUCK_S = 1.0
 
@@ -54,6 +55,20 @@ class Liveness(Protocol):
     def locks(self, ranks: Sequence[int]) -> tuple[int, list[int]]:
         """Return a file descriptor and the bytes these workers lock (F_OFD) while participating."""
         ...
+
+
+class CallWatch:
+    """Measures how long workers have been in one collective call, from one poll to the next."""
+
+    def __init__(self, job_state: JobState) -> None:
+        self._job_state = job_state
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def seconds(self, rank: int) -> float:
+        count, now = int(self._job_state.row(rank)["waits"]), awake()
+        if rank not in self._seen or self._seen[rank][0] != count:
+            self._seen[rank] = count, now
+        return now - self._seen[rank][1] if count % 2 else 0.0  # The count is odd within a call.
 
 
 class JobLiveness:
@@ -120,3 +135,63 @@ class JobLiveness:
             time.sleep(SHORT_POLL_S)
         verb = "has left the job" if self._job_state.row(rank)["left"] else "is lost"
         return f"rank {rank} {verb}{f' ({cause})' if cause else ''}"
+
+
+_SIGNATURE_BITS = 24
+
+
+class Call(NamedTuple):
+    """Latest collective call of a rank, with a signature of its kind, array size and dtype."""
+
+    number: int  # Counted from 1; 0 before the first.
+    signature: int
+    # Seconds of the monotonic clock; infinite on other ranks, where they are unknown.
+    begun: float = float("inf")
+    deadline: float = float("inf")
+
+    @property
+    def word(self) -> int:
+        """Number and signature in 63 bits, which are written and read atomically."""
+        return self.number << _SIGNATURE_BITS | self.signature
+
+    @classmethod
+    def of(cls, word: int) -> Call:
+        return cls(word >> _SIGNATURE_BITS, word & (1 << _SIGNATURE_BITS) - 1)
+
+
+def sign(kind: int, typecode: int, size: int) -> int:
+    """Return a signature for a call on an array, the same in every process."""
+    # The hash of integers is not randomized.
+    return hash((kind, typecode, size)) & (1 << _SIGNATURE_BITS) - 1
+
+
+class ProgressWatch:
+    """Detects progress: compares the workers' counters from one poll to the next."""
+
+    def __init__(self, job_state: JobState) -> None:
+        self._job_state = job_state
+        self._signs = job_state.signs()
+        self._moved = np.full(self._signs.shape[1], -np.inf)
+        self._next_poll_at = -np.inf
+
+    def poll(self, now: float | None = None) -> None:
+        """Record which workers have made progress; call it about every second."""
+        now = awake() if now is None else now
+        if now < self._next_poll_at:
+            return
+        self._next_poll_at = now + LIVENESS_S
+        signs = self._job_state.signs()
+        self._moved[(signs != self._signs).any(axis=0)] = now
+        self._signs = signs
+
+    def last(self, rank: int) -> float:
+        """Return when a worker last made progress, by `awake`; -inf if it never did."""
+        self.poll()
+        updated = float(self._job_state.row(rank)["updated"])
+        return float(max(self._moved[rank], updated + awake() - time.monotonic() if updated else -np.inf))
+
+
+def stalled_text(moved: float) -> str:
+    """Describe how long a worker has made no progress, from the time of `ProgressWatch.last`."""
+    seconds = awake() - moved
+    return f"no progress for {seconds:.0f} s" if seconds < float("inf") else "no progress so far"

@@ -17,7 +17,7 @@ import numpy as np
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
-from platoon_base.shm.progress_watch import CallWatch
+from platoon_base.shm.liveness import CallWatch
 from platoon_base.system.awake import awake
 
 __all__ = ["NoTurns", "Turns"]
@@ -99,8 +99,7 @@ class Turns:
         row["turn_clock"] = (int(row["turn_clock"]) // unit + 1) * unit
 
     def _await(self, what: str, timeout_s: float) -> None:
-        deadline, pause, tries = awake() + timeout_s, _FIRST_PAUSE_S, 0
-        ordered = True
+        deadline, pause, tries, ordered = awake() + timeout_s, _FIRST_PAUSE_S, 0, True
         while (first := self._first() if ordered else None) is not None or not self._try_lock():
             now, waits = awake(), f"rank {self._rank} waited for its turn ({what})"
             if first is not None and self._calls.seconds(first) > _STUCK_S:

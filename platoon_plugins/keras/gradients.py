@@ -32,12 +32,12 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 NOT_ATTACHED = (
-    "this DistributedOptimizer is used without distribute(...): the workers' models would start from different "
-    "weights, and losses and metrics be those of one worker; pass callbacks=distribute([...]) to each fit. For a loop "
-    "of your own compile the model with it, model.compile(optimizer), and call broadcast_variables(model) before the "
-    "loop, also after a fit. If you do, and the optimizer is "
-    "that of a model within the one that is trained, let the latter keep it in an attribute too, such as "
-    "self.inner_optimizer = self.inner.optimizer: it is found there"
+    "this DistributedOptimizer is used without distribute(...): the workers' models would start "
+    "from different weights, and losses and metrics would be those of one worker. Pass "
+    "callbacks=distribute([...]) to each fit. In your own loop compile the model with it, "
+    "model.compile(optimizer), and call broadcast_variables(model) before the loop, also after a "
+    "fit. If the optimizer belongs to a model inside the trained one, store it in an attribute "
+    "of the outer model too, such as self.inner_optimizer = self.inner.optimizer"
 )
 # Flags of the ranks in the header; 0 for none.
 VOTE, DONE = 1.0, 2.0
@@ -95,7 +95,7 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
             f"got {optimizer!r}: pass an optimizer of Keras or its name, such as keras.optimizers.SGD(0.1)"
         )
     if average_of(optimizer) is not None:
-        raise ConfigurationError("got an optimizer that is distributed already: wrap it once")
+        raise ConfigurationError("got an optimizer that is distributed already: wrap it only once")
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
         return optimizer
@@ -168,8 +168,9 @@ class GradientAverage:
         begun = self.worker.all_gather(np.array([self._calls_made]))[:, 0].tolist() if self.on_device else []
         if len(set(begun)) > 1:
             raise ConfigurationError(
-                f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
-                "of gradients, and those of some still wait on their devices; start the job anew"
+                "got a fit after one that ended in the middle of a step: the workers have "
+                f"started {begun} averages of gradients, and some of these still wait on their "
+                "devices; restart the job"
             )
         self._forget()
         self.attached, self._calls = True, calls
@@ -340,9 +341,9 @@ class GradientHeader:
         if some.size:
             weights = ", ".join(f"{i} (shape {like[i].shape})" for i in some[:3]) + " and more" * (some.size > 3)
             raise ConfigurationError(
-                f"got gradients of weights {weights} on some workers only: a compiled step changes those that have "
-                "one on its own worker, so the models would become different; use the same weights on all workers, "
-                "without a branch on the rank"
+                f"got gradients of weights {weights} on some workers only: a compiled step "
+                "changes weights that have a gradient on its own worker, so the models would "
+                "differ; use the same weights on all workers, without a branch on the rank"
             )
 
 

@@ -688,9 +688,9 @@ def test_groups_that_cannot_be_are_refused(make_here):
                 HostCollective.create(f"{group.name}-more", ranks, index, Willing())
         with pytest.raises(ConfigurationError, match="chunk_bytes"):
             HostCollective.create(f"{group.name}-more", (0, 1), 0, Willing(), chunk_bytes=5000)
-        with pytest.raises(ConfigurationError, match="not made for a group of the ranks"):
+        with pytest.raises(ConfigurationError, match="its ranks is"):
             HostCollective.attach(group.name, (0, 2), 1, Willing())
-        with pytest.raises(ConfigurationError, match="not made for"):
+        with pytest.raises(ConfigurationError, match="something else"):
             HostCollective.attach(other.name, (0, 1), 1, Willing())
         with pytest.raises(ConfigurationError, match="cannot be opened"):
             HostCollective.attach(f"{group.name}-more", (0, 1), 1, Willing())

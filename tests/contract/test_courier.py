@@ -14,8 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from platoon_base.centers.hosts_means import weighted_mean
-from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.centers.across_hosts import RoundTotals, weighted_mean
 from platoon_base.compression.codecs import Blocks
 from platoon_base.compression.packing import Packing
 from platoon_base.courier import background, courier

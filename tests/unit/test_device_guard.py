@@ -13,7 +13,7 @@ from scripts_here import script_path
 from platoon_base.collectives import device_faults
 from platoon_base.collectives.device_faults import HAVE_GUARD, DeviceGuard, DeviceWatch
 from platoon_base.errors import WorkerLostError
-from platoon_base.shm.calls import Call
+from platoon_base.shm.liveness import Call
 from platoon_base.system.awake import awake
 
 pytestmark = [

@@ -257,10 +257,11 @@ def memory_of_python_objects(path):
 
 USE_SEGMENTS = {f"job/{name}.py" for name in ("attaching", "hosting", "backends", "files")}
 USE_SEGMENTS |= {f"cli/commands/{name}.py" for name in ("doctor", "env")}
-USE_SEGMENTS |= {f"centers/gossip{name}.py" for name in ("", "_memory", "_slots")}
-USE_SEGMENTS |= {f"centers/{name}.py" for name in ("host", "host_memory", "stripe_locks", "device", "device_directory")}
-USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py"}
-USE_SEGMENTS |= {"data/shared_data_memory.py", "data/shared_arrays.py"}
+USE_SEGMENTS |= {f"centers/{name}.py" for name in ("base", "host", "stripes", "gossip", "gossip_slots", "device")}
+USE_SEGMENTS |= {"centers/device_directory.py"}
+USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py", "shm/schema.py"}
+USE_SEGMENTS |= {"data/shared_data_memory.py", "data/shared_data.py"}
+USE_SEGMENTS |= {"collectives/host.py", "collectives/hosts.py", "courier/process.py"}  # for their names alone
 PLACES = {
     "zmq": {"channels/zmq.py", "channels/keys.py", "channels/host_link.py"},
     "posix_ipc": {"shm/segments.py"},

@@ -22,8 +22,7 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import files as job_files
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.observing import kill
-from platoon_base.shm.hidden_names import HiddenName
-from platoon_base.shm.segments import SHM_FOLDER, Segment
+from platoon_base.shm.segments import SHM_FOLDER, HiddenName, Segment
 from platoon_base.system import job_paths
 from platoon_base.system.environment import NAMESPACE
 from platoon_base.system.own_files import open_log, write_where_named, write_whole

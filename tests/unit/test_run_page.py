@@ -8,9 +8,8 @@ import pytest
 
 from platoon_base.cli.charts import INK, Series, chart, timeline
 from platoon_base.cli.observers import Observers
-from platoon_base.cli.run_page import About, page
 from platoon_base.cli.run_recorder import Lane, Point, RunRecorder, Shares, Value
-from platoon_base.cli.run_report import RunReport
+from platoon_base.cli.run_report import About, RunReport, page
 from platoon_base.coordination.story import Entry
 
 pytestmark = pytest.mark.base

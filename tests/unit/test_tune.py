@@ -8,8 +8,19 @@ import pytest
 from rich.console import Console
 
 from platoon_base.cli.start_options import StartOptions
-from platoon_base.cli.tune import Run, Study, Tuning, rule_of_script
-from platoon_base.cli.tune_methods import Method, Point, Watched, built_in, guess, read_method, value_at
+from platoon_base.cli.tune import (
+    Method,
+    Point,
+    Run,
+    Study,
+    Tuning,
+    Watched,
+    built_in,
+    guess,
+    read_method,
+    rule_of_script,
+    value_at,
+)
 from platoon_base.cli.tune_report import choose, lines, outcomes, picture
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import parse_rule

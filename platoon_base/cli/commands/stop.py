@@ -10,7 +10,7 @@ import sys
 import click
 
 from platoon_base.cli.commands.arguments import job_argument
-from platoon_base.cli.job_list import program_of
+from platoon_base.cli.commands.jobs import program_of
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.job.files import JobFiles, running
 from platoon_base.job.observing import Observer, kill

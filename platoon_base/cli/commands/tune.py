@@ -22,8 +22,7 @@ from platoon_base.cli.json_file import no_job_fails_by, write_json, write_text
 from platoon_base.cli.launcher import choose_center
 from platoon_base.cli.log_folder import new_log_folder
 from platoon_base.cli.start_options import StartOptions, start_options
-from platoon_base.cli.tune import Tuning, require_optuna, tune
-from platoon_base.cli.tune_methods import Method, built_in, read_method
+from platoon_base.cli.tune import Method, Tuning, built_in, read_method, require_optuna, tune
 from platoon_base.cli.tune_report import lines, page, picture, results
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from platoon_base.compat.theano_flags import chosen_device
 from platoon_base.data.batch_reader import BatchReader
-from platoon_base.data.shared_arrays import SharedArrays
+from platoon_base.data.shared_data import SharedArrays
 from platoon_base.errors import ConfigurationError, PlatoonWarning, WorkerLostError
 from platoon_base.job.joining import connect, connect_at_port
 from platoon_base.platoon_api.data_channel import open_reader, reader_of_running, require_hwm

@@ -117,7 +117,7 @@ class JaxAverage(CompiledAverage):
                 self._sums.add_up(block.address, block.size, block.dtype.name, stream)
             self._queued.add(self._sums.fetch(header, count, stream))
             if not self._per_batch:
-                self._queued.keep(_KEPT)
+                self._queued.take(self._queued.count - _KEPT, self.require_sound)
         except PlatoonError as exc:
             self._failure = exc
             self._queued.fail()
@@ -251,15 +251,6 @@ class _Queued:
             self.count += 1
             self._changed.notify_all()
 
-    def keep(self, calls: int) -> None:
-        """Drop all headers except those of the latest calls."""
-        while True:
-            with self._changed:
-                if len(self._on_way) <= calls:
-                    return
-                oldest = self._on_way.popleft()
-            oldest.values()
-
     def fail(self) -> None:
         """Wake the thread in `take`, which then raises the error of a call."""
         with self._changed:
@@ -274,8 +265,9 @@ class _Queued:
                 require_sound()
                 if time.monotonic() > deadline:
                     raise CollectiveTimeoutError(
-                        f"waited {DEFAULT_TIMEOUT_S:g} s for a compiled step to average its gradients: {calls} averages"
-                        f" were expected, {self.count} were begun; let a train_step average in all steps, or in none"
+                        f"waited {DEFAULT_TIMEOUT_S:g} s for a compiled step to average its "
+                        f"gradients: {calls} averages were expected, {self.count} were started; "
+                        "let a train_step average in all steps, or in none"
                     )
                 self._changed.wait(1.0)
             while len(self._on_way) > self.count - calls:

@@ -267,16 +267,17 @@ def _view_or_copy(gradient: Any) -> Array | None:
 def _zeros_like(gradient: Tensor | None) -> Array:
     if gradient is None:
         raise ConfigurationError(
-            "got gradients of other weights than those of the model, and none for some: pass apply() the weights too"
+            "got gradients of other weights than those of the model, and none for some: pass the weights to apply() too"
         )
     return np.zeros(tuple(gradient.shape), str(gradient.dtype).removeprefix("torch."))
 
 
 _CHANGED = (
-    "got gradients that changed behind the backward pass in which their average had begun, and not so in the first "
-    "steps of this fit: change them in each step or in none, or in a train_step of your own"
+    "got gradients that changed after the backward pass in which their average had started, "
+    "which did not happen in the first steps of this fit: change them in each step or in none, "
+    "or in your own train_step"
 )
-_DENSE = "it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
+_DENSE = "it cannot be averaged; make the layer's gradient dense, for example with sparse=False"
 
 
 def require_dense_layers(model: Any) -> None:

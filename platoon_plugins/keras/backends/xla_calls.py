@@ -31,7 +31,7 @@ gates: Any = None  # The C extension, if it was built.
 try:
     gates = importlib.import_module("platoon_plugins.keras.backends._gates")
 except ImportError as exc:
-    log.debug("the C extension is missing (%s): each call out of a compiled program comes to Python", exc)
+    log.debug("the C extension is missing (%s), so each call from a compiled program runs in Python", exc)
 
 Array = np.ndarray[Any, Any]
 _TARGET, _STREAM_TARGET = "platoon_call_in_place", "platoon_call_on_stream"
@@ -238,7 +238,7 @@ def _in_place(frame: Any) -> None:
 def _on_cuda(frame: Any) -> None:
     arguments = _StreamArguments(ctypes.sizeof(_StreamArguments), None, frame.context, None)
     if frame.api.contents.get_stream(ctypes.byref(arguments)):
-        raise RuntimeError("XLA gave no stream")
+        raise RuntimeError("XLA passed no stream")
     _queue(frame, arguments.stream or 0)
 
 
@@ -275,7 +275,7 @@ def _answer(make_call: Callable[[Any], None], pointer: Any) -> int | None:
         elif frame.stage == _EXECUTE:
             make_call(frame)
     except BaseException as exc:
-        log.debug("a call out of a compiled program failed", exc_info=True)
+        log.debug("a call from a compiled program failed", exc_info=True)
         message = f"{type(exc).__name__}: {exc}".encode()
         arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, _INTERNAL)
         error: int | None = frame.api.contents.make_error(ctypes.byref(arguments))
