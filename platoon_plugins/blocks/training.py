@@ -24,6 +24,8 @@ from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadca
 
 __all__ = ["END", "Settings", "Training", "Vote", "refuse_on_nonfinite"]
 
+log = logging.getLogger(__name__)
+
 END = "the end of training"
 
 
@@ -50,8 +52,6 @@ def _at_different_points(points: dict[int, str]) -> str:
         'same triggers, and as many batches in an epoch: shard_stream(stream, uneven="drop")'
     )
 
-
-log = logging.getLogger(__name__)
 
 _SAME_MODEL = (
     "averaged gradients keep models the same only if all workers make the same steps: use the "
