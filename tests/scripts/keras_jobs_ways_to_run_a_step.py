@@ -21,10 +21,10 @@ for options in ways:
 
 if backend != "torch":  # Keras passes index 11 for the last of 9 batches; 9 were trained.
     model = dense(optimizer=keras.optimizers.SGD(0.1), steps_per_execution=4)
-    counted = worker._connection.progress.steps
+    counted = worker.advanced.activity[0]
     part = shard(x, y)
     model.fit(part[0][:36], part[1][:36], epochs=2, batch_size=4, verbose=0, callbacks=distribute(every_n_batches=3))
-    assert worker._connection.progress.steps - counted == int(model.optimizer.iterations) == 18
+    assert worker.advanced.activity[0] - counted == int(model.optimizer.iterations) == 18
 
 scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**10)
 model = dense(optimizer=DistributedOptimizer(scaled))
