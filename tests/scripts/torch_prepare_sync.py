@@ -160,6 +160,22 @@ def compiled(model, ready, loader):
 compare("compiled", compiled)
 
 
+def compiled_step(model, ready, loader):
+    model, optimizer, loader = ready(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+
+    @torch.compile(backend="eager")
+    def step(x, y):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    for x, y in loader:
+        step(x, y)
+
+
+compare("compiled step", compiled_step)
+
+
 def scheduled(make, per_batch):
     def train(model, ready, loader):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
