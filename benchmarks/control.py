@@ -96,7 +96,7 @@ def reporting(workers, seconds, reports):
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, width=100, height=40)
         with Screen(console, Path(folder), workers) as screen:
-            spent = run_job(REPORTING, workers, seconds, folder, reports, observer=screen.observe)
+            spent = run_job(REPORTING, workers, seconds, folder, reports, observer=screen.take)
         return spent / seconds, max(answers(folder, workers))
 
 

@@ -12,6 +12,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
@@ -416,7 +417,25 @@ static PyModuleDef module = {
     methods, NULL, NULL, NULL, NULL,
 };
 
+/* Where Python finds what both use: the declarations in host_exchange.py must say the same. */
+static PyObject *offsets(void)
+{
+#define AT(of, field) #of "." #field, (Py_ssize_t)offsetof(struct of, field)
+    return Py_BuildValue("{snsnsnsnsnsnsnsnsnsnsnsnsnsnsnsnsnsnsnsnsnsn}", AT(board, broken), AT(board, bell),
+        AT(board, sleepers), AT(line, counters), AT(line, cores), AT(line, headers), AT(state, segment), AT(state, rank),
+        AT(state, size), AT(state, chunk), AT(state, buffers), AT(state, direct), AT(state, roomy_spins),
+        AT(state, crowded_spins), AT(state, lines), AT(state, slots), AT(state, call), AT(state, step),
+        AT(state, waiting_for), AT(state, until), "line", (Py_ssize_t)sizeof(struct line), "state",
+        (Py_ssize_t)sizeof(struct state));
+#undef AT
+}
+
 PyMODINIT_FUNC PyInit__collectives(void)
 {
-    return PyModule_Create(&module);
+    PyObject *found = PyModule_Create(&module);
+    if (found != NULL && PyModule_AddObject(found, "OFFSETS", offsets()) < 0) {
+        Py_DECREF(found);
+        return NULL;
+    }
+    return found;
 }

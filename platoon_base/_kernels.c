@@ -319,6 +319,27 @@ ADOPT_ENTRY(double)
 ENTRY(contribute, float, 5, "Kn:contribute_float32")
 ENTRY(contribute, double, 5, "Kn:contribute_float64")
 
+/* The sum of a hash of each 32-bit word and its place; worker/value_checksums.py has the same for CUDA and NumPy. */
+static PyObject *py_checksum(PyObject *self, PyObject *args)
+{
+    unsigned long long address, size;
+    uint64_t sum = 0;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KK:checksum", &address, &size))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    const unsigned char *bytes = (const unsigned char *)(uintptr_t)address;
+    for (uint64_t i = 0; 4 * i < size; i++) {
+        uint32_t word = 0;
+        memcpy(&word, bytes + 4 * i, size - 4 * i < 4 ? size - 4 * i : 4);
+        uint64_t hash = (word + i * UINT64_C(0x9E3779B97F4A7C15)) * UINT64_C(0xBF58476D1CE4E5B9);
+        sum += (hash ^ hash >> 32) * UINT64_C(0x94D049BB133111EB);
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(sum);
+}
+
 #include "_rules.h"
 
 static PyMethodDef methods[] = {
@@ -326,6 +347,7 @@ static PyMethodDef methods[] = {
      "adopt_float32(table_address, pieces, states, local states, set of remembering, set of momenta)"},
     {"adopt_float64", py_adopt_double, METH_VARARGS,
      "adopt_float64(table_address, pieces, states, local states, set of remembering, set of momenta)"},
+    {"checksum", py_checksum, METH_VARARGS, "checksum(address, size in bytes)"},
     {"contribute_float32", py_contribute_float, METH_VARARGS, "contribute_float32(table_address, pieces)"},
     {"contribute_float64", py_contribute_double, METH_VARARGS, "contribute_float64(table_address, pieces)"},
     RULE_METHODS

@@ -107,6 +107,11 @@ class CudaArray(abc.ABC):
     def change(arrays: Sequence[Any], queue: Queue) -> None:
         """Call ``queue(addresses, stream)`` once, in order with the framework's queued work."""
 
+    @classmethod
+    def read(cls, arrays: Sequence[Any], queue: Queue) -> None:
+        """Call ``queue(addresses, stream)`` once for work that only reads, after the framework's queued work."""
+        cls.change(arrays, queue)
+
     @abc.abstractmethod
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         """Copy the values to the host."""

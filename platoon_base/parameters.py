@@ -80,7 +80,7 @@ class Group(Protocol):
 
         The sequence's attribute ``like`` is a new object whenever shapes, dtypes or devices have
         changed. A list of indices selects a part, a view. ``change(queue, may_wait)`` is that of
-        `DeviceRuntime`.
+        `DeviceRuntime`; ``restore(copies())`` keeps all values.
         """
         ...
 

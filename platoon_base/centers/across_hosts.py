@@ -1,17 +1,44 @@
-"""Interface by which couriers and workers make the centers of several hosts equal."""
+"""The center of one host in a job on several hosts: rounds, means, overwrites, and moves by others.
+
+In a round, each host's courier sends its contribution to the others. Once the hosts agree on the
+complete contributions, each combines these in the order of the hosts: the results are bitwise equal.
+A host whose center is at another round, after a late join or a return, first receives the center of
+the others, and its contribution is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.centers.host_rounds import Rounds, use_other
+from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
+from platoon_base.dtypes import sum_dtype
+from platoon_base.errors import CollectiveTimeoutError
+from platoon_base.layout import Layout, Piece
+from platoon_base.shm.schema import Part, Parts, Word
 
-__all__ = ["AcrossHosts"]
+__all__ = [
+    "AcrossHosts",
+    "HostsMeans",
+    "HostsRounds",
+    "Overwrites",
+    "RoundTotals",
+    "Shift",
+    "await_hosts",
+    "is_finite",
+    "weighted_mean",
+    "wide",
+]
 
 Array = np.ndarray[Any, Any]
+
+log = logging.getLogger(__name__)
+
+_HOST_BITS = 16
 
 
 class AcrossHosts(Protocol):
@@ -54,3 +81,317 @@ class AcrossHosts(Protocol):
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's; False if a stripe stayed locked: retry."""
         ...
+
+
+class Overwrites:
+    """Words in a center's header that pass a worker's overwrite to the other hosts of a job.
+
+    The worker counts its overwrite and waits; its courier sends the center to all other hosts and
+    records that. A version orders the overwrites of different hosts; it is equal on all hosts when
+    none is in progress.
+    """
+
+    written = Word("written")  # Number of overwrites by workers of this host.
+    spread = Word("spread")  # Count of the latest overwrite that all other hosts have.
+    stamp = Word("stamp")  # Version of the latest overwrite, by any host, that this center holds.
+
+    def __init__(self, header: Any) -> None:
+        self._header = header
+
+    def note(self) -> int:
+        """Count an overwrite and return the count; the caller holds the locks of all stripes."""
+        self.written += 1
+        return self.written
+
+    @staticmethod
+    def later(stamp: int, host: int) -> int:
+        """Return the version of the next overwrite on ``host``; the higher host wins a tie."""
+        return ((stamp >> _HOST_BITS) + 1 << _HOST_BITS) | host
+
+    def await_all_hosts(self, count: int, timeout_s: float) -> None:
+        """Wait until all other hosts have an overwrite, or raise `CollectiveTimeoutError`."""
+        what = "the other hosts to get the center that this worker has overwritten"
+        await_hosts(lambda: self.spread >= count, timeout_s, what)
+
+
+def await_hosts(done: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait until the courier has done something, or raise `CollectiveTimeoutError`."""
+    if not wait_until(done, timeout_s):
+        raise CollectiveTimeoutError(
+            f"waited {timeout_s:g} s for {what}: is the network slow or cut, or a host suspended? Look into the "
+            "logs of the launchers and couriers, or give a longer timeout_s"
+        )
+
+
+def wide(layout: Layout) -> Layout:
+    """Return the layout of the sum of moves: float32 where half precision would lose small ones."""
+    return Layout(tuple(spec._replace(dtype=sum_dtype(spec.dtype).name) for spec in layout.trained.specs))
+
+
+class Shift:
+    """Sum of all moves by other hosts, in shared memory, and the part that this worker has applied.
+
+    Without them the workers' elastic pull would undo the moves. Moments are not moved: a worker's
+    second moment that is smaller than the center's could become negative.
+    """
+
+    def __init__(self, layout: Layout, total: list[Array], remembering: list[list[Array]]) -> None:
+        self._total = total
+        self._seen = wide(layout).empty()
+        self._remembering = remembering
+        self._counts: dict[int, int] = {}
+
+    def begin(self, stripe: Stripe) -> None:
+        """Mark the current sum as applied: this worker has just read the center."""
+        self._counts[stripe.index] = int(stripe.holder["shifts"])
+        pieces = stripe.without_moments
+        for seen, total in zip(cut(self._seen, pieces), cut(self._total, pieces)):
+            np.copyto(seen, total)
+
+    def follow(self, stripe: Stripe, arrays: Sequence[Array]) -> None:
+        """Apply the outstanding moves to this worker's parameters and remembering states."""
+        count = int(stripe.holder["shifts"])
+        if count == self._counts.get(stripe.index):
+            return
+        if stripe.index not in self._counts:
+            self.begin(stripe)
+            return
+        self._counts[stripe.index] = count
+        pieces = stripe.without_moments
+        remembering = [cut(state, pieces) for state in self._remembering]
+        for i, (seen, total) in enumerate(zip(cut(self._seen, pieces), cut(self._total, pieces))):
+            moved = (total - seen).astype(arrays[i].dtype, copy=False)
+            np.copyto(seen, total)
+            arrays[i] += moved
+            for state in remembering:
+                state[i] += moved
+
+    def move(self, stripe: Stripe, by: Sequence[Array]) -> None:
+        """Move the center's part of a stripe, and add the move to the sum."""
+        pieces = stripe.without_moments
+        for center, total, moved in zip(stripe.center, cut(self._total, pieces), cut(by, pieces)):
+            center += moved
+            total += moved
+        stripe.holder["shifts"] += 1
+
+    def move_to(self, stripe: Stripe, values: Sequence[Array]) -> None:
+        """Move the center's part of a stripe to ``values``, and add the move to the sum."""
+        pieces = stripe.without_moments
+        for center, total, value in zip(stripe.center, cut(self._total, pieces), cut(values, pieces)):
+            total += value.astype(total.dtype, copy=False) - center
+            np.copyto(center, value)
+        stripe.holder["shifts"] += 1
+
+
+class RoundTotals:
+    """One host's totals of one round, in a flat buffer that can be sent."""
+
+    number = Word("number")  # Number of the round; 0 before the first.
+    base = Word("base")  # Latest round of the center that the contributions started from.
+
+    def __init__(self, layout: Layout, stripes: Sequence[tuple[Piece, ...]]) -> None:
+        self.layout, self._stripes, each = layout, stripes, (len(stripes),)
+        sums = Part("counts", "f8", each, 8), Part("parts", "f8", each, 8)
+        parts = Parts(Part("about", [("number", "f8"), ("base", "f8")]), *sums, Part("arrays", layout))
+        whole = np.zeros(parts.nbytes // 8, np.float64)
+        self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
+        views = parts.views(self.buffer)
+        self.head = whole[: parts.at["arrays"] // 8]
+        self._header, self.counts, self.parts = views.about, views.counts, views.parts
+        self.arrays: list[Array] = views.arrays  # Sum of ``x - c`` over the workers.
+
+    def without_contribution(self) -> Iterator[tuple[Piece, ...]]:
+        """Yield the pieces of each stripe without a contribution."""
+        return (pieces for pieces, count in zip(self._stripes, self.counts) if not count)
+
+
+class HostsRounds:
+    """The center of one host, for rounds over several hosts, whose totals are added; see `AcrossHosts`."""
+
+    workers_wait = True
+
+    def __init__(
+        self,
+        layout: Layout,
+        stripes: Sequence[Stripe],
+        rounds: Rounds,
+        holders: Array,
+        visit: Callable[[Callable[[Stripe], None]], list[Stripe]],
+    ) -> None:
+        self._layout, self._stripes = layout, stripes
+        self._rounds, self._holders, self._visit = rounds, holders, visit
+        self._each = np.arange(len(stripes))
+
+    @property
+    def made(self) -> int:
+        """Latest round whose step was made on all stripes."""
+        return int(self._holders["round"].min()) if len(self._holders) else 0
+
+    @property
+    def wanted(self) -> int:
+        """Latest round whose center a worker waits for; 0 if there is none."""
+        return int(self._holders["wanted"][0]) if len(self._holders) else 0
+
+    def want(self, number: int) -> None:
+        """Make the courier request the center of a round from other hosts."""
+        self._holders["wanted"][:1] = max(number, self.wanted)
+
+    def new_totals(self) -> RoundTotals:
+        return RoundTotals(self._layout, [stripe.pieces for stripe in self._stripes])
+
+    def wait(self, number: int, timeout_s: float) -> None:
+        await_hosts(lambda: self.are_gathered(number), timeout_s, f"the contributions of other hosts to round {number}")
+
+    def are_gathered(self, number: int) -> bool:
+        holders = self._holders
+        latest = holders["gathered"][self._each, holders["in_use"]]
+        return bool(((holders["round"] >= number) | (latest == number)).all())
+
+    def read(self, totals: RoundTotals, number: int) -> bool:
+        """Copy this host's own totals of a round; False if a stripe stayed locked: retry."""
+        totals.number, totals.base = number, min(self.made, number - 1)
+        totals.counts[:] = totals.parts[:] = 0
+
+        def copy(stripe: Stripe) -> None:
+            arrays, index = self._rounds.stripes[stripe.index], stripe.index
+            # The sum over all hosts may have replaced this host's own totals.
+            used = int(arrays.words["in_use"]) ^ _is_gathered(arrays.words, number)
+            totals.counts[index], totals.parts[index] = arrays.words["count"][used], arrays.words["parts"][used]
+            for target, total in zip(cut(totals.arrays, stripe.pieces), arrays.totals[used]):
+                target[...] = total if totals.counts[index] else 0  # Without a contribution it is undefined.
+
+        if self._visit(copy):
+            totals.number = 0
+            return False
+        return True
+
+    def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
+        """Replace this host's totals by the sum of several hosts' totals, in order; see `read`."""
+
+        def put(stripe: Stripe) -> None:
+            arrays, index = self._rounds.stripes[stripe.index], stripe.index
+            if _is_gathered(arrays.words, number):
+                return
+            own = [cut(each.arrays, stripe.pieces) for each in totals]
+            for piece, into in enumerate(arrays.totals[1 - int(arrays.words["in_use"])]):
+                into[...] = own[0][piece] if own else 0
+                # The step leaves out elements that are not finite.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    for other in own[1:]:
+                        into += other[piece]
+            count = sum(int(each.counts[index]) for each in totals)
+            use_other(arrays.words, count, sum(float(each.parts[index]) for each in totals), number)
+
+        return not self._visit(put)
+
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Overwrite this center with another host's, and set its round; see `read`."""
+        number = max(number, self.made)
+
+        def put(stripe: Stripe) -> None:
+            arrays, new = self._rounds.stripes[stripe.index], cut(values, stripe.pieces)
+            for given, own in zip(states, zip(*arrays.states)):
+                copy_all(own, cut(given, stripe.pieces))
+            self._rounds.replace(stripe.index, new)
+            stripe.holder["round"] = number
+
+        return not self._visit(put)
+
+
+def _is_gathered(words: Any, number: int) -> bool:
+    """Return whether a stripe holds the sum over all hosts for a round, or its step was made."""
+    return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
+
+
+class HostsMeans:
+    """The center of one host, for means taken while all workers wait, with rules that do not.
+
+    Averages are treated like centers; moments stay those of each host. See `AcrossHosts`.
+    """
+
+    workers_wait = False
+    wanted = 0  # No worker waits for a round it did not take part in.
+    made = Word("mean")  # Latest round whose mean was written to this center.
+
+    def __init__(
+        self,
+        layout: Layout,
+        header: Any,
+        copy: Callable[[Sequence[Array], Sequence[Array]], None],
+        move_to: Callable[[Sequence[Array], Sequence[Array]], bool],
+        put: Callable[[Sequence[Array], Sequence[Sequence[Array]]], bool],
+        average: int | None,
+    ) -> None:
+        self._header = header
+        self._copy, self._move_to, self._put = copy, move_to, put
+        specs = layout.trained.specs
+        self._trained = len(specs)
+        # Set by the courier: whether no exchange is in flight, which would move one of two centers
+        # later.
+        self.is_quiet: Callable[[], bool] = lambda: True
+        self._layout = Layout(specs if average is None else specs * 2)
+
+    def wait(self, number: int, timeout_s: float) -> None:
+        await_hosts(lambda: self.made >= number, timeout_s, "the mean of the centers of all hosts")
+
+    def new_totals(self) -> RoundTotals:
+        return RoundTotals(self._layout, ())
+
+    def are_gathered(self, number: int) -> bool:
+        return self.made >= number
+
+    def read(self, totals: RoundTotals, number: int) -> bool:
+        """Copy the center; False while an exchange of the courier is in flight."""
+        if not self.is_quiet():
+            return False
+        self._copy(totals.arrays[: self._trained], totals.arrays[self._trained :])
+        totals.base, totals.number = 0, number
+        return True
+
+    def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
+        """Set the center to the mean of finite copies, weighted by ``workers``; False if locked."""
+        finite = [i for i, each in enumerate(totals) if all(map(is_finite, each.arrays))]
+        if len(finite) < len(totals):
+            log.warning(
+                "the centers of %d of %d hosts hold NaN or infinity, and are left out of the mean: has training "
+                "diverged? A lower learning rate helps",
+                len(totals) - len(finite),
+                len(totals),
+            )
+        if finite:
+            mean = weighted_mean([totals[i].arrays for i in finite], [float(workers[i]) for i in finite])
+            if not self._move_to(mean[: self._trained], mean[self._trained :]):
+                return False
+        self.made = number
+        return True
+
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Overwrite this center with another host's; False if a stripe stayed locked."""
+        if not self._put(values, states):
+            return False
+        self.made = max(number, self.made)
+        return True
+
+
+def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -> list[Array]:
+    """Return the mean of several copies, exact for equal copies; half precision adds in float32."""
+    total = sum(weights)
+    means = []
+    for arrays in zip(*copies):
+        dtype = arrays[0].dtype
+        wide = sum_dtype(dtype)
+        first = arrays[0].astype(wide, copy=False)
+        mean = first.copy()
+        for array, weight in zip(arrays[1:], weights[1:]):
+            # Add products, not differences: the difference of two large numbers may overflow.
+            part = wide.type(weight / total)
+            mean += array.astype(wide, copy=False) * part - first * part
+        means.append(mean.astype(dtype, copy=False))
+    return means
+
+
+def is_finite(array: Array) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        # One sum is faster than a test of each element.
+        total = array.sum(dtype=sum_dtype(array.dtype))
+        return bool(np.isfinite(total)) or bool(np.isfinite(array).all())

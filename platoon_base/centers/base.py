@@ -1,8 +1,8 @@
-"""Protocols of all centers, and the type that identifies a non-finite element."""
+"""Protocols of all centers, what they have in common, and the type of a non-finite element."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy as np
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule
 from platoon_base.rules.outer import OuterRule
+from platoon_base.shm.segments import Name, Segment
 
-__all__ = ["Center", "CenterFactory", "NonFiniteElement", "RoundCenter"]
+__all__ = ["Center", "CenterFactory", "Named", "NonFiniteElement", "OnHost", "RoundCenter"]
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +28,11 @@ class Center(Protocol):
     """Shared copy of the parameters; arguments are C-contiguous arrays in the layout's order."""
 
     on_device: bool  # The arrays are GpuArrays, else ndarrays.
-    whole: bool  # The latest synchronization covered the whole center.
+
+    @property
+    def whole(self) -> bool:
+        """Whether the latest synchronization covered the whole center."""
+        ...
 
     # `sync` raises CollectiveTimeoutError if another worker holds a part for longer than
     # ``timeout_s``. A center on devices returns a skipped element from a later synchronization.
@@ -84,6 +89,18 @@ class RoundCenter(Center, Protocol):
         ...
 
 
+class OnHost:
+    """What centers in the memory of the host have in common."""
+
+    on_device = False
+
+    def finish(self) -> None:
+        """Do nothing: no calls are queued."""
+
+    def settle(self) -> None:
+        """Do nothing: the controller reads the same memory."""
+
+
 class CenterFactory(Protocol):
     """Opens the center of a job."""
 
@@ -100,3 +117,16 @@ class CenterFactory(Protocol):
     def unlink(self) -> None:
         """Remove the name of the center; its memory is freed once no process has it open."""
         ...
+
+
+class Named:
+    """What factories have in common: the name of a job's center, and who uses it."""
+
+    location = "host"
+
+    def __init__(self, name: Name, workers: int = 1, gone: Callable[[int], bool] = lambda rank: False) -> None:
+        self.name = name
+        self._workers, self._gone = workers, gone
+
+    def unlink(self) -> None:
+        Segment.unlink(self.name)

@@ -16,26 +16,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.device_directory import DeviceDirectory, DirectoryLayout
-from platoon_base.centers.device_forms import operations
+from platoon_base.centers.base import Named, NonFiniteElement
+from platoon_base.centers.device_directory import DeviceDirectory
 from platoon_base.centers.device_partitions import Partitions
-from platoon_base.centers.device_source import kernel_source, kernel_types
-from platoon_base.centers.device_tiles import Tiling, split_element_code, tile_table
+from platoon_base.centers.device_source import kernel_source, kernel_types, operations
+from platoon_base.centers.device_tiles import split_element_code, tile_table
 from platoon_base.device_arrays import Flush, Order, Queue
 from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.dtypes import C_TYPES
-from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, form_of, local_sources, rule_of_moments
-from platoon_base.shm.segments import Name, Segment
+from platoon_base.shm.segments import Name
+from platoon_base.timeouts import timeout
 
-__all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
+__all__ = ["DeviceCenter", "DeviceCenters"]
 
 DeviceArray = Any  # A pygpu GpuArray or a CudaArray, depending on the runtime.
 
-MIRROR_EVERY_S = 5.0
 # A tile's lock, normally held for microseconds, is broken after this time.
 LOCK_NS = 500_000_000
 _THREADS, _BLOCKS_EACH = 256, 8
@@ -57,14 +55,14 @@ class DeviceCenter:
         rank: int,
         gone: Callable[[int], bool],
         incarnation: Callable[[int], int],
-        mirror_every_s: float = MIRROR_EVERY_S,
+        mirror_every_s: float | None = None,
     ) -> None:
         self._directory = directory
         self.orders = directory.orders
         self._runtime = runtime
         self._layout = layout
         self._rank = rank
-        self._mirror_every_s = mirror_every_s
+        self._mirror_every_s = timeout("mirror") if mirror_every_s is None else mirror_every_s
         self._tiling = directory.tiling
         self._driver = runtime.driver
         self._memory = HostMemory(self._driver, directory.address, directory.size_bytes)
@@ -358,7 +356,7 @@ class _Launch:
         self.bases: list[int] = []
 
 
-class DeviceCenters:
+class DeviceCenters(Named):
     """Opens the center of a job under its name; each of the first ``workers`` makes a partition.
 
     A center that is created has each parameter in the memory order given by ``orders``.
@@ -375,11 +373,9 @@ class DeviceCenters:
         gone: Callable[[int], bool],
         incarnation: Callable[[int], int],
     ) -> None:
-        self.name = name
+        super().__init__(name, workers, gone)
         self._orders = orders
-        self._workers = workers
         self._runtime = runtime
-        self._gone = gone
         self._incarnation = incarnation
 
     @staticmethod
@@ -389,25 +385,13 @@ class DeviceCenters:
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
         """Create the segment; replace one left by a dead creator."""
-        tiling = Tiling(layout, self._workers, len(rule.center_state))
-        plan = DirectoryLayout(layout, tiling)
-        directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)
-        directory.begin(self._orders)
+        states = len(rule.center_state)
+        directory = DeviceDirectory.create(self.name, layout, self._workers, states, self._orders)
         return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
-
-    def unlink(self) -> None:
-        Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
         """Open the segment and make this worker's partition; may raise `LayoutMismatchError`."""
-        segment = Segment.attach(self.name)
-        directory = DeviceDirectory.of(segment, layout)
-        if directory is not None and directory.tiling.center_states == len(rule.center_state):
-            center = DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
-            center.make_partition()
-            return center
-        segment.close()
-        raise LayoutMismatchError(
-            f"the center in {self.name} was made for another model or by another version of this package; "
-            "run the same script and the same installation on every worker"
-        )
+        directory = DeviceDirectory.attach(self.name, layout, center_states=len(rule.center_state))
+        center = DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
+        center.make_partition()
+        return center

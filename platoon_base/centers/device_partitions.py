@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from platoon_base.centers.device_directory import NO_OWNER, DeviceDirectory, Entry
 from platoon_base.devices.cuda import DeviceMemory, Driver
 from platoon_base.errors import CollectiveTimeoutError
+from platoon_base.timeouts import LIVENESS_S
 
 __all__ = ["Partitions"]
 
-_POLL_INTERVAL_S = 0.25  # Interval of the checks that owners live.
 _PATIENCE_S = 20.0  # After this time another worker makes a missing partition.
 _PAUSE_S = 0.002
 
@@ -59,7 +59,7 @@ class Partitions:
         now = time.monotonic()
         if self._seen == self._directory.version and now < self._next_poll_at:
             return
-        self._next_poll_at = now + _POLL_INTERVAL_S
+        self._next_poll_at = now + LIVENESS_S
         deadline, patience = now + timeout_s, now + _PATIENCE_S
         while True:
             self._seen = self._directory.version

@@ -11,7 +11,6 @@ at its next synchronization.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -19,55 +18,49 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.gossip_memory import GossipShape, Slot, shares_of
-from platoon_base.centers.gossip_slots import LEAVING, Slots
+from platoon_base.centers.base import Named, NonFiniteElement, OnHost
+from platoon_base.centers.gossip_slots import GOSSIP, LEAVING, Slot, Slots, create_slots, shares_of
 from platoon_base.centers.host_kernels import Plan
-from platoon_base.centers.host_memory import CONTROLLER
-from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
+from platoon_base.centers.stripes import CONTROLLER, Stripe, copy_all, cut
 from platoon_base.dtypes import sum_dtype
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
+from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Adopt, gossips
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.gosgd import GoSGD
-from platoon_base.shm.segments import Name, Segment
+from platoon_base.shm.schema import Views
+from platoon_base.shm.segments import Name
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
-__all__ = ["GossipCenter", "GossipCenters"]
+__all__ = ["GOSSIP", "GossipCenter", "GossipCenters"]
 
 Array = np.ndarray[Any, Any]
 
-log = logging.getLogger(__name__)
-
 _ADOPT: Any = Adopt(EASGD())  # c := x
-_STRIPES = 16  # Maximum number of stripes of a slot.
 _PUSH_PATIENCE_S = 0.2  # Maximum wait for a stalled receiver's lock.
 
 
-class GossipCenter:
+class GossipCenter(OnHost):
     """A worker's handle of all slots, including its own; the controller has no slot of its own."""
 
-    on_device = False
     states: ClassVar[list[list[Array]]] = []
 
     def __init__(
         self,
         name: Name,
-        segment: Segment,
-        shape: GossipShape,
+        memory: Views,
+        layout: Layout,
         rank: int,
         rule: GoSGD | None = None,
         gone: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self.slots = Slots(name, segment, shape, rank, gone)
-        self._shape, self._rank = shape, rank
+        self.slots = Slots(name, memory, layout, rank, gone)
+        self._layout, self._rank = layout, rank
         self._pid = os.getpid()
         self._one_thread = threading.Lock()
-        self.under_way = [0] * shape.stripes  # Weight sent but not delivered, by stripe.
+        self.under_way = [0] * self.slots.stripes  # Weight sent but not delivered, by stripe.
         self.whole = True
-        # Stripes left out by the last `sync`, with their numbers of visits then.
-        self._left_out: dict[int, int] = {}
         self._plans: list[Plan] = []  # Plans of the own stripes, without states.
         self._random = None if rule is None else np.random.default_rng((rule.seed, rank))
 
@@ -76,25 +69,15 @@ class GossipCenter:
         # Locks are held even if ``locked`` is False: a weight belongs to its values.
         own = self.slots.require_own()
         target = self._draw(rule) if gossips(rule) else None
-        refusals: list[NonFiniteElement] = []
 
-        def publish(stripe: Stripe) -> None:
-            refused = self._publish(own, rule, stripe, cut(arrays, stripe.pieces), target is not None)
-            if refused is not None:
-                piece = stripe.pieces[refused[0]]
-                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
+        def publish(stripe: Stripe) -> tuple[int, int] | None:
+            return self._publish(own, rule, stripe, cut(arrays, stripe.pieces), target is not None)
 
-        left = own.locks.visit(publish, True, min(timeout_s, PATIENCE_S), self._left_out)
-        if left and timeout_s <= PATIENCE_S:
-            raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
-        self.whole = not left
-        left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
-        if left_out.keys() - self._left_out.keys():
-            log.warning("rank %d leaves out locked stripes: %s", self._rank, own.locks.timeout_text(left, PATIENCE_S))
-        self._left_out = left_out
+        refused = own.locks.synchronize(publish, timeout_s)
+        self.whole = not own.locks.left_out
         if target is not None:
             self._deliver(target, arrays)
-        return min(refusals, default=None)
+        return refused
 
     def _publish(
         self, own: Slot, rule: Any, stripe: Stripe, pieces: Sequence[Array], sends: bool
@@ -159,7 +142,7 @@ class GossipCenter:
             else:
                 self._merge(target, stripe, cut(arrays, stripe.pieces))
 
-        target.locks.visit(merge, True, _PUSH_PATIENCE_S, {})
+        target.locks.visit(merge, _PUSH_PATIENCE_S)
 
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
@@ -176,14 +159,12 @@ class GossipCenter:
             copy_all(cut(out, stripe.pieces), stripe.center)
             own.received[stripe.index] = 0
 
-        left = own.locks.visit(take, True, min(timeout_s, PATIENCE_S), {})
-        if left:
-            raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
+        own.locks.synchronize(take, min(timeout_s, timeout("stripe")), every=True)
 
     def _mean(self, out: Sequence[Array], timeout_s: float) -> None:
         """Copy the consensus, even of locked stripes."""
         slots = self.slots.counted()
-        totals = [0] * self._shape.stripes
+        totals = [0] * len(self.under_way)
         sums = [array.astype(sum_dtype(array.dtype), copy=False) for array in out]
         for slot in slots:
 
@@ -196,8 +177,7 @@ class GossipCenter:
                     elif weight:  # This mean of equal values is exactly that value.
                         target += target.dtype.type(weight / totals[stripe.index]) * (value - target)
 
-            for stripe in slot.locks.visit(add, True, min(timeout_s, PATIENCE_S), {}):
-                add(stripe)
+            slot.locks.visit_every(add, min(timeout_s, timeout("stripe")))
         for stripe in slots[0].stripes:
             if not totals[stripe.index]:  # All weight was lost with dead workers.
                 copy_all(cut(sums, stripe.pieces), stripe.center)
@@ -214,9 +194,7 @@ class GossipCenter:
             # All slots are locked together: a message is merged before all overwrites or after all.
             try:
                 for slot in slots:
-                    if not slot.locks.lock_all(deadline):
-                        taken = [stripe for stripe in slot.stripes if stripe.holder["rank"] != self._rank]
-                        raise CollectiveTimeoutError(slot.locks.timeout_text(taken, timeout_s))
+                    slot.locks.require_all(deadline, timeout_s)
                 for slot in slots:
                     for stripe in slot.stripes:
                         self._put_stripe(slot, stripe, values)
@@ -238,15 +216,9 @@ class GossipCenter:
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         with self._one_thread:  # File locks do not exclude threads of the same process.
-            out = self._shape.layout.empty()
-            self._mean(out, PATIENCE_S)
+            out = self._layout.empty()
+            self._mean(out, timeout("stripe"))
             return out, []
-
-    def finish(self) -> None:
-        """Do nothing: no calls are queued."""
-
-    def settle(self) -> None:
-        """Do nothing: the controller reads the same memory."""
 
     def close(self, over: bool = False) -> None:
         """Release the memory; idempotent. Unless ``over``, another worker receives the weight."""
@@ -268,7 +240,7 @@ class GossipCenter:
             own.weights[stripe.index] = own.received[stripe.index] = 0
             self.under_way[stripe.index] = weight
 
-        own.locks.visit(empty, True, _PUSH_PATIENCE_S, {})
+        own.locks.visit(empty, _PUSH_PATIENCE_S)
         for other in self.slots.others():
             self._deliver(other, own.values)
             if not any(self.under_way):
@@ -284,47 +256,22 @@ class GossipCenter:
         self._plans = [Plan(stripe.center) for stripe in self.slots.require_own().stripes]
 
 
-class GossipCenters:
+class GossipCenters(Named):
     """Opens the slots of a job under its name; ``workers`` slots are prepared, others added."""
-
-    location = "host"
-
-    def __init__(
-        self,
-        name: Name,
-        workers: int = 1,
-        gone: Callable[[int], bool] = lambda rank: False,
-    ) -> None:
-        self.name = name
-        self._workers, self._gone = workers, gone
 
     def create(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Create the segment with a slot for each worker; replace one left by a dead creator."""
-        shape = GossipShape(max(STRIPE_BYTES, -(-layout.nbytes // _STRIPES)), layout)
-        segment = Segment.create(self.name, shape.size_bytes(self._workers))
-        shape.write_header(segment, self._workers)
-        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone))
+        memory = create_slots(self.name, layout, self._workers)
+        return self._joined(GossipCenter(self.name, memory, layout, rank, rule, self._gone))
 
     def attach(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Open the segment and join; raise `LayoutMismatchError` if it does not fit the layout."""
-        segment = Segment.attach(self.name)
-        shape = GossipShape.of(segment, layout)
-        if shape is None:
-            segment.close()
-            raise LayoutMismatchError(
-                f"the parameters in {self.name} are those of another model or of another version of this package; "
-                "run the same script and the same installation on every worker"
-            )
-        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone))
+        memory = GOSSIP.attach(self.name, layout)
+        return self._joined(GossipCenter(self.name, memory, layout, rank, rule, self._gone))
 
-    def watch(self, layout: Layout) -> GossipCenter | None:
-        """Open the segment for the controller; None if it contains a center."""
-        segment = Segment.attach(self.name, populate=False)
-        shape = GossipShape.of(segment, layout)
-        if shape is not None:
-            return GossipCenter(self.name, segment, shape, CONTROLLER)
-        segment.close()
-        return None
+    def watch(self, layout: Layout) -> GossipCenter:
+        """Open the segment for the controller."""
+        return GossipCenter(self.name, GOSSIP.attach(self.name, layout, populate=False), layout, CONTROLLER)
 
     def _joined(self, center: GossipCenter) -> GossipCenter:
         try:
@@ -333,6 +280,3 @@ class GossipCenters:
             center.close(over=True)
             raise
         return center
-
-    def unlink(self) -> None:
-        Segment.unlink(self.name)

@@ -1,39 +1,179 @@
-"""Ownership of slots: workers join and leave, and slots of ended workers are reused."""
+"""Shared memory of workers that gossip: a slot per worker. Workers join and leave; slots are reused."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from platoon_base.centers.gossip_memory import TABLE_LOCK, GossipShape, Slot, count_slots, slots_on
-from platoon_base.centers.host_memory import FREE
-from platoon_base.centers.stripes import PATIENCE_S, Stripe, copy_all, cut, wait_until
+import numpy as np
+
+from platoon_base.centers.host_kernels import Plan
+from platoon_base.centers.stripes import (
+    FREE,
+    HOLDER,
+    STRIPE_BYTES,
+    Stripe,
+    StripeLocks,
+    copy_all,
+    cut,
+    wait_until,
+)
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
+from platoon_base.layout import Layout
+from platoon_base.rules.easgd import EASGD
+from platoon_base.shm.schema import PAGE, Part, Parts, Schema, Views
 from platoon_base.shm.segments import Name, Segment
+from platoon_base.timeouts import timeout
 
-__all__ = ["LEAVING", "Slots"]
+__all__ = ["GOSSIP", "LEAVING", "WHOLE", "Slot", "Slots", "create_slots", "shares_of"]
 
+Array = np.ndarray[Any, Any]
+
+WHOLE = 1 << 60  # Sum of all weights; as integers, halves add up exactly.
 LEAVING = -4  # Owner of a slot while its worker passes on the weight.
 _JOIN_TIMEOUT_S = 30.0
+_TABLE_LOCK = 0  # Byte of the lock of the table of owners.
+_STRIPES = 16  # Maximum number of stripes of a slot.
+
+
+def shares_of(workers: int) -> list[int]:
+    """Return equal weights for the first workers of a job, which add up to `WHOLE`."""
+    share, rest = divmod(WHOLE, workers)
+    return [share + (i < rest) for i in range(workers)]
+
+
+def _stripe_bytes(layout: Layout) -> int:
+    return max(STRIPE_BYTES, -(-layout.nbytes // _STRIPES))
+
+
+def _slot(layout: Layout) -> Parts:
+    stripes = (len(layout.stripes(_stripe_bytes(layout))),)
+    return Parts(
+        Part("owner", "i4"),  # Its first byte is the owner's lock.
+        Part("holders", HOLDER, stripes),
+        Part("weights", "u8", stripes),
+        Part("received", "u8", stripes),
+        Part("values", layout, (), PAGE),
+        Part("published", layout),
+    )
+
+
+GOSSIP = Schema(
+    "the memory of workers that gossip",
+    b"PLTNGSSP",
+    4,
+    [("slots", "u4")],
+    lambda header, layout: [Part("slots", _slot(layout), (0,), PAGE)],
+)
+
+
+def create_slots(name: Name, layout: Layout, slots: int) -> Views:
+    """Create the segment with free slots; replace one left by a dead creator."""
+    slot = _slot(layout)
+    memory = GOSSIP.create(name, layout, more=slots * slot.nbytes, slots=slots)
+    for index in range(slots):
+        _clear(slot.views(memory.segment.buffer, memory.at["slots"] + index * slot.nbytes))
+    return memory
+
+
+def _clear(slot: Views) -> None:
+    slot.owner[...] = slot.holders["rank"] = FREE
+
+
+class Slot:
+    """A worker's part of the memory: its published parameters, merged with those received since."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        views: Views,
+        layout: Layout,
+        index: int,
+        rank: int,
+        gone: Callable[[int], bool],
+        own: bool = False,
+    ) -> None:
+        self.index = index
+        self._segment = segment
+        self._owner_byte, self._owner = views.at["owner"], views.owner
+        # Each stripe has a weight and gossips separately: a dead worker loses whole stripes.
+        # ``received`` is the part of the weight received since the owner's last synchronization.
+        self.weights: Array = views.weights
+        self.received: Array = views.received
+        # ``values`` is c of `GoSGD`, ``published`` its x_old, which is written only once something
+        # is merged.
+        self.values: list[Array] = views.values
+        self.published: list[Array] = views.published
+        own_states = [self.published] if own else []
+        self.stripes = [
+            Stripe(i, p, self.values, [], own_states, views.holders[i], len(layout), len(layout))
+            for i, p in enumerate(layout.stripes(_stripe_bytes(layout)))
+        ]
+        self.locks = StripeLocks(segment, self.stripes, rank, gone, views.at["holders"])
+
+    @property
+    def owner(self) -> int:
+        """Rank of the worker that owns the slot; negative if there is none."""
+        return int(self._owner)
+
+    @owner.setter
+    def owner(self, rank: int) -> None:
+        self._owner[...] = rank
+
+    def mix(self, stripe: Stripe, pieces: Sequence[Array], weight: int, received: bool = True) -> None:
+        """Merge values into a stripe; `add` must follow and adds their weight."""
+        index = stripe.index
+        if received and not self.received[index]:
+            copy_all(cut(self.published, stripe.pieces), stripe.center)
+        # c := c + ratio (x - c); the change of x is discarded.
+        ratio = weight / (int(self.weights[index]) + weight)
+        Plan(stripe.center).run(EASGD(ratio), [piece.copy() for piece in pieces])
+
+    def add(self, index: int, weight: int, received: bool = True) -> None:
+        """Add to the weight of a stripe, and to its received part."""
+        self.weights[index] += np.uint64(weight)
+        if received:
+            self.received[index] += np.uint64(weight)
+
+    def is_overwritten(self, index: int) -> bool:
+        """Return whether a stripe was overwritten since the owner's last synchronization."""
+        return bool(self.received[index] and self.received[index] == self.weights[index])
+
+    def claim(self) -> bool:
+        """Acquire the lock that shows that the owner lives; False if another process holds it."""
+        return self._segment.try_lock(self._owner_byte)
+
+    def unclaim(self) -> None:
+        self._segment.unlock(self._owner_byte)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether another handle holds the owner's lock."""
+        return self._segment.locked(self._owner_byte)
+
+    @property
+    def weight(self) -> int:
+        return sum(map(int, self.weights))
 
 
 class Slots:
     """All slots, for one worker or the controller; a worker holds a file lock on its slot."""
 
-    def __init__(
-        self, name: Name, segment: Segment, shape: GossipShape, rank: int, gone: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, name: Name, memory: Views, layout: Layout, rank: int, gone: Callable[[int], bool]) -> None:
         self.own: Slot | None = None
-        self._name, self._shape, self._rank, self._gone = name, shape, rank, gone
-        self._segments = [segment]
+        self._name, self._layout, self._rank, self._gone = name, layout, rank, gone
+        self._header, self._first, self._slot = memory.header, memory.at["slots"], _slot(layout)
+        self.stripes = len(layout.stripes(_stripe_bytes(layout)))
+        self._segments = [memory.segment]
         self._mapped: list[Slot] = []
 
     def every(self) -> list[Slot]:
         """Return all slots; map those that have been added."""
         self._require_open()
-        count = slots_on(self._segments[0])
+        count = int(self._header["slots"])
         if count > len(self._mapped):
-            if len(self._segments[-1].buffer) < self._shape.size_bytes(count):
+            if len(self._segments[-1].buffer) < self._start_of(count):
                 try:
                     self._segments.append(Segment.attach(self._name))
                 except ConfigurationError:  # The name was removed: use the known slots.
@@ -71,7 +211,7 @@ class Slots:
                 )
             slots = self.every()
             if not any(map(self._lives, slots)):  # The last workers that leave keep their weight.
-                wait_until(lambda: not any(map(self._leaves, slots)), PATIENCE_S)
+                wait_until(lambda: not any(map(self._leaves, slots)), timeout("stripe"))
             living = [slot for slot in slots if self._lives(slot) and slot.owner != self._rank]
             prepared = [slot for slot in slots if slot.owner == FREE and slot.weight]
             earlier = [slot for slot in slots if slot.owner == self._rank]
@@ -100,6 +240,7 @@ class Slots:
 
     def close(self) -> None:
         segments, self._segments, self._mapped, self.own = self._segments, [], [], None
+        self._header = GOSSIP.new_header()
         for segment in segments:
             segment.close()
 
@@ -111,8 +252,14 @@ class Slots:
         if self.closed:
             raise ConfigurationError("this worker's slot is closed: nothing can be done after close()")
 
+    def _start_of(self, index: int) -> int:
+        return self._first + index * self._slot.nbytes
+
+    def _views(self, index: int) -> Views:
+        return self._slot.views(self._segments[-1].buffer, self._start_of(index))
+
     def _map(self, index: int, own: bool = False) -> Slot:
-        return Slot(self._segments[-1], self._shape, index, self._rank, self._gone, own)
+        return Slot(self._segments[-1], self._views(index), self._layout, index, self._rank, self._gone, own)
 
     def _lives(self, slot: Slot) -> bool:
         return slot is self.own or (slot.owner >= 0 and slot.claimed and not self._gone(slot.owner))
@@ -125,26 +272,26 @@ class Slots:
     def _table(self, timeout_s: float) -> Iterator[bool]:
         """Lock the table of owners within the ``with`` block; yield False on a timeout."""
         segment = self._segments[0]
-        taken = wait_until(lambda: segment.try_lock(TABLE_LOCK), timeout_s)
+        taken = wait_until(lambda: segment.try_lock(_TABLE_LOCK), timeout_s)
         try:
             yield taken
         finally:
             if taken:
-                segment.unlock(TABLE_LOCK)
+                segment.unlock(_TABLE_LOCK)
 
     def _add(self) -> int:
         """Extend the memory by a slot; other workers map it on demand."""
         index = len(self._mapped)
-        self._segments[0].grow(self._shape.size_bytes(index + 1))
+        self._segments[0].grow(self._start_of(index + 1))
         self._segments.append(Segment.attach(self._name))
-        self._shape.clear(self._segments[-1], index)
+        _clear(self._views(index))
         self._mapped.append(self._map(index))
-        count_slots(self._segments[0], index + 1)
+        self._header["slots"] = index + 1
         return index
 
     def _take_half(self, donor: Slot, own: Slot) -> None:
         """Move half of a worker's weight, with a copy of its values, which preserves the mean."""
-        values, weights = self._shape.layout.empty(), [0] * self._shape.stripes
+        values, weights = self._layout.empty(), [0] * len(own.stripes)
 
         def split(stripe: Stripe) -> None:
             weight, received = int(donor.weights[stripe.index]), int(donor.received[stripe.index])
@@ -158,10 +305,9 @@ class Slots:
             own.weights[stripe.index], own.received[stripe.index] = weights[stripe.index], 0
 
         # Locked stripes contribute values without weight.
-        for stripe in donor.locks.visit(split, True, PATIENCE_S, {}):
+        for stripe in donor.locks.visit(split):
             copy_all(cut(values, stripe.pieces), stripe.center)
-        for stripe in own.locks.visit(put, True, PATIENCE_S, {}):
-            put(stripe)
+        own.locks.visit_every(put)
 
 
 def _weight(slot: Slot) -> int:

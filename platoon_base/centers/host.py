@@ -1,130 +1,144 @@
-"""Center in posix shared memory, cut into stripes with a lock each; see `host_memory`."""
+"""Center in posix shared memory, cut into stripes with a lock each."""
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.across_hosts import AcrossHosts
-from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.host_memory import (
+from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, HostsRounds, Overwrites, Shift, wide
+from platoon_base.centers.base import Named, NonFiniteElement, OnHost
+from platoon_base.centers.host_kernels import undo_bytes
+from platoon_base.centers.host_rounds import Rounds, open_rounds
+from platoon_base.centers.stripes import (
     CONTROLLER,
     COURIER,
-    Shape,
-    free_holders,
-    header_on,
-    holders_on,
-    no_header,
+    FREE,
+    HOLDER,
+    STRIPE_BYTES,
+    Stripe,
+    StripeLocks,
+    copy_all,
+    cut,
 )
-from platoon_base.centers.host_rounds import Rounds, open_rounds
-from platoon_base.centers.host_shift import Shift, wide
-from platoon_base.centers.hosts_means import HostsMeans
-from platoon_base.centers.overwrites import Overwrites
-from platoon_base.centers.round_totals import HostsRounds
-from platoon_base.centers.stripe_locks import StripeLocks
-from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
+from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
 from platoon_base.rules.outer import OuterRule, waits
-from platoon_base.shm.segments import Name, Segment
+from platoon_base.shm.schema import PAGE, Part, Schema, Views
+from platoon_base.shm.segments import Name
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
 __all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
 
 Array = np.ndarray[Any, Any]
 
-log = logging.getLogger(__name__)
-
 STRIPES_EACH = 4  # Stripes per worker, if there are several.
-_MIN_S = 1.0  # Minimum time for the stripes after a wait for other hosts.
 
 
-class HostCenter:
+def _parts(header: Any, layout: Layout) -> Iterator[Part]:
+    stripes, states = len(layout.stripes(max(int(header["stripe_bytes"]), STRIPE_BYTES))), int(header["states"])
+    yield Part("holders", HOLDER, (stripes,))
+    yield Part("values", layout, (), PAGE)
+    yield Part("states", layout, (states,))
+    if header["rounds"]:
+        yield Part("totals", layout, (2,))
+        yield Part("undo", "u1", (stripes, undo_bytes(layout, states)))
+    elif header["several_hosts"]:
+        yield Part("moves", wide(layout))  # The sum of other hosts' moves, see `Shift`.
+
+
+CENTER = Schema(
+    "a center",
+    b"PLTNCNTR",
+    14,
+    [
+        ("stripe_bytes", "u8"),
+        ("states", "u4"),
+        ("rounds", "u4"),
+        ("several_hosts", "u4"),
+        ("average", "i4"),  # Index of the state that averages the center, or -1.
+        ("written", "u8"),
+        ("spread", "u8"),
+        ("stamp", "u8"),
+        ("mean", "u8"),
+    ],
+    _parts,
+)
+
+
+class HostCenter(OnHost):
     """Center on one host; stripes with a stalled holder are left out until they are released."""
-
-    on_device = False
 
     def __init__(
         self,
-        segment: Segment,
+        memory: Views,
         layout: Layout,
         rule: Rule | None,
-        shape: Shape,
         rank: int,
         gone: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self._segment = segment
+        self._segment, header = memory.segment, memory.header
         self._layout = layout
         self._rank = rank
-        pieces = layout.stripes(shape.stripe_bytes)
-        self._holders = holders_on(segment, len(pieces))
-        self._several_hosts = shape.several_hosts
-        header = header_on(segment)
+        self._holders = memory.holders
+        self._several_hosts = bool(header["several_hosts"])
         self.overwrites = Overwrites(header)
-        first, step = shape.buffers_start(layout), layout.nbytes
-        self.values = center = layout.views(segment.buffer, first)
-        self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(shape.states)]
+        self.values: list[Array] = memory.values
+        self.states: list[list[Array]] = memory.states
         self._local_sources = sources = [] if rule is None else local_sources(rule)
         self._momenta = [] if rule is None else [self.states[i] for i in momenta(rule)]
-        self._average = None if shape.average < 0 else shape.average
+        self._average = None if header["average"] < 0 else int(header["average"])
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in sources]
         splits = rule is None or rule_of_moments(rule) is not rule
         trained = layout.num_trained if splits else len(layout)
         self._stripes = [
-            Stripe(i, p, center, self.states, self._local_states, self._holders[i], trained, layout.num_trained)
-            for i, p in enumerate(pieces)
+            Stripe(i, p, self.values, self.states, self._local_states, self._holders[i], trained, layout.num_trained)
+            for i, p in enumerate(layout.stripes(int(header["stripe_bytes"])))
         ]
-        self._locks = StripeLocks(segment, self._stripes, rank, gone)
-        behind = first + step * (1 + shape.states)
+        self.locks = StripeLocks(self._segment, self._stripes, rank, gone, memory.at["holders"])
         self._rounds: Rounds | None = None
-        if shape.rounds:
-            self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states)
-        remembering = [state for state, source in zip(self._local_states, sources) if source is None]
-        self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
+        self._shift: Shift | None = None
         self.across_hosts: AcrossHosts | None = None
-        if shape.shift:
+        if header["rounds"]:
+            self._rounds = open_rounds(memory.totals, memory.undo, self._stripes, self.states)
+            if self._several_hosts:
+                self.across_hosts = HostsRounds(
+                    layout,
+                    self._stripes,
+                    self._rounds,
+                    self._holders,
+                    self.locks.visit,
+                )
+        elif self._several_hosts:
+            remembering = [state for state, source in zip(self._local_states, sources) if source is None]
+            self._shift = Shift(layout, memory.moves, remembering)
             self.across_hosts = HostsMeans(
                 layout, header, self.copy_parameters, self.move_to, self._put_all, self._average
             )
-        elif self._rounds is not None and shape.several_hosts:
-            self.across_hosts = HostsRounds(
-                layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
-            )
-        self.whole = True
         self._one_thread = threading.Lock()
-        # Stripes left out by the last `sync`, with their numbers of visits then.
-        self._left_out: dict[int, int] = {}
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
-        """Apply the rule once to each stripe, except those locked for longer than `PATIENCE_S`."""
-        refusals: list[NonFiniteElement] = []
+        """Apply the rule once to each stripe, except those locked for long."""
         flat, of_moments = [array.reshape(-1) for array in arrays], rule_of_moments(rule)
 
-        def update(stripe: Stripe) -> None:
+        def update(stripe: Stripe) -> tuple[int, int] | None:
             pieces = [flat[p.parameter][p.start : p.stop] for p in stripe.pieces]
             if self._shift is not None:
                 self._shift.follow(stripe, pieces)
             refused = stripe.apply(rule, of_moments, pieces)
             if self._rounds is not None:
                 self._rounds.note_changed(stripe.index)
-            if refused is not None:
-                piece = stripe.pieces[refused[0]]
-                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
+            return refused
 
-        left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
-        if left and timeout_s <= PATIENCE_S:
-            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
-        left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
-        self.whole = not left_out
-        if left_out.keys() - self._left_out.keys():
-            log.warning("rank %d leaves out locked stripes: %s", self._rank, self._locks.timeout_text(left, PATIENCE_S))
-        self._left_out = left_out
-        return min(refusals, default=None)
+        return self.locks.synchronize(update, timeout_s, locked)
+
+    @property
+    def whole(self) -> bool:
+        return not self.locks.left_out
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
         """Add this worker's progress to stripes that have not changed since it copied them."""
@@ -151,35 +165,24 @@ class HostCenter:
             return rounds.take_over(stripe.index, rule, cut(arrays, stripe.pieces), number)
 
         if self.across_hosts is not None:
-            self._require_open()
             began = awake()
             self.across_hosts.wait(number, timeout_s)
-            timeout_s = max(timeout_s - (awake() - began), _MIN_S)
+            timeout_s = max(timeout_s - (awake() - began), timeout("stripe"))
         return self._visit_round(take, timeout_s)
 
     def _visit_round(
         self, work: Callable[[Rounds, Stripe], tuple[int, int] | None], timeout_s: float
     ) -> NonFiniteElement | None:
         """Do a step of a round on each stripe; wait for locked ones, since a round needs all."""
-        rounds, refusals = self._rounds, []
+        rounds = self._rounds
         if rounds is None:
             raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
-
-        def visit(stripe: Stripe) -> None:
-            refused = work(rounds, stripe)
-            if refused is not None:
-                piece = stripe.pieces[refused[0]]
-                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
-
-        left = self._visit(visit, True, timeout_s)
-        if left:
-            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
-        return min(refusals, default=None)
+        return self.locks.synchronize(lambda stripe: work(rounds, stripe), timeout_s, every=True)
 
     def read(
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
     ) -> None:
-        """Copy the center into ``out``; stripes locked beyond `PATIENCE_S` are read anyway."""
+        """Copy the center into ``out``; stripes locked for long are read anyway."""
         source = self.averages or self.values if averaged else self.values
 
         def copy(stripe: Stripe) -> None:
@@ -190,9 +193,9 @@ class HostCenter:
             if begin:
                 self._start(stripe, values)
 
-        left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._left_out)
-        if left and timeout_s <= PATIENCE_S:
-            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
+        left = self.locks.visit(copy, min(timeout_s, timeout("stripe")), locked, self.locks.left_out)
+        if left and timeout_s <= timeout("stripe"):
+            raise self.locks.timeout_error(left, timeout_s)
         for stripe in left:
             copy(stripe)
         if begin and self._rounds is not None:
@@ -218,25 +221,20 @@ class HostCenter:
         if self._several_hosts:
             self._overwrite(copy, timeout_s)
             return
-        left = self._visit(copy, locked, timeout_s)
-        if left:
-            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
+        self.locks.synchronize(copy, timeout_s, locked, every=True)
 
     def _overwrite(self, work: Callable[[Stripe], None], timeout_s: float) -> None:
         """Do ``work`` with all stripes locked, and wait until the other hosts have the center."""
-        self._require_open()
         deadline = awake() + timeout_s
         with self._one_thread:
             try:
-                if not self._locks.lock_all(deadline):
-                    taken = [stripe for stripe in self._stripes if stripe.holder["rank"] != self._rank]
-                    raise CollectiveTimeoutError(self._locks.timeout_text(taken, timeout_s))
+                self.locks.require_all(deadline, timeout_s)
                 for stripe in self._stripes:
                     work(stripe)
                 count = self.overwrites.note()
             finally:
-                self._locks.release_all()
-        self.overwrites.await_all_hosts(count, max(deadline - awake(), _MIN_S))
+                self.locks.release_all()
+        self.overwrites.await_all_hosts(count, max(deadline - awake(), timeout("stripe")))
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's; False if a stripe stayed locked."""
@@ -252,7 +250,7 @@ class HostCenter:
             for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
                 copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
 
-        return not self._visit(put, True, PATIENCE_S)
+        return not self.locks.visit(put)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """Fill a new center before others attach."""
@@ -282,9 +280,7 @@ class HostCenter:
             start = own if source is None else cut(self.states[source], stripe.pieces)
             copy_all(cut(state, stripe.with_states), start)
 
-    def move(
-        self, by: Sequence[Array], written: int, with_average: bool = False, timeout_s: float = PATIENCE_S
-    ) -> bool:
+    def move(self, by: Sequence[Array], written: int, with_average: bool = False) -> bool:
         """Add ``by`` to the center, and to workers at their next visits; False if incomplete."""
         # On failure ``by`` keeps the part not added. Stripes overwritten since ``written`` stay
         # unchanged. The average follows a center with which workers synchronize; ``with_average``
@@ -299,7 +295,7 @@ class HostCenter:
                     for average, moved in zip(cut(self.states[self._average], pieces), cut(by, pieces)):
                         average += moved
 
-        left = self._visit(move, True, timeout_s)
+        left = self.locks.visit(move)
         if left:
             kept = [[piece.copy() for piece in cut(by, stripe.without_moments)] for stripe in left]
             for array in by:
@@ -322,10 +318,9 @@ class HostCenter:
                 else:
                     center += after - before
 
-        for stripe in self._visit(work, True, PATIENCE_S):
-            work(stripe)
+        self.locks.visit_every(work)
 
-    def move_to(self, values: Sequence[Array], averages: Sequence[Array] = (), timeout_s: float = PATIENCE_S) -> bool:
+    def move_to(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> bool:
         """Move the center and its average, while no worker changes them; see `move`."""
         shift = _required(self._shift)
 
@@ -335,7 +330,7 @@ class HostCenter:
                 pieces = stripe.without_moments
                 copy_all(cut(self.states[self._average], pieces), cut(averages, pieces))
 
-        return not self._visit(move, True, timeout_s)
+        return not self.locks.visit(move)
 
     def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None:
         """Copy the center's parameters and averages, without moments, under the locks."""
@@ -347,8 +342,7 @@ class HostCenter:
                 copy_all(cut(averages, pieces), cut(self.states[self._average], pieces))
 
         with self._one_thread:
-            for stripe in self._visit(copy, True, PATIENCE_S):
-                copy(stripe)
+            self.locks.visit_every(copy)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states consistently; with rounds, between two rounds."""
@@ -361,10 +355,8 @@ class HostCenter:
                     copy_all(cut(target, stripe.pieces), source)
 
             if self._rounds is None:
-                for stripe in self._visit(copy, True, PATIENCE_S):
-                    copy(stripe)
+                self.locks.visit_every(copy)
                 return values, states
-            self._require_open()
 
             def copy_every() -> None:
                 for stripe in self._stripes:
@@ -372,41 +364,20 @@ class HostCenter:
 
             self._rounds.visit_between(
                 copy_every,
-                lambda deadline: self._locks.lock_all(deadline),
-                self._locks.release_all,
-                PATIENCE_S,
+                lambda deadline: self.locks.lock_all(deadline),
+                self.locks.release_all,
+                timeout("stripe"),
             )
             return values, states
-
-    def holder(self, stripe: int) -> int | None:
-        """Return the rank that holds a stripe, or None; a dead rank stays until the next visit."""
-        return self._locks.holder(stripe)
-
-    def finish(self) -> None:
-        """Do nothing: no calls are queued."""
-
-    def settle(self) -> None:
-        """Do nothing: the controller reads the same memory."""
 
     def close(self, over: bool = False) -> None:
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
         self._momenta = []
         self.across_hosts = self._shift = None
-        self._holders = free_holders()
-        self.overwrites = Overwrites(no_header())
-        self._locks.close()
-
-    def _visit(
-        self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
-    ) -> list[Stripe]:
-        """Do ``work`` once on each stripe, under its lock; locked stripes are retried later."""
-        self._require_open()
-        return self._locks.visit(work, locked, timeout_s, stuck or {})
-
-    def _require_open(self) -> None:
-        if self._segment.closed:
-            raise ConfigurationError("the center is closed: nothing can be done after close()")
+        self._holders = np.empty(0, HOLDER)
+        self.overwrites = Overwrites(CENTER.new_header())
+        self.locks.close()
 
 
 def _required(shift: Shift | None) -> Shift:
@@ -415,10 +386,8 @@ def _required(shift: Shift | None) -> Shift:
     return shift
 
 
-class HostCenters:
+class HostCenters(Named):
     """Opens the center of one job under its name."""
-
-    location = "host"
 
     def __init__(
         self,
@@ -427,42 +396,33 @@ class HostCenters:
         gone: Callable[[int], bool] = lambda rank: False,
         several_hosts: bool = False,
     ) -> None:
-        self.name = name
+        super().__init__(name, workers, gone)
         self._several_hosts = several_hosts
-        self._workers = workers
-        self._gone = gone
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Create the segment; replace one left by a dead creator."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
         average = average_of(rule)
-        kept = -1 if average is None else average
-        shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts, kept)
-        segment = Segment.create(self.name, shape.size_bytes(layout))
-        shape.write_header(segment, layout)
-        return HostCenter(segment, layout, rule, shape, rank, self._gone)
-
-    def unlink(self) -> None:
-        Segment.unlink(self.name)
+        memory = CENTER.create(
+            self.name,
+            layout,
+            stripe_bytes=stripe_bytes,
+            several_hosts=self._several_hosts,
+            average=-1 if average is None else average,
+            **_needs(rule),
+        )
+        memory.holders["rank"] = FREE
+        return HostCenter(memory, layout, rule, rank, self._gone)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Open the segment; raise `LayoutMismatchError` if model or version differ."""
-        return self._open(layout, rule, rank)
+        return HostCenter(CENTER.attach(self.name, layout, **_needs(rule)), layout, rule, rank, self._gone)
 
     def watch(self, layout: Layout, by: int = CONTROLLER) -> HostCenter:
         """Open the segment for the controller or the courier, without touching its memory yet."""
-        return self._open(layout, None, by)
+        return HostCenter(CENTER.attach(self.name, layout, populate=False), layout, None, by, self._gone)
 
-    def _open(self, layout: Layout, rule: Rule | None, rank: int) -> HostCenter:
-        segment = Segment.attach(self.name, populate=rank >= 0)
-        shape = Shape.of(segment, layout)
-        if shape is not None and shape.stripe_bytes >= STRIPE_BYTES:
-            found = shape.states, shape.rounds
-            if rule is None or found == (len(rule.center_state), waits(rule)):
-                return HostCenter(segment, layout, rule, shape, rank, self._gone)
-        segment.close()
-        raise LayoutMismatchError(
-            f"the center in {self.name} was made for another model or by another version of this package; "
-            "run the same script and the same installation on every worker"
-        )
+
+def _needs(rule: Rule) -> dict[str, Any]:
+    return {"states": len(rule.center_state), "rounds": waits(rule)}

@@ -2,7 +2,7 @@
 
 A worker adds its progress to the totals of the stripes, waits for the other workers, and copies the
 stripes. The first worker at a stripe after the wait makes the outer step there. On several hosts,
-couriers first replace the totals by the sum over all hosts (`round_totals`). A worker contributes
+couriers first replace the totals by the sum over all hosts (`across_hosts`). A worker contributes
 to a stripe only if the generation is the one it copied: rounds do not mix. Deaths are harmless: a
 contribution is written to the unused totals and made valid by one store, and the step saves each
 block before it changes it.
@@ -17,37 +17,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.round_kernels import RoundKernels, blocks, undo_bytes
+from platoon_base.centers.host_kernels import RoundKernels, blocks
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, cut
-from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.system.awake import awake
-from platoon_base.views import array_on
 
-__all__ = ["WORDS", "Rounds", "StripeArrays", "open_rounds", "rounds_bytes", "use_other"]
+__all__ = ["Rounds", "StripeArrays", "open_rounds", "use_other"]
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# ``round``: the latest round whose step was made. ``generation``: number of changes. ``met``: the
-# latest overlapping round to which all have contributed. ``wanted``, of the first stripe: the round
-# whose center a worker waits for although its host had no part in it. For each of the two totals,
-# ``count`` and ``parts``: number of contributions and sum of their parts. ``done``: elements up to
-# which the step is made. ``copied``: elements up to which the current block was saved.
-# ``gathered``: the round whose sum over all hosts it holds, or 0.
-WORDS = [
-    ("round", "u4"),
-    ("generation", "u4"),
-    ("in_use", "u4"),
-    ("met", "u4"),
-    ("wanted", "u4"),
-    ("count", "u4", (2,)),
-    ("parts", "f8", (2,)),
-    ("done", "u8", (2,)),
-    ("copied", "u8", (2,)),
-    ("gathered", "u4", (2,)),
-]
 _PER_TOTALS = ("count", "parts", "done", "copied", "gathered")
 
 _NO_GENERATION = -1  # This worker's values are not a copy of the stripe.
@@ -63,23 +43,13 @@ class StripeArrays(NamedTuple):
     undo: Array
 
 
-def rounds_bytes(layout: Layout, stripe_bytes: int, states: int) -> int:
-    """Return the size of the rounds' memory, after the center and its states."""
-    stripes = len(layout.stripes(stripe_bytes))
-    return 2 * layout.nbytes + stripes * undo_bytes(layout, states)
-
-
 def open_rounds(
-    buffer: Any,
-    start: int,
-    layout: Layout,
+    totals: Sequence[Sequence[Array]],
+    undo: Array,
     stripes: Sequence[Stripe],
     states: Sequence[Sequence[Array]],
 ) -> Rounds:
-    """Open the rounds whose memory starts at byte ``start`` of a buffer."""
-    totals = [layout.views(buffer, start + i * layout.nbytes) for i in range(2)]
-    size_bytes = undo_bytes(layout, len(states))
-    undo = array_on(buffer, (len(stripes), size_bytes), "uint8", start + 2 * layout.nbytes)
+    """Open the rounds on both totals, the memory for saved blocks, and the rule's states."""
     opened = []
     for stripe in stripes:
         own = [cut(state, stripe.pieces) for state in states]

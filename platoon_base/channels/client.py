@@ -19,8 +19,9 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, Plat
 from platoon_base.shm.phases import WAITING, PhaseClock
 from platoon_base.system.environment import REPORTS_AT_ONCE
 from platoon_base.system.text import to_bytes
+from platoon_base.timeouts import timeout
 
-__all__ = ["GRACE_S", "ControlClient"]
+__all__ = ["ControlClient"]
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,6 @@ T = TypeVar("T")
 R = TypeVar("R", bound=msg.CollectiveReply)
 
 _MIN_TIMEOUT_S = 0.05
-GRACE_S = 5.0  # The controller reports a late collective with a better error than our own timeout.
 
 
 class ControlClient:
@@ -68,7 +68,7 @@ class ControlClient:
         if self._reports.pending:
             # Other calls report it.
             with contextlib.suppress(WorkerLostError, CollectiveTimeoutError):
-                self._reports.flush_if_due(GRACE_S)
+                self._reports.flush_if_due(timeout("answer"))
 
     def ask(
         self, request: msg.Request | msg.CollectiveCall, expected: type[T] | tuple[type[T], ...], timeout_s: float
@@ -116,7 +116,7 @@ class ControlClient:
         patience_s = call.timeout_s
         while True:
             answers: tuple[type[R | msg.AskAgain], ...] = (expected, msg.AskAgain)
-            reply = self.ask(call, answers, call.timeout_s + GRACE_S)
+            reply = self.ask(call, answers, call.timeout_s + timeout("answer"))
             if not isinstance(reply, msg.AskAgain):
                 return reply
             seconds = min(max(reply.seconds, _MIN_TIMEOUT_S), patience_s)
@@ -157,25 +157,25 @@ class ControlClient:
             raise
         except BaseException:
             with contextlib.suppress(PlatoonError):
-                self.ask(msg.Withdraw(), msg.Done, GRACE_S)
+                self.ask(msg.Withdraw(), msg.Done, timeout("answer"))
             raise
 
     def try_lock(self) -> bool:
         """Try to acquire the lock of a job on several hosts; return whether it is held."""
-        return self.ask(msg.TakeLock(), msg.LockTaken, GRACE_S).taken
+        return self.ask(msg.TakeLock(), msg.LockTaken, timeout("answer")).taken
 
     def free_lock(self) -> None:
         """Release the lock of a job on several hosts; leaving releases it too."""
         with contextlib.suppress(WorkerLostError):
-            self.ask(msg.FreeLock(), msg.Done, GRACE_S)
+            self.ask(msg.FreeLock(), msg.Done, timeout("answer"))
 
     def close(self, say_goodbye: bool = True, separate: bool = False) -> None:
         """Leave the job and close the channel; ``separate`` is that of `Leave`."""
         self._left = True
         try:
-            self._reports.flush(GRACE_S)
+            self._reports.flush(timeout("answer"))
             if say_goodbye:
-                self.ask(msg.Leave(separate=separate), msg.Done, GRACE_S)
+                self.ask(msg.Leave(separate=separate), msg.Done, timeout("answer"))
         except (WorkerLostError, CollectiveTimeoutError, ProtocolError) as exc:
             log.debug("rank %d left without notice: %s", self._rank, exc)
         finally:

@@ -13,20 +13,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
-__all__ = ["HEARTBEAT_S", "HEARTBEAT_TIMEOUT_S", "MAX_MESSAGE_BYTES", "MAX_PART_BYTES", "NO_PEER", "Frame", "Peer"]
+__all__ = ["MAX_MESSAGE_BYTES", "MAX_PART_BYTES", "NO_PEER", "Frame", "Peer"]
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.25
-HEARTBEAT_TIMEOUT_S = 2.0  # A host without a heartbeat for this time is silent.
 MAX_MESSAGE_BYTES = 1 << 28
 MAX_PART_BYTES = 1 << 16
 NO_PEER = bytes(16)  # The id of a server that has not answered yet.
 _BROKEN_S = 1.0  # A connection that the other end has closed must come back within this time.
 _FRESH_S = 1.0  # If a connection broke within this time after a heartbeat, the other end closed it.
 _LAST_FRAMES_S = 0.5  # Frames of an ended process may still arrive within this time.
-_SEND_AGAIN_S = 2.0
 # Limits on unacknowledged parts and bytes; below the queue of ZeroMQ.
 _WINDOW_PARTS, _WINDOW_BYTES = 256, 1 << 21
 _BULK_BYTES = 1 << 19  # Bulk bytes in the window: other messages then follow soon on a slow link.
@@ -179,9 +177,9 @@ class Peer:
 
     def tick(self, now: float) -> None:
         """Send a heartbeat or resend parts if due; call it several times a second, with `awake`."""
-        if self._in_flight and now - self._progress_at > _SEND_AGAIN_S:
+        if self._in_flight and now - self._progress_at > timeout("resend"):
             self.send_again(now)
-        elif now - self._wrote_at >= HEARTBEAT_S:
+        elif now - self._wrote_at >= timeout("heartbeat"):
             self.acknowledge()
 
     def send_again(self, now: float) -> None:
@@ -213,7 +211,7 @@ class Peer:
     @property
     def absent(self) -> bool:
         """Whether nothing connects it at present: it is gone or silent."""
-        return self.gone or self.silent_s(awake()) > HEARTBEAT_TIMEOUT_S
+        return self.gone or self.silent_s(awake()) > timeout("silence")
 
     def closed(self, now: float) -> bool:
         """Return whether the process has ended, as far as is known."""

@@ -15,10 +15,10 @@ from platoon_base.coordination.encoding import decode_request, encode
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import POLL_S
 
 __all__ = ["InprocClient", "InprocHub"]
 
-_POLL_INTERVAL_S = 0.05
 _NEED_NO_ANSWER = (msg.StopVote, msg.Report, msg.Keep, msg.Withdraw, msg.Leave)
 
 
@@ -122,7 +122,7 @@ class InprocClient:
     def _take_answer(self, deadline: float) -> bool:
         """Take an answer to any request from the queue; False if none arrived soon."""
         try:
-            answer_id, answer = self._answers.get(timeout=max(0.0, min(_POLL_INTERVAL_S, deadline - awake())))
+            answer_id, answer = self._answers.get(timeout=max(0.0, min(POLL_S, deadline - awake())))
         except queue.Empty:
             return False
         if answer_id in self._awaited:  # Other answers belong to requests that timed out.

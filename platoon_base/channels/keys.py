@@ -17,6 +17,7 @@ from zmq.utils import z85
 
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import BackendUnavailableError
+from platoon_base.timeouts import timeout
 
 __all__ = ["Keys", "ServerKeys", "ZapHandler", "admit_only", "keys_of_secret", "new_keys", "use_keys"]
 
@@ -27,7 +28,6 @@ _BATCH = 64  # Peers checked at once, so that requests, child processes and time
 # With older versions, any TCP connection could block the controller (CVE-2020-15166).
 _OLDEST_LIBZMQ = (4, 3, 3)
 
-HANDSHAKE_S = 10.0  # A client that has not authenticated within this time is disconnected.
 # Connections that the kernel queues: those of all workers of a job, and of strangers.
 _BACKLOG = 512
 _ZAP_ENFORCE_DOMAIN = 93  # From zmq.h; older versions of pyzmq have no name for it.
@@ -125,7 +125,7 @@ def admit_only(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]
     # libzmq requires a ZAP handler only for a named domain.
     socket.zap_domain = b"platoon"
     socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
-    socket.handshake_ivl = int(HANDSHAKE_S * 1e3)
+    socket.handshake_ivl = int(timeout("handshake") * 1e3)
     socket.maxmsgsize = 2 * MAX_BYTES  # The limit also applies to strangers, and there may be many.
     socket.backlog = _BACKLOG
     return ZapHandler(context, keys.clients)

@@ -24,16 +24,11 @@ from platoon_base.channels.keys import Keys, ServerKeys, ZapHandler, admit_only,
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import LIVENESS_S, timeout
 
 __all__ = ["ZmqClient", "ZmqServer"]
 
-_POLL_INTERVAL_S = (
-    # A waiting client checks at this interval whether the controller is alive, and yields to other
-    # threads.
-    0.25
-)
 _HANDOVER_TIMEOUT_S = 1e-3
-_CLOSE_S = 5.0  # Requests of other threads have this time to end.
 # Requests taken from the socket at once, so that child processes and timers are served too.
 _BATCH = 256
 _ID_BYTES = 8
@@ -81,7 +76,7 @@ class ZmqClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         # Without a connection, as after a refusal, or with a full one, send() would block forever.
-        self._socket.sndtimeo = _milliseconds(_POLL_INTERVAL_S)
+        self._socket.sndtimeo = _milliseconds(LIVENESS_S)
         self._refusals: zmq.Socket[bytes] | None = None
         self._receive_timeout_ms = -1
         self.spin_s = 0.0
@@ -127,7 +122,7 @@ class ZmqClient:
                 self._check(remaining, timeout_s)
                 return unsent
             if not self._awaited[request_id]:
-                answer = self._receive(min(remaining, _POLL_INTERVAL_S))
+                answer = self._receive(min(remaining, LIVENESS_S))
                 if answer is None:
                     self._check(remaining, timeout_s)
                 # Other answers belong to requests that timed out.
@@ -186,7 +181,7 @@ class ZmqClient:
     def close(self) -> None:
         """Close the connection; waiting requests end with an error."""
         self._closing = True
-        if self._lock.acquire(timeout=_CLOSE_S):
+        if self._lock.acquire(timeout=timeout("end")):
             try:
                 self._destroy_if_closing()
             finally:

@@ -18,8 +18,9 @@ import numpy as np
 from platoon_base.checkpoints.files import KEPT_FILES, About, Checkpoint, CheckpointFolder
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
+from platoon_base.timeouts import POLL_S, timeout
 
-__all__ = ["STALL_TIMEOUT_S", "CheckpointWriter", "Readable", "Saving", "StallTimer", "Tally"]
+__all__ = ["CheckpointWriter", "Readable", "Saving", "StallTimer", "Tally"]
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,6 @@ Array = np.ndarray[Any, Any]
 
 # The workers have just released their parameters, or devices did not answer.
 _SKIPPED_ERRORS = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)
-_POLL_INTERVAL_S = 0.05
-STALL_TIMEOUT_S = 300.0
 
 
 class Saving(NamedTuple):
@@ -95,7 +94,7 @@ class CheckpointWriter:
         self._problem: Exception | None = None
         self._saw_center = self._wrote_center = self._over = self._warned_of_second_job = False
         self._keeps_center = resumed
-        self._stall_timer = StallTimer(STALL_TIMEOUT_S)
+        self._stall_timer = StallTimer(timeout("checkpoint"))
         self._began_writing = 0  # Number of checkpoints begun.
         self.tally = Tally()
         self.next_due = time.monotonic() + saving.every_s
@@ -114,7 +113,7 @@ class CheckpointWriter:
 
     def next_poll_at(self, now: float) -> float:
         if self.writing:
-            return now + _POLL_INTERVAL_S
+            return now + POLL_S
         return math.inf if self._over else self.next_due
 
     @property

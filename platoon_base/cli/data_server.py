@@ -14,21 +14,21 @@ from pathlib import Path
 
 import click
 
-from platoon_base.data.batch_address import report_failure
+from platoon_base.data.batch_link import report_failure
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import JOB, LAUNCHER, RANK
+from platoon_base.system.job_paths import FILES, path_of
 from platoon_base.system.orphan import DATA_SERVER, end_with
 from platoon_base.system.own_files import open_log
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process import child
 from platoon_base.worker_process.program import Program, python_main
 
-__all__ = ["LOG_FILE", "data_server", "data_server_option", "split_words"]
+__all__ = ["data_server", "data_server_option", "split_words"]
 
 log = logging.getLogger(__name__)
 
-LOG_FILE = "data_server.log"
 _EXIT_GRACE_S = 1.0  # to exit by itself after all workers
-_EXIT_TIMEOUT_S = 2.0  # after SIGTERM
 
 
 def split_words(text: str | None) -> list[str]:
@@ -62,7 +62,8 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
         return
     variables = {**environment, JOB: folder, LAUNCHER: str(os.getpid())}
     variables.pop(RANK, None)
-    with os.fdopen(open_log(log_folder / LOG_FILE), "ab", 0) as output:
+    log_file = path_of(log_folder, "server_log")
+    with os.fdopen(open_log(log_file), "ab", 0) as output:
         process = subprocess.Popen(
             [*python_main("platoon_base.cli.data_server"), *words],
             env=variables,
@@ -71,7 +72,7 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C must reach the workers only.
         )
-    watch = threading.Thread(target=_watch, args=(process, folder, log_folder / LOG_FILE), daemon=True)
+    watch = threading.Thread(target=_watch, args=(process, folder, log_file), daemon=True)
     try:
         watch.start()
         yield
@@ -102,7 +103,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_EXIT_TIMEOUT_S)
+            process.wait(timeout("end"))
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -123,7 +124,8 @@ def _reporting_failure(folder: str) -> Iterator[None]:
         yield
     except BaseException as exc:
         if not isinstance(exc, SystemExit) or exc.code not in (0, None):
-            report_failure(folder, f"failed with {type(exc).__name__}: {exc}; see {LOG_FILE} beside the workers' logs")
+            where = f"{FILES['server_log'].name} beside the workers' logs"
+            report_failure(folder, f"failed with {type(exc).__name__}: {exc}; see {where}")
         raise
 
 

@@ -14,8 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from platoon_base.checkpoints.writer import Tally
-from platoon_base.cli.history import BLOCKS
-from platoon_base.cli.recent import Recent
+from platoon_base.cli.recent import BLOCKS, Recent
 from platoon_base.cli.table import Line, draw, plain_line
 from platoon_base.controller.outcome import Result, Snapshot
 

@@ -137,5 +137,4 @@ def _launch_on_ray(context: click.Context) -> int:
         device=devices[0],
         hosts=given["nnodes"],
         options=[*options, "--"],
-        timeout_s=given["rdzv_timeout"],
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from platoon_base.cli.log_folder import log_file, tail
 from platoon_base.controller.processes import Exit
 from platoon_base.system.environment import TORCH_ERROR_FILE
+from platoon_base.system.job_paths import path_of
 from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, read_failure, write_error_file
 
 __all__ = ["Failures", "describe", "name_workers", "write_first_error"]
@@ -152,7 +153,7 @@ def write_first_error(folder: Path, failed: Exit | None) -> None:
     if failed is None:
         return
     failure = failed.failure or Failure(failed.rank, "ProcessEnded", str(failed), failed.at)
-    paths = [folder / "error.json"]
+    paths = [path_of(folder, "first_failure")]
     paths += [Path(os.environ[TORCH_ERROR_FILE])] if os.environ.get(TORCH_ERROR_FILE) else []
     for path in paths:
         try:

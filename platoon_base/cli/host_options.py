@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import socket
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from platoon_base.cli.commands.arguments import timeout_alias
 from platoon_base.compression.codecs import NONE, codec_of
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.endpoint import engine_job, find_endpoint
@@ -27,14 +27,10 @@ __all__ = ["HostOptions", "host_options"]
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S, HOST_TIMEOUT_S = 600.0, 10.0
-
 
 class HostOptions(NamedTuple):
     place: Place
     endpoint: str  # the given address of the first host, or ''
-    timeout_s: float  # for the start of all hosts
-    host_timeout_s: float  # A host without a heartbeat for this long is lost.
     encrypted: bool  # Workers encrypt arrays for other hosts.
     compression: str = NONE  # see `platoon_base.compression.codecs.codec_of`
 
@@ -105,12 +101,6 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
-    if not 0 < seconds < math.inf:
-        raise click.BadParameter(f"got {seconds:g}: it must be a positive number of seconds")
-    return seconds
-
-
 def _compression(context: click.Context, parameter: click.Parameter, text: str) -> str:
     try:
         codec_of(text)
@@ -140,24 +130,12 @@ _OPTIONS = (
         help="Address of host 0 that the other hosts connect to; the default port is 29400.  "
         "[PET_RDZV_ENDPOINT, MASTER_ADDR and MASTER_PORT, or the engine]",
     ),
-    click.option(
-        "--rdzv-timeout",
-        type=float,
-        default=TIMEOUT_S,
-        show_default=True,
-        metavar="S",
-        callback=_seconds,
-        help="How long the hosts wait for each other at the start.",
-    ),
-    click.option(
+    timeout_alias("--rdzv-timeout", "rendezvous", "How long the hosts wait for each other at the start."),
+    timeout_alias(
         "--host-timeout",
-        type=float,
-        default=HOST_TIMEOUT_S,
-        show_default=True,
-        metavar="S",
-        callback=_seconds,
-        help="A host without a heartbeat for S seconds is lost, and the job continues without "
-        "it. A host that is cut off for less loses nothing.",
+        "host",
+        "A host without a heartbeat for S seconds is lost, and the job continues without it. A host that is cut off "
+        "for less loses nothing.",
     ),
     click.option(
         "--no-encryption",
@@ -187,8 +165,6 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         nnodes: int | None,
         node_rank: int | None,
         rdzv_endpoint: str | None,
-        rdzv_timeout: float,
-        host_timeout: float,
         no_encryption: bool,
         hosts_compression: str,
         **kwargs: Any,
@@ -198,7 +174,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if hosts_compression != NONE and place.hosts == 1:
             log.warning("--hosts-compression %s has no effect on one host", hosts_compression)
         encrypted = not no_encryption
-        hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, encrypted, hosts_compression)
+        hosts = HostOptions(place, endpoint, encrypted, hosts_compression)
         try:
             return command(*args, hosts=hosts, **kwargs)
         except RendezvousInterruptedError as exc:

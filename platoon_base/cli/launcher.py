@@ -13,7 +13,7 @@ from platoon_base.checkpoints.files import About, CheckpointFolder
 from platoon_base.checkpoints.writer import Saving, Tally
 from platoon_base.cli.data_server import data_server
 from platoon_base.cli.failures import write_first_error
-from platoon_base.cli.story_file import story_written
+from platoon_base.cli.json_file import story_written
 from platoon_base.controller.outcome import Result
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.story import Story
@@ -122,7 +122,7 @@ def launch(
             data_server(server, job.files.folder, environment, log_folder),
         ):
             if hosts is not None:
-                hosts.welcome(job.files, log_folder.absolute(), options.grace_s, address)
+                hosts.welcome(job.files, log_folder.absolute(), address)
             if preload:
                 job.start_forked(program, args, preload, starts)
             else:

@@ -11,12 +11,13 @@ from types import TracebackType
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.starting import log_file
 from platoon_base.system.folder_lock import FolderLock
+from platoon_base.system.job_paths import FILES, path_of, pattern_of
 from platoon_base.system.limits import require_room
 from platoon_base.system.regular_files import open_regular
 
 __all__ = ["LogFolder", "log_file", "new_log_folder", "tail"]
 
-_LOG = re.compile(r"rank\d+\.(?:log|error\.json)|error\.json|story\.json")
+_OF_RUN = re.compile("|".join(pattern_of(name) for name, file in FILES.items() if file.of_run))
 _STAMP = "%Y-%m-%d_%H-%M-%S"
 _PARENT = Path("platoon_logs")
 _TAIL_LINES, _TAIL_BYTES = 15, 4096
@@ -71,11 +72,11 @@ class LogFolder:
         return self
 
     def _rename_previous(self) -> None:
-        found = [self.path / name for name in os.listdir(self.path) if _LOG.fullmatch(name)]
+        found = [self.path / name for name in os.listdir(self.path) if _OF_RUN.fullmatch(name)]
         if not found:
             return
         last = datetime.datetime.fromtimestamp(max(path.stat().st_mtime for path in found))
-        earlier = self.path / "earlier"
+        earlier = path_of(self.path, "earlier")
         earlier.mkdir(exist_ok=True)
         folder = _make(earlier, last.strftime(_STAMP))
         for path in found:

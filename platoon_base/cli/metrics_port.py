@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from types import TracebackType
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from platoon_base import __version__
-from platoon_base.controller.outcome import Snapshot
+from platoon_base.cli.observers import Tracker
+from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["Metrics", "MetricsPort", "metrics_option"]
+__all__ = ["TRACKER", "Metrics", "MetricsPort"]
 
 _HERE = "127.0.0.1"
 
@@ -36,7 +35,7 @@ def _address(context: click.Context, parameter: click.Parameter, text: str | Non
     return address.strip("[]") or _HERE, int(port)
 
 
-metrics_option = click.option(
+_option = click.option(
     "--metrics-port",
     metavar="[ADDRESS:]PORT",
     callback=_address,
@@ -53,9 +52,7 @@ class Metrics:
         self._snapshot: Snapshot | None = None
 
     def take(self, snapshot: Snapshot) -> None:
-        # A running job changes its participants.
-        participants = [copy.copy(participant) for participant in snapshot.participants]
-        self._snapshot = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
+        self._snapshot = snapshot
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics; prometheus_client calls this for each request."""
@@ -107,47 +104,33 @@ class Metrics:
 
 
 class MetricsPort:
-    """Serves `Metrics` by HTTP, in a thread; does nothing without an address. A context manager."""
+    """Serves `Metrics` by HTTP, in threads."""
 
-    def __init__(self, address: tuple[str, int] | None, metrics: Metrics) -> None:
-        self._address, self._metrics = address, metrics
-        self._server: Any = None
-        self.url = ""  # set on entry, if there is an address
+    name = "Prometheus"
 
-    def __enter__(self) -> MetricsPort:
-        if self._address is None:
-            return self
+    def __init__(self, address: tuple[str, int], script: str) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
 
-        registry = CollectorRegistry(auto_describe=False)
+        self._metrics, registry = Metrics(script), CollectorRegistry(auto_describe=False)
         registry.register(self._metrics)
-        address, port = self._address
+        host, port = address
+        self._server: Any
         try:
-            self._server, self._thread = start_http_server(port, address, registry)
+            self._server, self._thread = start_http_server(port, host, registry)
         except OSError as exc:
             raise ConfigurationError(
-                f"got --metrics-port {address}:{port}, where nothing can listen: {exc}; name "
+                f"got --metrics-port {host}:{port}, where nothing can listen: {exc}; name "
                 "another port, another address of this host, or 0 for a free port"
             ) from exc
-        shown = f"[{address}]" if ":" in address else address
+        shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"
-        return self
+        self.opening = f"Prometheus can read {self.url}"
+        self.take = self._metrics.take
 
-    def beside(self, observe: Callable[[Snapshot], None]) -> Callable[[Snapshot], None]:
-        """Return an observer that serves each snapshot and then calls ``observe``."""
-        if self._address is None:
-            return observe
+    def close(self, result: Result | None = None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
-        def observe_and_serve(snapshot: Snapshot) -> None:
-            self._metrics.take(snapshot)
-            observe(snapshot)
 
-        return observe_and_serve
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
+TRACKER = Tracker(_option, "metrics_port", lambda address, job: MetricsPort(address, job.script))

@@ -26,6 +26,7 @@ from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import BackendUnavailableError, ConfigurationError, WorkerFailedError
 from platoon_base.job.hosting import JobOptions
+from platoon_base.timeouts import POLL_S
 from platoon_base.worker_process.program import Program
 
 __all__ = ["CellTable", "run"]
@@ -74,7 +75,6 @@ def _display_of_kernel() -> Any:
 
 
 _PROGRAM = Program("platoon_base.cli.notebook_worker", is_module=True)
-_POLL_INTERVAL_S = 0.2
 
 
 def run(
@@ -104,7 +104,7 @@ def run(
             seed=seed,
             center=choose_center("auto", chosen),
             observer=observe,
-            observe_every_s=_POLL_INTERVAL_S,
+            observe_every_s=POLL_S,
             fail_fast="early",
             grace_s=grace_s,
         )

@@ -11,11 +11,11 @@ from rich.console import Console
 
 from platoon_base.channels.host_link import LinkClient
 from platoon_base.cli import report
-from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server
 from platoon_base.cli.host_options import HostOptions
-from platoon_base.cli.launcher import choose_center, preloaded, require_runnable
+from platoon_base.cli.launcher import choose_center, preloaded
 from platoon_base.cli.log_folder import LogFolder
+from platoon_base.cli.start_options import StartOptions
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
@@ -27,7 +27,6 @@ from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.rendezvous import Introduction, arrive, fingerprint, gather_hosts
 from platoon_base.system.folder_lock import is_locked
-from platoon_base.worker_process.program import Program
 
 __all__ = ["other_hosts", "serve_other_host"]
 
@@ -47,8 +46,6 @@ def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signal
             here,
             signals,
             say,
-            timeout_s=hosts.timeout_s,
-            host_timeout_s=hosts.host_timeout_s,
             encrypted=hosts.encrypted,
             compression=hosts.compression,
         ) as table:
@@ -58,44 +55,35 @@ def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signal
         hosts.forget_endpoint()
 
 
-def serve_other_host(
-    console: Console,
-    hosts: HostOptions,
-    program: Program,
-    args: Sequence[str],
-    workers: int | None,
-    words: Sequence[str],
-    center: str,
-    log_folder: Path | None,
-    server: Sequence[str],
-) -> int:
+def serve_other_host(start: StartOptions, hosts: HostOptions, log_folder: Path | None, server: Sequence[str]) -> int:
     """Start and serve the workers of a host other than the first; return the exit status."""
     problem: PlatoonError | None = None
     devices: list[str] = []
     try:
         if hosts.encrypted:
             require_cipher()
-        devices = chosen_devices(workers, words).devices
-        require_runnable(program, devices)
-        choose_center("host" if center == "auto" else center, devices)
+        devices = start.choose().devices
+        choose_center("host" if start.center == "auto" else start.center, devices)
         require_descriptors_for(len(devices))
     except PlatoonError as exc:
         problem = exc
-    here = Introduction(hosts.place, devices, fingerprint(program, args), "" if problem is None else str(problem))
+    here = Introduction(
+        hosts.place, devices, fingerprint(start.program, start.args), "" if problem is None else str(problem)
+    )
 
     def say(text: str) -> None:
-        report.print_line(console, text)
+        report.print_line(start.console, text)
 
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        link, welcome = stack.enter_context(arrive(hosts.endpoint_there, here, signals, say, timeout_s=hosts.timeout_s))
+        link, welcome = stack.enter_context(arrive(hosts.endpoint_there, here, signals, say))
         if problem is not None:
             with contextlib.suppress(ConfigurationError):
                 welcome()  # Waits until the first host has refused this one.
             raise problem
         again = True
         while again:
-            over = _serve_job(console, program, args, devices, log_folder, server, signals, link, welcome())
+            over = _serve_job(start, devices, log_folder, server, signals, link, welcome())
             again = over.again
         say(f"the job has ended: {over.text}")
         signals.ignore_from_now_on()
@@ -103,9 +91,7 @@ def serve_other_host(
 
 
 def _serve_job(
-    console: Console,
-    program: Program,
-    args: Sequence[str],
+    start: StartOptions,
     devices: Sequence[str],
     given_folder: Path | None,
     server: Sequence[str],
@@ -113,19 +99,19 @@ def _serve_job(
     link: LinkClient,
     welcome: between.Welcome,
 ) -> between.JobOver:
-    world = welcome.world
+    program, args, world = start.program, start.args, welcome.world
     folder = given_folder or Path(welcome.log_folder)
     ranks = world.ranks_here
     with contextlib.ExitStack() as stack:
         stack.enter_context(_logs_in(folder))
         report.print_line(
-            console,
+            start.console,
             f"host {world.host} of {world.hosts}: workers {ranks.start} to {ranks.stop - 1} of "
             f"job {welcome.job}; host 0 ({world.names[0]}) has the table; logs in {folder}",
         )
-        origin = Origin([*program.argv, *args], list(devices), str(folder.absolute()))
-        deputy = stack.enter_context(host_deputy(link, welcome, origin))
+        origin = Origin(start.command, list(devices), str(folder.absolute()))
         adopt_training(os.environ, welcome.training)
+        deputy = stack.enter_context(host_deputy(link, welcome, origin))
         environment = worker_environment("cpu", len(devices), os.environ)
         stack.enter_context(data_server(server, deputy.files.folder, environment, folder))
         starts = worker_starts(program, args, devices, folder, world, welcome.framework_address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -25,8 +26,9 @@ from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
 from platoon_base.system.output import lenient_output, watch_output
-from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
+from platoon_base.system.process import die_with
 from platoon_base.system.signals import catches, default_sigchld
+from platoon_base.timeouts import POLL_S
 from platoon_base.worker_process.program import Program, python_main
 
 __all__ = ["main"]
@@ -34,7 +36,6 @@ __all__ = ["main"]
 log = logging.getLogger(__name__)
 
 OK, FAILED, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER = range(5)
-_POLL_INTERVAL_S = 0.2
 _WITH_TEXT = ("-c", "--controller-args", "-w", "--workers-args")
 
 
@@ -163,23 +164,12 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
             [*python_main("platoon_base.worker_process.child"), *program.argv, *args],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Otherwise Ctrl-C would reach it twice.
-            preexec_fn=_end_with_parent(),
+            preexec_fn=functools.partial(die_with, os.getpid(), signal.SIGTERM),
         )
         while process.poll() is None:
-            for number in signals.take(_POLL_INTERVAL_S):
+            for number in signals.take(POLL_S):
                 process.send_signal(number)
             for number in signals.take_for_workers():
                 if catches(process.pid, number):
                     process.send_signal(number)
         return process.returncode
-
-
-def _end_with_parent() -> Callable[[], None]:
-    parent = os.getpid()
-
-    def run() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return run

@@ -6,7 +6,6 @@ An error in the screen ends only the screen.
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import time
@@ -18,18 +17,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from platoon_base.cli.data_server import LOG_FILE
 from platoon_base.cli.display import Display, is_live
 from platoon_base.cli.failures import Failures
 from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import LogLines, WorkerWarnings
 from platoon_base.cli.report import as_text
-from platoon_base.cli.run_report import RunReport
 from platoon_base.cli.stragglers import StragglerWatch
-from platoon_base.cli.tensorboard import EventFiles
 from platoon_base.controller.departures import leader_of
-from platoon_base.controller.outcome import Snapshot
-from platoon_base.worker_process.breakpoints import terminal_request_file
+from platoon_base.controller.outcome import Result, Snapshot
+from platoon_base.system.job_paths import path_of
 
 __all__ = ["TEES", "Screen"]
 
@@ -42,7 +38,9 @@ _TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # maximum output per worker and pol
 
 
 class Screen:
-    """Shows a running job on a console; it closes ``events`` at the end. A context manager."""
+    """Shows a running job on a console; an observer, and a context manager."""
+
+    name, opening = "the screen", ""
 
     def __init__(
         self,
@@ -50,20 +48,17 @@ class Screen:
         folder: Path,
         workers: int,
         tee: str = "0",
-        events: EventFiles | None = None,
-        report: RunReport | None = None,
         title: str = "",
     ) -> None:
         self._console = console
         self._display = Display(console, summary_follows=True, title=title)
-        self._events, self._report = events, report
         self._stragglers = StragglerWatch()
         self.failures = Failures(folder, workers)
-        self._terminal_request = terminal_request_file(folder)
+        self._terminal_request = path_of(folder, "terminal")
         self._follows_leader = tee == "0"
         whole: Sequence[int] = range(workers) if tee == "all" else [0] if tee == "0" else []
         self._shows_rank_0 = 0 in whole
-        paths = [*(log_file(folder, rank) for rank in range(workers)), folder / LOG_FILE]
+        paths = [*(log_file(folder, rank) for rank in range(workers)), path_of(folder, "server_log")]
         self._lines = LogLines(paths, whole, _TERMINAL_BYTES if console.is_terminal else _PIPE_BYTES)
         self._warnings = WorkerWarnings(workers)
         self._thread = threading.Thread(target=self._run, name="screen", daemon=True)
@@ -81,16 +76,19 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Set the state of the job that is shown next."""
+        self._snapshot = snapshot
+
+    def close(self, result: Result | None = None) -> None:
+        if self._end.is_set():
+            return
         self._end.set()
         self._thread.join()
         self._guarded(self._poll, last=True)
-        self._guarded(self._close_events)
-        self._display.__exit__(kind, error, trace)
-
-    def observe(self, snapshot: Snapshot) -> None:
-        """Set the state of the job that is shown next."""
-        participants = [copy.copy(participant) for participant in snapshot.participants]
-        self._snapshot = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
+        self._display.__exit__(None, None, None)
 
     def _run(self) -> None:
         while not self._end.wait(_POLL_INTERVAL_S) and not self._ended:
@@ -133,7 +131,9 @@ class Screen:
         new = snapshot if snapshot is not self._shown else None
         self._shown = snapshot
         if new is not None:
-            texts += self._record(new)
+            straggler = self._stragglers.take(new, time.monotonic())
+            if straggler is not None:
+                texts.append(Text(f"WARNING: {straggler.line}", style="bold red"))
         if snapshot is not None:
             snapshot = snapshot._replace(failing=frozenset(self.failures.failing))
         drawn = snapshot is not None and bool(texts) and is_live(self._console)
@@ -143,37 +143,6 @@ class Screen:
             self._print(Text("\n").join(texts))
         if snapshot is not None and new is not None and not drawn:
             self._display.show(snapshot)
-
-    def _record(self, snapshot: Snapshot) -> list[Text]:
-        """Record a snapshot in the report and the event files; return a warning of a straggler."""
-        now = time.monotonic()
-        if self._report is not None:
-            self._report.take(snapshot, now)
-        self._write_events(snapshot)
-        straggler = self._stragglers.take(snapshot, now)
-        return [] if straggler is None else [Text(f"WARNING: {straggler.line}", style="bold red")]
-
-    def _write_events(self, snapshot: Snapshot) -> None:
-        """Write to the event files; an error, such as a full disk, ends them, but not the job."""
-        if self._events is not None:
-            try:
-                self._events.take(snapshot)
-            except Exception as exc:
-                self._stop_event_files(exc)
-
-    def _close_events(self) -> None:
-        if self._events is not None:
-            try:
-                self._events.close()
-            except Exception as exc:
-                self._stop_event_files(exc)
-
-    def _stop_event_files(self, error: Exception) -> None:
-        if self._events is not None:
-            self._events.abandon()
-            self._events = None
-        text = f"WARNING: stopped writing for TensorBoard: {type(error).__name__}: {error}"
-        self._print(Text(text, style="bold red"))
 
     def _new_output(self, last: bool) -> Iterator[Text]:
         """Yield the workers' new output, then their warnings that are due."""

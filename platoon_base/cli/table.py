@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from platoon_base.cli.history import is_validation, sparkline
-from platoon_base.cli.recent import TREND_POINTS, Recent
+from platoon_base.cli.recent import TREND_POINTS, Recent, is_validation, sparkline
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant
@@ -19,11 +18,7 @@ __all__ = ["GAP", "Line", "aligned", "cut", "draw", "duration", "plain_line", "t
 
 GAP, _BETWEEN = "  ", " |  "
 _VALUE_CHARACTERS, _MOST_VALUE_LINES, _LINE_CHARACTERS = 60, 4, 120
-_HEADINGS = ("worker", "state", "epoch", "batches/s", "", "loss", "in sync", "last step")
 _WORDS = 2  # columns
-_TREND = 4
-# Narrow terminals drop columns in this order.
-_LOST_FIRST = (7, _TREND, 6, 5, 2)
 _STALLED = "no step for"
 _LOWEST_FULL = 9  # minimum rows for a title and a bar
 _BAR_CHARACTERS, _SHORTEST_BAR, _TRACK_CHARACTERS, _SHORT_TRACK_CHARACTERS = 40, 5, 20, 8
@@ -39,8 +34,28 @@ class Line(NamedTuple):
 class _Row(NamedTuple):
     rank: int
     state: str
-    rate: float
+    rate: float  # NaN if the worker is gone, or it is not known
     cells: list[str]
+
+
+class _Column(NamedTuple):
+    """A column of the table; narrow terminals drop those with ``lost`` > 0, the least first."""
+
+    heading: str
+    lost: int
+    cell: Callable[[Recent, Snapshot, Participant, bool], str]  # ``bool``: draw with ASCII only
+
+
+_COLUMNS = (
+    _Column("worker", 0, lambda recent, now, each, plain: f"{each.rank} {each.device}".strip()),
+    _Column("state", 0, lambda recent, now, each, plain: _state_of(recent, now, each)),
+    _Column("epoch", 5, lambda recent, now, each, plain: _epoch(now.progress[each.rank])),
+    _Column("batches/s", 0, lambda recent, now, each, plain: _number(_rate(recent, each), ".1f")),
+    _Column("", 2, lambda recent, now, each, plain: _trend(recent, each, plain)),
+    _Column("loss", 4, lambda recent, now, each, plain: _number(now.progress[each.rank].loss, ".4g")),
+    _Column("in sync", 3, lambda recent, now, each, plain: _in_sync(recent, each)),
+    _Column("last step", 1, lambda recent, now, each, plain: _last_step(recent, each)),
+)
 
 
 def table(recent: Recent, width: int, height: int, title: str = "", plain: bool = False) -> list[str]:
@@ -121,9 +136,10 @@ def _workers(rows: Sequence[_Row], width: int, room: int) -> list[str]:
 
 def _kept(rows: Sequence[_Row]) -> list[list[int]]:
     """Return the numbers of the cells that may be shown together, from all to the fewest."""
-    has_trend = any(row.cells[_TREND] for row in rows)
-    shown = [i for i in range(len(_HEADINGS)) if has_trend or i != _TREND]
-    return [[i for i in shown if i not in _LOST_FIRST[:lost]] for lost in range(len(_LOST_FIRST) + 1)]
+    # A column without a heading is shown if it has something to show.
+    shown = [i for i, column in enumerate(_COLUMNS) if column.heading or any(row.cells[i] for row in rows)]
+    steps = sorted({column.lost for column in _COLUMNS})
+    return [[i for i in shown if not 0 < _COLUMNS[i].lost <= lost] for lost in steps]
 
 
 def _fitting(rows: Sequence[_Row], columns: int, width: int) -> list[int]:
@@ -134,14 +150,14 @@ def _fitting(rows: Sequence[_Row], columns: int, width: int) -> list[int]:
 def _width(rows: Sequence[_Row], columns: int, kept: Sequence[int]) -> int:
     count = max(1, -(-len(rows) // columns))
     blocks = [rows[i : i + count] for i in range(0, max(1, len(rows)), count)]
-    cells = sum(max(len(_HEADINGS[i]), *(len(row.cells[i]) for row in block)) for block in blocks for i in kept)
+    cells = sum(max(len(_COLUMNS[i].heading), *(len(row.cells[i]) for row in block)) for block in blocks for i in kept)
     return cells + len(blocks) * len(GAP) * (len(kept) - 1) + (len(blocks) - 1) * len(_BETWEEN)
 
 
 def _columns(rows: Sequence[_Row], columns: int, kept: Sequence[int]) -> list[str]:
     """Lay out the cells with the numbers ``kept`` in several columns."""
-    count = max(1, -(-len(rows) // columns))
-    heading, *cells = [[cells[i] for i in kept] for cells in (_HEADINGS, *(row.cells for row in rows))]
+    count, headings = max(1, -(-len(rows) // columns)), [column.heading for column in _COLUMNS]
+    heading, *cells = [[cells[i] for i in kept] for cells in (headings, *(row.cells for row in rows))]
     blocks = [aligned([heading, *cells[i : i + count]], _WORDS) for i in range(0, max(1, len(rows)), count)]
     return [_BETWEEN.join(parts) for parts in zip(*(block + [""] * (count + 1 - len(block)) for block in blocks))]
 
@@ -157,24 +173,27 @@ def aligned(rows: Sequence[Sequence[str]], words: int) -> list[str]:
     ]
 
 
-def _row(recent: Recent, snapshot: Snapshot, participant: Participant, plain: bool) -> _Row:
-    progress, rank = snapshot.progress[participant.rank], participant.rank
-    state = _state_of(recent, snapshot, participant)
-    gone = participant.phase.gone
-    rate = math.nan if gone else recent.rate(rank)
-    rates = [] if gone else recent.trend(rank)
-    ago = math.nan if gone else recent.idle_s(rank)
-    cells = [
-        f"{rank} {participant.device}".strip(),
-        state,
-        _epoch(progress),
-        _number(rate, ".1f"),
-        sparkline(rates, TREND_POINTS, 0.0, plain).rjust(TREND_POINTS) if len(rates) > 1 else "",
-        _number(progress.loss, ".4g"),
-        "-" if gone else _number(recent.sync_share(rank), ".1%"),
-        "-" if math.isnan(ago) else duration(ago),
-    ]
-    return _Row(rank, state, rate, cells)
+def _row(recent: Recent, snapshot: Snapshot, each: Participant, plain: bool) -> _Row:
+    cells = [column.cell(recent, snapshot, each, plain) for column in _COLUMNS]
+    return _Row(each.rank, cells[1], _rate(recent, each), cells)
+
+
+def _rate(recent: Recent, each: Participant) -> float:
+    return math.nan if each.phase.gone else recent.rate(each.rank)
+
+
+def _trend(recent: Recent, each: Participant, plain: bool) -> str:
+    rates = [] if each.phase.gone else recent.trend(each.rank)
+    return sparkline(rates, TREND_POINTS, 0.0, plain).rjust(TREND_POINTS) if len(rates) > 1 else ""
+
+
+def _in_sync(recent: Recent, each: Participant) -> str:
+    return "-" if each.phase.gone else _number(recent.sync_share(each.rank), ".1%")
+
+
+def _last_step(recent: Recent, each: Participant) -> str:
+    ago = math.nan if each.phase.gone else recent.idle_s(each.rank)
+    return "-" if math.isnan(ago) else duration(ago)
 
 
 def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> str:

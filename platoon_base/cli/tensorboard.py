@@ -13,12 +13,13 @@ from typing import Any
 
 import click
 
+from platoon_base.cli.observers import Tracker
 from platoon_base.cli.recent import Recent
-from platoon_base.controller.outcome import Snapshot
+from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.limits import require_room
 
-__all__ = ["EventFiles", "tensorboard_option"]
+__all__ = ["TRACKER", "EventFiles"]
 
 _EVERY_S = 2.0
 _FLUSH_S = 5.0
@@ -38,7 +39,7 @@ def _folder(context: click.Context, parameter: click.Parameter, path: Path | Non
     return path
 
 
-tensorboard_option = click.option(
+_option = click.option(
     "--tensorboard",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
@@ -56,6 +57,8 @@ class EventFiles:
     would fall when a worker joins or is restarted.
     """
 
+    name, opening = "TensorBoard", ""
+
     def __init__(self, folder: Path, every_s: float = _EVERY_S) -> None:
         self._folder = folder
         self._every_s = every_s
@@ -66,17 +69,12 @@ class EventFiles:
         self._written: dict[str, int] = {}  # the latest step of each run
         self._reported: dict[str, float | str] = {}
 
-    def close(self) -> None:
-        if self._recent.snapshot is not None:
-            self._write_workers(self._recent.snapshot)
-        for writer in self._writers.values():
-            writer.close()
-
-    def abandon(self) -> None:
-        """Close the files after a failed write; ignore further errors."""
-        for writer in self._writers.values():
-            with contextlib.suppress(OSError):
-                writer.close()
+    def close(self, result: Result | None = None) -> None:
+        with contextlib.ExitStack() as stack:  # Closes all files, also after an error of one.
+            for writer in self._writers.values():
+                stack.callback(writer.close)
+            if self._recent.snapshot is not None:
+                self._write_workers(self._recent.snapshot)
 
     def take(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
@@ -143,3 +141,6 @@ def _new_file(folder: Path) -> Any:
     writer = RecordWriter(str(folder / f"events.out.tfevents.{seconds}.{nanoseconds:09d}.{os.urandom(8).hex()}"))
     writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
     return writer
+
+
+TRACKER = Tracker(_option, "tensorboard", lambda folder, job: EventFiles(folder))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ import click
 import msgspec
 
 from platoon_base.cli.commands.arguments import result_file
-from platoon_base.cli.json_file import no_job_fails_by, write_text
-from platoon_base.cli.story_file import known_story
+from platoon_base.cli.json_file import known_story, write_text
+from platoon_base.cli.observers import Tracker
+from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import PHASES, STEP
 from platoon_base.system.environment import TRACE
+from platoon_base.system.job_paths import path_of
 from platoon_base.worker.tracing import Spans
 
-__all__ = ["events_of", "trace_option", "tracing"]
+__all__ = ["TRACKER", "TraceFile", "events_of"]
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _MOST_SPANS = 1_000_000  # limit for all workers; browsers load them in seconds
 _STEPS, _PHASES = 1, 2  # tracks of a worker
 
 
-trace_option = click.option(
+_option = click.option(
     "--trace",
     "trace_file",
     type=click.Path(path_type=Path),
@@ -41,24 +42,29 @@ trace_option = click.option(
 )
 
 
-@contextlib.contextmanager
-def tracing(path: Path | None, folder: Path) -> Iterator[None]:
-    """Let workers started in the ``with`` block record their phases; write the trace at its end."""
-    if path is None:
-        yield
-        return
-    parts, wall, start = folder.absolute() / "trace", time.time(), time.monotonic()
-    parts.mkdir(parents=True, exist_ok=True)
-    os.environ[TRACE] = str(parts)
-    try:
-        yield
-    finally:
+class TraceFile:
+    """Lets workers that are started record their phases, and writes the trace at the end."""
+
+    name, opening = "the trace", ""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._path, self._folder = path, folder
+        self._wall, self._start = time.time(), time.monotonic()
+        self._parts = path_of(folder.absolute(), "trace")  # Workers make it.
+        os.environ[TRACE] = str(self._parts)
+
+    def take(self, snapshot: Snapshot) -> None:
+        pass
+
+    def close(self, result: Result | None = None) -> None:
         del os.environ[TRACE]
-        with no_job_fails_by("the trace"):
-            events = events_of(_read(parts), known_story(folder, "the trace"), wall, start)
+        try:
+            story = known_story(self._folder, "the trace")
+            events = events_of(_read(self._parts), story, self._wall, self._start)
             found = {"traceEvents": events, "displayTimeUnit": "ms"}
-            write_text(path, msgspec.json.encode(found).decode(), "the trace")
-        shutil.rmtree(parts, ignore_errors=True)
+            write_text(self._path, msgspec.json.encode(found).decode(), "the trace")
+        finally:
+            shutil.rmtree(self._parts, ignore_errors=True)
 
 
 def _read(folder: Path) -> list[Spans]:
@@ -97,3 +103,6 @@ def events_of(parts: Sequence[Spans], story: Iterable[Entry], wall: float, start
 def _microseconds(seconds: float) -> float:
     """Return eighths of a microsecond: Perfetto drops a span that rounding moves into the next."""
     return round(8e6 * seconds) / 8
+
+
+TRACKER = Tracker(_option, "trace_file", lambda path, job: TraceFile(path, job.folder))

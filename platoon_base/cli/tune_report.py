@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.cli.charts import NO_CHARTS, add_legend, as_svg, has_charts, limit, named
-from platoon_base.cli.run_page import document, embedded
+from platoon_base.cli.run_report import document, embedded
 from platoon_base.cli.table import aligned
-from platoon_base.cli.tune import Run, Study, Tuning
-from platoon_base.cli.tune_methods import Method, Point, Watched, value_at
+from platoon_base.cli.tune import Method, Point, Run, Study, Tuning, Watched, value_at
 from platoon_base.frameworks.registered import registered
 from platoon_base.job.starting import thread_limits
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
@@ -169,7 +168,7 @@ def _spent(amount: float, by: str) -> str:
 
 def _how_to_take(method: Method, tuning: Tuning) -> Iterator[str]:
     """Yield how to use a method in the script, or from outside."""
-    launched = shlex.join([*tuning.command, *method.words])
+    launched = shlex.join([*tuning.start.command, *method.words])
     launched = f"platoon launch -n {method.workers} {launched}"
     if method.plain:
         text = "Workers may help in a longer training or at another learning rate: try a larger"
@@ -215,7 +214,7 @@ def results(tuning: Tuning, study: Study) -> dict[str, Any]:
         return {}
     found = outcomes(study, watched, tuning.by)
     return {
-        "script": tuning.command,
+        "script": tuning.start.command,
         "watched": watched.name,
         "better": _better(watched),
         "budget": {tuning.by: tuning.budget},
@@ -226,7 +225,7 @@ def results(tuning: Tuning, study: Study) -> dict[str, Any]:
 
 def page(tuning: Tuning, study: Study) -> str:
     """Return the page of a study: table, advice and picture in one HTML file."""
-    title = " ".join(["platoon tune", *tuning.command])
+    title = " ".join(["platoon tune", *tuning.start.command])
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     facts = f"{len(tuning.devices)} workers, {len(study.runs)} runs, logs in {tuning.folder}"
     notes = [f"A run of {run.method.name} failed." for run in study.runs if run.failed]

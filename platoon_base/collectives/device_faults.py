@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.shm.calls import Call
-from platoon_base.shm.liveness import Liveness
-from platoon_base.shm.progress_watch import stalled_text
+from platoon_base.shm.liveness import Call, Liveness, stalled_text
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import POLL_S, SHORT_POLL_S, timeout
 
 _guard: Any = None  # The C extension, if it was built.
 with contextlib.suppress(ImportError):
@@ -35,10 +34,6 @@ log = logging.getLogger(__name__)
 
 HAVE_GUARD = _guard is not None
 SETTLED_S = 10.0  # A call that all ranks have begun counts as completed after this time.
-# Delay of the guard: `DeviceWatch` knows the reason and ends the wait first if it can run.
-GRACE_S = 3.0
-_POLL_INTERVAL_S = 0.1
-_CAUSE_TIMEOUT_S = 5.0  # The thread has this time to find the cause of a failed call.
 
 
 class Fault(NamedTuple):
@@ -82,7 +77,7 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
 
 
 class DeviceGuard:
-    """Ends a device's wait for dead ranks if `DeviceWatch` does not do so within `GRACE_S`."""
+    """Ends a device's wait for dead ranks if `DeviceWatch`, which knows the reason, cannot."""
 
     def __init__(
         self, others: Sequence[int], liveness: Liveness, call_counter: Any, function: int, argument: int
@@ -93,7 +88,7 @@ class DeviceGuard:
         rows = [(call.ctypes.data, left.ctypes.data, lock) for call, left, lock in zip(calls, lefts, locks)]
         table = np.array(rows, np.uint64)
         self._address = _guard.start(
-            fd, call_counter.ctypes.data, table.ctypes.data, len(rows), function, argument, GRACE_S
+            fd, call_counter.ctypes.data, table.ctypes.data, len(rows), function, argument, 2 * timeout("cause")
         )
         self._stopped = False
         self._deadline = ctypes.c_double.from_address(self._address)
@@ -169,11 +164,11 @@ class DeviceWatch:
             raise WorkerLostError("a collective on this device did not complete: see the logs of the other ranks")
         self._raise_broken("; this device group cannot be used any more")
 
-    def wait_for_fault(self, timeout_s: float = _CAUSE_TIMEOUT_S) -> None:
+    def wait_for_fault(self) -> None:
         """Wait for the thread to find the cause of a failed call, and raise it if found."""
-        deadline = awake() + timeout_s
+        deadline = awake() + 3 * timeout("cause")
         while self.broken is None and awake() < deadline:
-            time.sleep(_POLL_INTERVAL_S / 10)
+            time.sleep(SHORT_POLL_S)
         self._raise_broken()
 
     @property
@@ -182,7 +177,7 @@ class DeviceWatch:
 
     def stop(self) -> None:
         self._done.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout("end"))
         if self._guard is not None:
             self._guard.stop()
 
@@ -197,7 +192,7 @@ class DeviceWatch:
     # The methods below run in the thread.
 
     def _watch(self) -> None:
-        while not self._done.wait(_POLL_INTERVAL_S):
+        while not self._done.wait(POLL_S):
             call = self._call
             fault = find_fault(call, self._others, self._liveness, awake())
             if fault is not None:

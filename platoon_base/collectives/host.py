@@ -24,9 +24,9 @@ from platoon_base.collectives.host_exchange import (
     BROKEN,
     CHUNK_BYTES,
     ENDED,
-    EXCHANGE_BYTES,
     HAVE_FUSED,
     HAVE_NUMPY,
+    REASON_BYTES,
     Exchange,
     FusedExchange,
     GroupSegment,
@@ -44,26 +44,22 @@ from platoon_base.errors import (
     PlatoonError,
     WorkerLostError,
 )
-from platoon_base.shm.hidden_names import HiddenName
-from platoon_base.shm.liveness import Liveness
-from platoon_base.shm.progress_watch import stalled_text
+from platoon_base.shm.liveness import Liveness, stalled_text
+from platoon_base.shm.segments import HiddenName
 from platoon_base.system.awake import awake
 from platoon_base.system.text import to_bytes
+from platoon_base.timeouts import timeout
 
 __all__ = ["LOCK_BYTE", "GroupFailure", "HostCollective"]
 
 Array = np.ndarray[Any, Any]
 
 PATIENCE_S, MAX_PATIENCE_S = 0.05, 0.2
-_CLOSE_S = 5.0  # `close` waits this long for a call in another thread.
 _HEADLINES = 1024  # Scripts repeat the same few calls.
 _EMPTY = np.zeros(0, np.uint8)
 LOCK_BYTE = 64  # The rank that writes the reason locks this byte of the segment.
 _LOCK_S = 1.0  # The holder of the lock may be suspended.
-_REASON_BYTES = 3072
 FAILED, DIFFERED = 1, 2
-# The reason lies in the first page of the segment.
-_REASON = slice(EXCHANGE_BYTES, EXCHANGE_BYTES + _REASON_BYTES)
 
 
 class HostCollective:
@@ -188,7 +184,7 @@ class HostCollective:
         self._closing = True
         if self._shared.memory is not None:
             self._exchange.leave()
-        if self._busy.acquire(timeout=_CLOSE_S):
+        if self._busy.acquire(timeout=timeout("end")):
             try:
                 if self._inside:
                     exc = self._failure.closed_meanwhile(self._exchange.calls)
@@ -361,8 +357,7 @@ class GroupFailure:
             try:
                 if segment.try_lock(LOCK_BYTE):
                     if not memory.broken:
-                        raw = to_bytes(text, _REASON_BYTES - 1)
-                        segment.buffer[_REASON.start : _REASON.start + len(raw) + 1] = raw + b"\0"
+                        memory.reason[...] = to_bytes(text, REASON_BYTES)
                         memory.broken = how
                 elif awake() >= deadline:
                     memory.broken = how
@@ -380,7 +375,7 @@ class GroupFailure:
         )
 
     def written(self) -> str:
-        return bytes(self._shared.segment.buffer[_REASON]).partition(b"\0")[0].decode(errors="replace")
+        return bytes(self._shared.open_memory.reason.item()).decode(errors="replace")
 
     # Texts of errors. ``call`` is the number of a call, counted from 1.
 

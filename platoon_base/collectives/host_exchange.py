@@ -1,7 +1,7 @@
 """Exchange arrays between processes through shared memory. The caller handles deadlines and errors.
 
-One rank creates the memory, the others open it. It holds a common page, `LINE` words for each rank,
-and slots. A call consists of steps of at most one slot. In a step a rank may *put* values into its
+One rank creates the memory, the others open it. It holds a common page, a `LINE` for each rank, and
+slots. A call consists of steps of at most one slot. In a step a rank may *put* values into its
 slot, *combine* its own part after all ranks have put, and *take* the parts that the others
 combined. Counters, which only grow, announce each of these. The C extension and NumPy do the same
 in the same order, so ranks of one group may use either.
@@ -23,9 +23,9 @@ import numpy as np
 from platoon_base.collectives.base import OPS
 from platoon_base.dtypes import COLLECTIVE, sum_dtype
 from platoon_base.errors import ConfigurationError
+from platoon_base.shm.schema import PAGE, Part, Schema, Views, Word
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.environment import NO_KERNELS
-from platoon_base.views import array_on
 
 _collectives: Any = None
 if not os.environ.get(NO_KERNELS):
@@ -35,10 +35,10 @@ if not os.environ.get(NO_KERNELS):
         pass  # There was no compiler. NumPy is many times slower.
 
 __all__ = [
-    "AGAIN", "ARRIVED", "BROKEN", "BUFFERS", "CHUNK_BYTES", "COMPRESSED", "DIRECT_BYTES", "ENDED", "EXCHANGE_BYTES",
-    "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT", "MISMATCH", "PAGE", "REDUCERS", "Exchange", "FusedExchange",
-    "GroupSegment", "Memory", "NumpyExchange", "describe", "headline", "part_of", "refuse_closed",
-    "toward_zero",
+    "AGAIN", "ARRIVED", "BOARD", "BROKEN", "BUFFERS", "CHUNK_BYTES", "COMPRESSED", "DIRECT_BYTES", "ENDED",
+    "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT", "LINE", "MISMATCH", "OFFSETS", "REASON_BYTES", "REDUCERS", "STATE",
+    "Exchange", "FusedExchange", "GroupSegment", "Memory", "NumpyExchange", "describe", "headline", "part_of",
+    "refuse_closed", "toward_zero",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -55,30 +55,47 @@ ENDED, AGAIN, BROKEN, MISMATCH = range(4)
 # The counters of a rank: calls begun; steps put, combined and finished. LEFT is 1 after `close`.
 ARRIVED, PUT, COMBINED, DONE, LEFT = range(5)
 
-PAGE = 4096  # The line of the first rank starts here.
-EXCHANGE_BYTES = 256  # The reason of a failure follows.
-# 64-bit words per rank: five counters, a bit per core that the rank may use, the headers of its
-# last two calls.
-LINE = 32
 BUFFERS = 4  # Slots per rank.
 COMBINE_LAG, TAKE_LAG = 1, 2  # Steps; _collectives.c has the same values.
-_BROKEN_WORD = 8  # Index of a word in the page.
 _DIMENSIONS = 6  # Limit of a header; its last dimension is the product of all further ones.
 # This bit in the byte with the number of dimensions marks the header of a part, see `part_of`.
 _PART = 128
 _POLL_INTERVAL_S = 5e-5
-_CALL, _WAITING_FOR, _UNTIL = 10, 12, 13  # Indices in `struct state` of the C extension.
 
-MAGIC = b"PLTNCLTV"
-VERSION = 1
 CHUNK_BYTES = 1 << 18
 DIRECT_BYTES = 1 << 13  # Up to this size it is faster if every rank combines the whole.
-_HEADER = np.dtype(
-    [("magic", "S8"), ("version", "u4"), ("size", "u4"), ("chunk_bytes", "u8"), ("direct_bytes", "u8"), ("ranks", "u4"),
-     ("buffers", "u4")]
-)  # fmt: skip
+REASON_BYTES = 3072
+
+# `struct board`, from byte 64, `struct line`, and the first words of `struct state` in _collectives.c.
+STATE = ("segment", "rank", "size", "chunk", "buffers", "direct", "roomy_spins", "crowded_spins", "lines", "slots",
+         "call", "step", "waiting_for", "until")  # fmt: skip
+_CALL, _WAITING_FOR, _UNTIL = map(STATE.index, ("call", "waiting_for", "until"))
+_STATE_WORDS = 40  # At least those of `struct state`.
+_BOARD_AT = 64
+BOARD = np.dtype({"names": ["broken", "bell", "sleepers"], "formats": ["i8", "u4", "i8"], "offsets": [0, 64, 128]})
+# Five counters, a bit per core that the rank may use, the headers of its last two calls.
+LINE = np.dtype([("counters", "i8", (5,)), ("cores", "u8", (11,)), ("headers", "i8", (2, 8))])
+
+
+def _parts(header: Any, layout: Any) -> Iterator[Part]:
+    size = int(header["size"])
+    yield Part("board", BOARD, (), _BOARD_AT)
+    yield Part("reason", f"S{REASON_BYTES}")
+    yield Part("lines", LINE, (size,), PAGE)
+    yield Part("slots", "u1", (size, BUFFERS, int(header["chunk_bytes"])), PAGE)
+
+
+_GROUP = Schema(
+    "the memory of a group",
+    b"PLTNCLTV",
+    2,
+    [("chunk_bytes", "u8"), ("direct_bytes", "u8"), ("size", "u4"), ("ranks", "u4")],
+    _parts,
+    ConfigurationError,
+)
 
 HAVE_FUSED = _collectives is not None
+OFFSETS: dict[str, int] = getattr(_collectives, "OFFSETS", {})  # As the C extension has them.
 # NumPy has no memory barriers. It stores data before the counter that announces them, and loads in
 # the opposite order, each counter in one access. This suffices on processors that reorder neither
 # stores with stores nor loads with loads, such as x86.
@@ -92,79 +109,42 @@ def _ceil(number: int, by: int) -> int:
 class Memory:
     """Views of a group's shared memory. A slot has ``chunk_bytes``, a multiple of 4096."""
 
-    def __init__(self, buffer: Any, size: int, chunk_bytes: int) -> None:
-        self.size, self.chunk_bytes = size, chunk_bytes
-        self.page: Array = array_on(buffer, (PAGE // 8,), np.int64)
-        self.lines: Array = array_on(buffer, (size, LINE), np.int64, PAGE)
-        self.counters = self.lines[:, :5]
-        self.cores = self.lines[:, 5:16].view(np.uint64)
-        self.headers = self.lines[:, 16:].reshape(size, 2, 8)
-        shape = (size, BUFFERS, chunk_bytes)
-        self.slots: Array = array_on(buffer, shape, np.uint8, self._slots_start(size))
+    broken = Word("broken")  # Nonzero after a call of some rank has failed; this ends every wait.
 
-    @staticmethod
-    def _slots_start(size: int) -> int:
-        return _ceil(PAGE + size * LINE * 8, 4096) * 4096
-
-    @classmethod
-    def size_bytes(cls, size: int, chunk_bytes: int) -> int:
-        return cls._slots_start(size) + size * BUFFERS * chunk_bytes
+    def __init__(self, views: Views) -> None:
+        lines, self.slots, self.reason, self._header = views.lines, views.slots, views.reason, views.board
+        self.size, self.chunk_bytes = len(lines), self.slots.shape[2]
+        self.start: int = views.header.ctypes.data
+        self.at = views.at
+        self.counters, self.cores, self.headers = lines["counters"], lines["cores"], lines["headers"]
 
     def set_cores(self, rank: int, cores: Iterable[int]) -> None:
         for core in cores:
             if core < 64 * self.cores.shape[1]:
                 self.cores[rank, core // 64] |= np.uint64(1 << core % 64)
 
-    @property
-    def broken(self) -> int:
-        """Nonzero after a call of some rank has failed; this ends every wait."""
-        return int(self.page[_BROKEN_WORD])
-
-    @broken.setter
-    def broken(self, value: int) -> None:
-        self.page[_BROKEN_WORD] = value
-
 
 class GroupSegment:
-    """The open shared memory of one group: a header, the reason of a failure, and `Memory`."""
+    """The open shared memory of one group."""
 
-    def __init__(self, segment: Segment, ranks: tuple[int, ...], owner: bool) -> None:
-        header: Any = array_on(segment.buffer, (), _HEADER)
-        self.segment = segment
-        self.ranks = ranks
-        self.memory: Memory | None = Memory(segment.buffer, len(ranks), header["chunk_bytes"].item())
-        self.direct_bytes: int = header["direct_bytes"].item()
+    def __init__(self, views: Views, ranks: tuple[int, ...], owner: bool) -> None:
+        self.segment, self.ranks = views.segment, ranks
+        self.memory: Memory | None = Memory(views)
+        self.direct_bytes = int(views.header["direct_bytes"])
         self._owner = owner
 
     @classmethod
     def create(cls, name: Name, ranks: tuple[int, ...], chunk_bytes: int) -> GroupSegment:
         if chunk_bytes < 4096 or chunk_bytes % 4096 or chunk_bytes // len(ranks) < 64:
             raise ConfigurationError(f"got chunk_bytes={chunk_bytes}: must be a multiple of 4096, 64 or more a rank")
-        segment = Segment.create(name, Memory.size_bytes(len(ranks), chunk_bytes))
-        header: Any = array_on(segment.buffer, (), _HEADER)
-        header["version"], header["size"], header["buffers"] = VERSION, len(ranks), BUFFERS
-        header["chunk_bytes"] = chunk_bytes
         # Two ranks move as much memory either way, but combining the whole takes one wait per step instead of two.
-        header["direct_bytes"] = DIRECT_BYTES if len(ranks) > 2 else 2**62
-        header["ranks"] = _fingerprint(ranks)
-        header["magic"] = MAGIC
-        return cls(segment, ranks, owner=True)
+        direct_bytes = DIRECT_BYTES if len(ranks) > 2 else 2**62
+        views = _GROUP.create(name, chunk_bytes=chunk_bytes, direct_bytes=direct_bytes, **_members(ranks))
+        return cls(views, ranks, owner=True)
 
     @classmethod
     def attach(cls, name: Name, ranks: tuple[int, ...]) -> GroupSegment:
-        segment = Segment.attach(name)
-        if len(segment.buffer) >= _HEADER.itemsize:
-            header: Any = array_on(segment.buffer, (), _HEADER)
-            found = tuple(header[field].item() for field in ("magic", "version", "size", "ranks", "buffers"))
-            known = found == (MAGIC, VERSION, len(ranks), _fingerprint(ranks), BUFFERS)
-            if known and len(segment.buffer) == Memory.size_bytes(len(ranks), header["chunk_bytes"].item()):
-                return cls(segment, ranks, owner=False)
-            del header
-        segment.close()
-        raise ConfigurationError(
-            f"the shared memory {name} was not made for a group of the ranks {ranks} by this version of this package; "
-            "run the same script and the same installation on every worker"
-        )
+        return cls(_GROUP.attach(name, **_members(ranks)), ranks, owner=False)
 
     @property
     def open_memory(self) -> Memory:
@@ -188,8 +168,8 @@ def refuse_closed() -> NoReturn:
     raise ConfigurationError("got a call after close(): make a new group")
 
 
-def _fingerprint(ranks: tuple[int, ...]) -> int:
-    return zlib.crc32(repr(ranks).encode())
+def _members(ranks: tuple[int, ...]) -> dict[str, Any]:
+    return {"size": len(ranks), "ranks": zlib.crc32(repr(ranks).encode())}
 
 
 class Exchange(Protocol):
@@ -302,12 +282,9 @@ class FusedExchange(_InMemory):
         self, memory: Memory, rank: int, direct_bytes: int, roomy_spins: int = 2000, crowded_spins: int = 50
     ) -> None:
         self._memory = memory
-        # The fields of `struct state`.
-        self._state = np.zeros(40, np.int64)
-        start = memory.page.ctypes.data
-        lines, slots = (view.ctypes.data - start for view in (memory.lines, memory.slots))
+        self._state = np.zeros(_STATE_WORDS, np.int64)
         sizes = (rank, memory.size, memory.chunk_bytes, BUFFERS, direct_bytes)
-        fixed = (start, *sizes, roomy_spins, crowded_spins, lines, slots)
+        fixed = (memory.start, *sizes, roomy_spins, crowded_spins, memory.at["lines"], memory.at["slots"])
         self._state[: len(fixed)] = fixed
         self._address = self._state.ctypes.data
         self._rank = rank

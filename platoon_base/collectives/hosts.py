@@ -22,12 +22,13 @@ from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.hosts.world import World
 from platoon_base.links.cipher import require_cipher
-from platoon_base.links.handshake import HANDSHAKE_S, Address, Listener, open_links
+from platoon_base.links.handshake import Address, Listener, open_links
 from platoon_base.links.stream import Stream
-from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.liveness import Liveness
+from platoon_base.shm.segments import HiddenName
 from platoon_base.system.awake import awake
 from platoon_base.system.text import to_bytes
+from platoon_base.timeouts import timeout
 
 __all__ = ["HostsCollective"]
 
@@ -302,5 +303,5 @@ class _Forming:
         now = awake()
         if not self._liveness.why_absent(ranks):
             self._absent_since = now
-        elif now > self._absent_since + 2 * HANDSHAKE_S:
+        elif now > self._absent_since + 2 * timeout("handshake"):
             raise _ElsewhereError(f"no link to the ranks {ranks}, which are in the next step already")

@@ -10,9 +10,9 @@ from typing import Any, Callable, NamedTuple, Protocol
 import numpy as np
 
 from platoon_base.collectives.host_exchange import describe
-from platoon_base.links.handshake import WARNING_S
 from platoon_base.links.stream import BrokenStreamError, Stream
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
 __all__ = ["RESULT", "SHARE", "Counterpart", "Link", "Links", "Work", "as_bytes"]
 
@@ -27,8 +27,6 @@ _HEADER_BYTES = 64  # Bytes of a headline.
 _MAX_REASON = 4096
 # After this time a counterpart is missing even if a part of its data has arrived.
 _STALL_TIMEOUT_S = 0.5
-# Wait this long for a better reason of a broken connection, such as the end of a process.
-_CAUSE_TIMEOUT_S = 1.5
 _REMEDY = (
     ". Data in flight are lost: start the job again, with --resume if it has checkpoints. Does a firewall or a NAT "
     "between the hosts cut connections?"
@@ -267,14 +265,15 @@ class Links:
         """Describe a broken link that owes data; empty while a better reason may arrive."""
         now = awake()
         for link in self.all:
-            if link.closed and (link.altered or now > link.closed_at + _CAUSE_TIMEOUT_S) and owes(link):
+            if link.closed and (link.altered or now > link.closed_at + timeout("cause")) and owes(link):
                 return f"the link to {link.to.name} is broken: {link.closed}{'' if link.altered else _REMEDY}"
         return ""
 
     def unanswered(self) -> str:
         """Describe the hosts that acknowledge nothing; empty if there are none."""
         silent = [(link.to.name, 0.0 if link.closed else link.stream.unanswered_s()) for link in self.all]
-        found = [f"{name} has been unreachable for {seconds:.0f} s" for name, seconds in silent if seconds > WARNING_S]
+        least_s = timeout("link")
+        found = [f"{name} has been unreachable for {seconds:.0f} s" for name, seconds in silent if seconds > least_s]
         return f"{'; '.join(found)}. Is the network between the hosts slow or down?" if found else ""
 
     def send_last_record(self, how: int | None, text: bytes) -> None:

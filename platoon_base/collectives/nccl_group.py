@@ -15,9 +15,9 @@ from platoon_base.devices.cuda import Driver, primary_driver
 from platoon_base.devices.nccl import OP_CODES, Communicator, Transfer
 from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
-from platoon_base.shm.calls import sign
-from platoon_base.shm.liveness import Liveness
+from platoon_base.shm.liveness import Liveness, sign
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import POLL_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.nccl_compressed import NcclCompression
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NcclGroup"]
 
-_POLL_INTERVAL_S = 0.05
 # Kinds of call in their signatures, in addition to the codes of operations.
 _BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _COMPRESSED = 64, 8, 16, 32, 1 << 16
 
@@ -142,7 +141,7 @@ class _Joining:
         deadline = awake() + timeout_s
         self._thread.start()
         while self._thread.is_alive():
-            self._thread.join(_POLL_INTERVAL_S)
+            self._thread.join(POLL_S)
             lost = [rank for rank in others if liveness.gone(rank) or liveness.died(rank)]
             if lost and self._thread.is_alive():
                 raise WorkerLostError(f"cannot form a group of devices: {liveness.why_absent(lost)}")

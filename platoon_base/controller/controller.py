@@ -23,7 +23,7 @@ from platoon_base.coordination.actions import Action, CenterMade, CenterSource, 
 from platoon_base.coordination.budget import BudgetWatch, Order
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.shm.job_state import JobState
-from platoon_base.shm.progress_watch import ProgressWatch
+from platoon_base.shm.liveness import ProgressWatch
 from platoon_base.system.awake import awake
 from platoon_base.system.process import pid_namespace
 

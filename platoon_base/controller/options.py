@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from platoon_base.channels.server import UserHandler
 from platoon_base.controller.outcome import Reported, Snapshot
-from platoon_base.controller.processes import GRACE_S
 from platoon_base.coordination.budget import Budget
+from platoon_base.timeouts import timeout
 
 __all__ = ["ControllerOptions"]
 
@@ -24,4 +24,4 @@ class ControllerOptions:
     budget: Budget | None = None
     max_restarts: int = 0
     fail_fast: str = "never"
-    grace_s: float = GRACE_S
+    grace_s: float = timeout("grace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from platoon_base.checkpoints.writer import Tally
 from platoon_base.controller.processes import Exit
@@ -58,7 +58,7 @@ class Snapshot(NamedTuple):
                     phase=each.phase,
                     launched=each.launched,
                     device=each.device,
-                    progress=list(self.progress[each.rank]),
+                    progress=self.progress[each.rank]._asdict(),
                 )
                 for each in self.participants
             ],
@@ -76,7 +76,7 @@ class Snapshot(NamedTuple):
         interrupted = seen.stop.startswith("SIG") or seen.stop == STOPPED_FROM_OUTSIDE
         return cls(
             [Participant(each.rank, each.launched, Phase(each.phase), device=each.device) for each in seen.workers],
-            {each.rank: Progress(*each.progress) for each in seen.workers},  # type: ignore[arg-type]
+            {each.rank: _progress_of(each.progress) for each in seen.workers},
             seen.reported,
             seen.stop or None,
             seen.seconds,
@@ -84,6 +84,11 @@ class Snapshot(NamedTuple):
             interrupted=interrupted,
             reported_in=seen.reported_in,
         )
+
+
+def _progress_of(values: Mapping[str, Any]) -> Progress:
+    """Return progress from another version too, as far as both know it."""
+    return Progress(**{name: value for name, value in values.items() if name in Progress._fields})
 
 
 class Reported(NamedTuple):

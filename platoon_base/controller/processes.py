@@ -18,21 +18,19 @@ from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, L
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.limits import limit_text, oom_kills
 from platoon_base.system.own_files import open_log
+from platoon_base.timeouts import SHORT_POLL_S, timeout
 from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, find_failure, take_lost_output
 from platoon_base.worker_process.forkserver import ForkServer
 from platoon_base.worker_process.program import Program, Start
 from platoon_base.worker_process.warden import Warden
 
-__all__ = ["GRACE_S", "Exit", "WorkerProcesses"]
+__all__ = ["Exit", "WorkerProcesses"]
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 10.0  # enough to save a model of some GB
 _KILLED = 128 + signal.SIGKILL
 _TERM_TO_KILL_S = 0.5
-# SIGKILL does not end a process that hangs in a device or on a file server.
-_KILL_TO_ABANDON_S = 5.0
-_POLL_INTERVAL_S, _OUTPUT_CHECK_INTERVAL_S = 0.02, 1.0
+_OUTPUT_CHECK_INTERVAL_S = 1.0
 _LEFT_RUNNING = "left running, because the launcher cannot end it"
 
 
@@ -301,7 +299,7 @@ class WorkerProcesses:
         number = ended.status - 128
         return ended._replace(why=f"killed by {signal.Signals(number).name}, {self._killed_by[number]}")
 
-    def stop(self, grace_s: float = GRACE_S, first: signal.Signals = signal.SIGINT) -> None:
+    def stop(self, grace_s: float, first: signal.Signals = signal.SIGINT) -> None:
         """Start to end all processes; call `escalate` repeatedly until none is running.
 
         They get SIGINT immediately, or ``first`` if their script handles it, SIGTERM after
@@ -314,7 +312,7 @@ class WorkerProcesses:
             self._stages = [
                 (killed - _TERM_TO_KILL_S, signal.SIGTERM),
                 (killed, signal.SIGKILL),
-                (killed + _KILL_TO_ABANDON_S, None),
+                (killed + timeout("end"), None),
             ]
             if first == signal.SIGINT:  # Descendants of the workers get it too.
                 self._signal(first)
@@ -368,7 +366,7 @@ class WorkerProcesses:
 
     def kill(self) -> None:
         """Kill all processes and collect those of this host; `reap` returns their exits."""
-        deadline = time.monotonic() + _KILL_TO_ABANDON_S
+        deadline = time.monotonic() + timeout("end")
         self._stopping, self._stages = True, [(deadline, None)] if self._remote_running else []
         self._signal(signal.SIGKILL, "because the job had to end immediately")
         while self._children or self._fork_server is not None:
@@ -376,7 +374,7 @@ class WorkerProcesses:
             if time.monotonic() >= deadline:
                 self._abandon_all()
             elif self._children or self._fork_server is not None:
-                time.sleep(_POLL_INTERVAL_S)
+                time.sleep(SHORT_POLL_S)
 
 
 def _open_process(

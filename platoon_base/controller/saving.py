@@ -11,13 +11,14 @@ from typing import NamedTuple
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.checkpoints.writer import STALL_TIMEOUT_S, CheckpointWriter, Tally
+from platoon_base.checkpoints.writer import CheckpointWriter, Tally
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.determinism import threads_of
+from platoon_base.timeouts import timeout
 
 __all__ = ["JobSaving", "TurnLock"]
 
@@ -156,7 +157,7 @@ class JobSaving:
             self._await(may_wait, serve)
         self._checkpointer.give_up(
             f"it was not written to {self._checkpointer.folder}, because there was no progress "
-            f"for {STALL_TIMEOUT_S:g} s or a second signal. Check that disk; the previous "
+            f"for {timeout('checkpoint'):g} s or a second signal. Check that disk; the previous "
             "checkpoint still exists"
         )
         self._record_missed()

@@ -21,11 +21,9 @@ from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.dtypes import SHARED
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
+from platoon_base.timeouts import timeout
 
-__all__ = ["POLL_INTERVAL_S", "CenterElection"]
-
-POLL_INTERVAL_S = 0.5  # Interval of checks whether host 0 can still create a center.
-_PATIENCE_S = 1.0  # A failed worker of host 0 may be restarted within this time.
+__all__ = ["CenterElection"]
 
 
 @dataclass
@@ -139,7 +137,7 @@ class CenterElection:
             return []
         if self._no_candidate_since is None:
             self._no_candidate_since = now
-        if now < self._no_candidate_since + _PATIENCE_S:
+        if now < self._no_candidate_since + timeout("restart"):
             return []
         ranks = ", ".join(str(each.rank) for each in there)
         why = f"ranks {ranks} wait for the others in another call" if there else "all of them have ended"

@@ -13,7 +13,7 @@ from functools import singledispatchmethod
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, AnswerUser, Requester, RoundReached, SendReply, Shared, refuse
-from platoon_base.coordination.center_election import POLL_INTERVAL_S, CenterElection
+from platoon_base.coordination.center_election import CenterElection
 from platoon_base.coordination.collective_calls import drops_center, invalid, mismatch, reply_to, terms_of
 from platoon_base.coordination.records import Records
 from platoon_base.coordination.rendezvous import Complete, Outcome, Rendezvous
@@ -22,6 +22,7 @@ from platoon_base.coordination.stop_vote import StopPoll
 from platoon_base.coordination.story import Story
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.sharding import Position
+from platoon_base.timeouts import LIVENESS_S
 
 __all__ = ["Coordinator"]
 
@@ -130,7 +131,7 @@ class Coordinator:
         deadline = self._rendezvous.next_deadline
         if not self._election.waits_for_first_host:
             return deadline
-        look_at = self._last_poll_at + POLL_INTERVAL_S
+        look_at = self._last_poll_at + LIVENESS_S
         return look_at if deadline is None else min(look_at, deadline)
 
     @property

@@ -66,7 +66,7 @@ __all__ = [
     "Withdraw",
 ]
 
-PROTOCOL = 12
+PROTOCOL = 13
 MAX_BYTES = 1 << 22  # Control messages are small: arrays use shared memory.
 MAX_VALUE_BYTES = 2048  # The values of 1,024 workers fit into one message.
 MAX_KEPT_BYTES = 1 << 18  # All kept values of a worker are returned in one message.
@@ -306,7 +306,7 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     phase: Annotated[int, msgspec.Meta(ge=0, le=7)]
     launched: bool
     device: str
-    progress: list[Union[int, float, str]]
+    progress: dict[str, Union[int, float, str]]
 
 
 class Seen(Message, frozen=True, kw_only=True, tag="seen"):

@@ -16,9 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.host_shift import wide
-from platoon_base.centers.hosts_means import is_finite
-from platoon_base.centers.overwrites import Overwrites
+from platoon_base.centers.across_hosts import Overwrites, is_finite, wide
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.packing import Packing
 from platoon_base.courier.conversation import COPY, Answer, Conversation, flat_copy
@@ -30,6 +28,7 @@ from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
 from platoon_base.system.awake import awake
 from platoon_base.system.limits import available_cores
+from platoon_base.timeouts import timeout
 
 __all__ = ["BackgroundExchanges", "MovingCenter"]
 
@@ -37,7 +36,6 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-PATIENCE_S = 2.5  # An exchange ends without a host whose link stalls longer.
 _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 
 
@@ -239,7 +237,7 @@ class BackgroundExchanges:
         """Move the center after all copies have arrived, except over links that stall."""
         now = awake()
         missing = [host for host in self._in_exchange if host in self._in_flight]
-        late = {host for host in missing if self._stalled_s(host, conversations, now) > PATIENCE_S}
+        late = {host for host in missing if self._stalled_s(host, conversations, now) > timeout("stall")}
         if len(late) < len(missing):
             return set()
         self._in_exchange = []

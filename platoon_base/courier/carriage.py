@@ -6,9 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.across_hosts import AcrossHosts
-from platoon_base.centers.overwrites import Overwrites
-from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.centers.across_hosts import AcrossHosts, Overwrites, RoundTotals
 from platoon_base.centers.stripes import copy_all, cut
 from platoon_base.compression.codecs import Codec
 from platoon_base.compression.packing import Packing, Residuals

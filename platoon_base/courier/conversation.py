@@ -70,7 +70,7 @@ class Conversation:
     ``answer`` is unused while not None. `totals_buffer` receives contributions; without it they
     wait.
 
-    ``stamp`` is the stamp of the other host's center, see `platoon_base.centers.overwrites`:
+    ``stamp`` is the stamp of the other host's center, see `platoon_base.centers.across_hosts`:
     `NOT_FILLED` before it has values, None before it arrived. ``knows`` is the latest stamp of this
     host's center that the other one has acknowledged: its later records were sent after that.
     ``copy_stamp`` belongs to the latest copy. ``has`` is the latest exchange for which the other

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.across_hosts import AcrossHosts
-from platoon_base.centers.hosts_means import HostsMeans
-from platoon_base.centers.overwrites import Overwrites
+from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
 from platoon_base.compression.packing import Packing, Residuals
@@ -32,6 +30,7 @@ from platoon_base.links.handshake import Address, Caller, Listener, Opening
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
 __all__ = ["POLL_INTERVAL_S", "Courier"]
 
@@ -41,7 +40,7 @@ Array = np.ndarray[Any, Any]
 
 _NICE = 5
 POLL_INTERVAL_S = 0.05
-CHECK_S, UNLINKED_WARNING_S, SILENT_WARNING_S = 1.0, 5.0, 6.0
+CHECK_S = 1.0
 # These follow a whole center: the number of its latest round, and its stamp.
 _TAIL = struct.Struct("<QQ")
 
@@ -184,12 +183,12 @@ class Courier:
                 self._unlinked_since.pop(host, None)
                 self._conversations[host].keep_alive()
                 silent_s = now - self._conversations[host].heard_at
-                if silent_s > SILENT_WARNING_S:
+                if silent_s > timeout("link"):
                     found[host] = (
                         f"nothing has come from host {host} for {silent_s:.0f} s: is the network slow or cut, or is "
                         "that host, or its courier, stopped or overloaded?"
                     )
-            elif now > self._unlinked_since.setdefault(host, now) + UNLINKED_WARNING_S:
+            elif now > self._unlinked_since.setdefault(host, now) + timeout("link"):
                 found[host] = self._why_unlinked(host, now - self._unlinked_since[host])
         for host, why in found.items():
             if host not in self._missing:

@@ -31,7 +31,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """The first order: the job and the parameters that its workers share.
 
     ``center`` is the path and the beginning of the name of the center's memory, see
-    `platoon_base.shm.hidden_names.HiddenName`. ``moments`` counts the last ``specs``, which are
+    `platoon_base.shm.segments.HiddenName`. ``moments`` counts the last ``specs``, which are
     moments. Exchanges begin at least ``every_s`` apart. ``filled`` says whether this host's center
     holds the initial values of all hosts. ``memory`` is an inherited file descriptor of memory that
     outlives the courier, or negative.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from platoon_base.centers.overwrites import Overwrites
+from platoon_base.centers.across_hosts import Overwrites
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 
 __all__ = ["Overwriting"]

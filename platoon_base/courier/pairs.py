@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 class OwnCopy:
     """A copy of this host's center for other hosts; ``data`` is the memory of ``values``.
 
-    ``stamp`` and ``written`` belong to the copied center, see `platoon_base.centers.overwrites`.
+    ``stamp`` and ``written`` belong to the copied center, see `platoon_base.centers.across_hosts`.
     The weights are ``workers``, live on this host, and ``total``, those of all hosts in its
     exchange.
     """

@@ -17,7 +17,7 @@ from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier, OpenCenter, be_nice
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.hosts import hosts_rule
-from platoon_base.shm.hidden_names import HiddenName
+from platoon_base.shm.segments import HiddenName
 from platoon_base.system.orphan import DATA_SERVER, end_with
 
 _BLOCK = 1 << 16

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.hosts_means import is_finite
+from platoon_base.centers.across_hosts import is_finite
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.packing import Packing
 from platoon_base.courier.conversation import COPY, MOVE, Conversation

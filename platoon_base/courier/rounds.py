@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from platoon_base.centers.across_hosts import AcrossHosts
-from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.centers.across_hosts import AcrossHosts, RoundTotals
 from platoon_base.courier import messages as between
 from platoon_base.courier.carriage import Carriage, PlainCarriage
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation

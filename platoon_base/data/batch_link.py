@@ -1,9 +1,13 @@
-"""The Unix sockets between a batch server and its readers: messages with file descriptors."""
+"""The Unix sockets between a batch server and its readers: messages with file descriptors.
+
+The default address is in the folder of the job, which is private to the job's user.
+"""
 
 from __future__ import annotations
 
 import array
 import os
+import re
 import select
 import socket
 import stat
@@ -12,9 +16,21 @@ from pathlib import Path
 
 from platoon_base.data.batch_frames import MAX_FRAME_BYTES
 from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.job.files import JobFiles
+from platoon_base.system.environment import JOB
+from platoon_base.system.job_paths import path_of
 from platoon_base.system.process import readable
 
-__all__ = ["Link", "connect_link", "listen_at", "remove_socket"]
+__all__ = [
+    "Link",
+    "batch_address",
+    "connect_link",
+    "expected_readers",
+    "failure_of_server",
+    "listen_at",
+    "remove_socket",
+    "report_failure",
+]
 
 _LONGEST = 107  # The bytes of sun_path, without its final zero.
 _BACKLOG = 256
@@ -190,3 +206,47 @@ def _require_short(address: str) -> None:
             f"got the address {address!r}: the path of a Unix socket must have 1 to {_LONGEST} "
             "bytes; set TMPDIR to a folder with a shorter path, or use a shorter name"
         )
+
+
+_NAME = re.compile(r"[0-9A-Za-z._-]{1,40}")
+
+
+def batch_address(address: str | None = None, name: str = "batches", folder: str | None = None) -> str:
+    """Return the path of a batch server's socket; a given ``address`` takes precedence."""
+    if address is not None:
+        return os.path.abspath(address)
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"got the name {name!r} for a batch server: use up to 40 letters, digits, '.', '_', '-'"
+        )
+    folder = folder or os.environ.get(JOB)
+    if not folder:
+        raise ConfigurationError(
+            "there is no job to which a batch server could belong: start with `platoon launch`, "
+            "or pass the same address to server and readers, a path such as /tmp/me/batches. To "
+            "load ahead without a server use load_ahead"
+        )
+    return str(path_of(os.path.abspath(folder), "batches", server=name))
+
+
+def report_failure(folder: str, text: str, keep: bool = False) -> None:
+    """Record that a job's server has failed; with ``keep`` an earlier report stays."""
+    path = path_of(folder, "server_failure")
+    if keep and os.path.exists(path):
+        return
+    Path(f"{path}.new").write_text(text, errors="backslashreplace")
+    os.replace(f"{path}.new", path)
+
+
+def failure_of_server(address: str) -> str:
+    """Return the error of the server for an address; empty if no failure is known."""
+    try:
+        return path_of(os.path.dirname(address), "server_failure").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def expected_readers(address: str | None) -> int:
+    """Return the number of workers that a server expects by default."""
+    folder = os.environ.get(JOB)
+    return 1 if address is not None or not folder else JobFiles.read(folder).size

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.data.batch_address import batch_address, failure_of_server
 from platoon_base.data.batch_frames import (
     MAX_AHEAD,
     PROTOCOL,
@@ -27,14 +26,14 @@ from platoon_base.data.batch_frames import (
     encode,
     unflatten,
 )
-from platoon_base.data.batch_link import Link, connect_link
+from platoon_base.data.batch_link import Link, batch_address, connect_link, failure_of_server
 from platoon_base.data.batch_memory import Held, Slot
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.job.joining import connected
 from platoon_base.shm.phases import LOADING
 from platoon_base.system.awake import awake
 from platoon_base.system.environment import RANK
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 
 __all__ = ["AHEAD", "BatchReader"]
 

@@ -13,15 +13,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from platoon_base.data.batch_address import batch_address, expected_readers
 from platoon_base.data.batch_frames import Batch, End, Plan, arrays_on, flatten, plan
-from platoon_base.data.batch_link import Link, listen_at, remove_socket
+from platoon_base.data.batch_link import Link, batch_address, expected_readers, listen_at, remove_socket
 from platoon_base.data.batch_memory import Slots
 from platoon_base.data.batch_readers import Dealt, Readers
 from platoon_base.data.excerpt import copy_to
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.system.awake import awake
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S, LIVENESS_S
 
 __all__ = ["DEALS", "AllLeftError", "BatchServer"]
 
@@ -33,7 +32,6 @@ class AllLeftError(WorkerLostError):
 
 
 DEALS = ("free", "turns", "all")
-_POLL_INTERVAL_S = 0.25  # A waiting server releases its lock at this interval.
 
 
 class BatchServer:
@@ -256,19 +254,25 @@ class BatchServer:
 
     def _post(self, dealt: Dealt, to: int | str | None, deadline: float, timeout_s: float) -> None:
         """Send a filled slot as soon as its readers may get another batch."""
-        wait_s = -1.0  # The caller has just polled.
+
+        def hand() -> bool:
+            handed = [self._hand(reader, dealt) for reader in self._readers.targets(to)]
+            return any(handed)
+
+        self._until(hand, deadline, timeout_s, -1.0)  # The caller has just polled.
+
+    def _until(self, done: Callable[[], bool], deadline: float, timeout_s: float, wait_s: float) -> None:
+        """Poll and deal, until nothing is pending and ``done`` returns True."""
         while True:
             with self._lock:
                 self._require_open()
                 if wait_s >= 0:
                     self._poll(wait_s)
                 self._deal_pending()
-                targets = [] if self._pending else self._readers.targets(to)
-                handed = [self._hand(reader, dealt) for reader in targets]
-                if any(handed):
+                if not self._pending and done():
                     return
                 self._require_reader(deadline, timeout_s)
-            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - awake()))
+            wait_s = min(LIVENESS_S, max(0.0, deadline - awake()))
 
     def _deal_pending(self) -> None:
         while self._pending and (targets := self._readers.targets(None)):
@@ -329,17 +333,12 @@ class BatchServer:
 
     def _send_end(self, last: bool, timeout_s: float) -> None:
         self._require_target(None)
-        deadline = awake() + timeout_s
-        wait_s = 0.0
-        while True:
-            with self._lock:
-                self._require_open()
-                self._poll(wait_s)
-                self._deal_pending()
-                if not self._pending and self._readers.all_came:
-                    self._ended = last
-                    for reader in self._readers.say(End(last)):
-                        self._drop(reader)
-                    return
-                self._require_reader(deadline, timeout_s)
-            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - awake()))
+
+        def end() -> bool:
+            if self._readers.all_came:
+                self._ended = last
+                for reader in self._readers.say(End(last)):
+                    self._drop(reader)
+            return self._readers.all_came
+
+        self._until(end, awake() + timeout_s, timeout_s, 0.0)

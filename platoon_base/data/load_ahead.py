@@ -24,14 +24,13 @@ from platoon_base.data.batch_reader import AHEAD, BatchReader
 from platoon_base.data.batch_server import AllLeftError, BatchServer
 from platoon_base.errors import ConfigurationError, WorkerLostError
 from platoon_base.job.joining import connected
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S, timeout
 
 __all__ = ["LoadAhead", "load_ahead"]
 
 Batches = Union[Callable[[], Iterable[Any]], Iterable[Any]]
 
 _METHODS = ("fork", "spawn")
-_EXIT_TIMEOUT_S = 5.0  # A loader that takes longer to end is killed.
 _THE_LOADER = "the process that loads ahead"
 _passes = itertools.count()  # Each iteration in this process gets another seed.
 
@@ -173,11 +172,11 @@ class Pass:
         try:
             return next(self._reader)
         except StopIteration:
-            self._process.join(_EXIT_TIMEOUT_S)  # The iterable may have something to close.
+            self._process.join(timeout("end"))  # The iterable may have something to close.
             self.close()
             raise
         except WorkerLostError as exc:
-            self._process.join(_EXIT_TIMEOUT_S)
+            self._process.join(timeout("end"))
             code = self._process.exitcode
             self.close()
             if code is not None and code < 0:
@@ -204,7 +203,7 @@ def _end(process: Any) -> None:
     with contextlib.suppress(ValueError):  # The process was closed before.
         if process.is_alive():
             process.terminate()
-        process.join(_EXIT_TIMEOUT_S)
+        process.join(timeout("end"))
         if process.exitcode is None:
             process.kill()
             process.join()

@@ -1,4 +1,4 @@
-"""A data set that is in the memory of a host once, for all workers of a job."""
+"""Data sets, and arrays, that are in the memory of a host once, for all workers of a job."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from platoon_base.data.excerpt import excerpt, part_of
-from platoon_base.data.shared_data_files import FileMemory
-from platoon_base.data.shared_data_memory import Fill, Form, JobMemory, LocalMemory, Memory
+from platoon_base.data.shared_data_memory import FileMemory, Fill, Form, JobMemory, LocalMemory, Memory
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job.joining import connect, files_of
+from platoon_base.shm.schema import Part, Schema
+from platoon_base.shm.segments import Segment
 from platoon_base.system.limits import available_cores
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.views import require_plain
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
-__all__ = ["SharedData"]
+__all__ = ["SharedArrays", "SharedData"]
 
 _BLOCK_BYTES = 1 << 26  # Data that are not in memory are read in blocks of this size.
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,63}")
@@ -257,3 +258,47 @@ def _copy(source: Any, rows: Array) -> None:
     step = max(1, _BLOCK_BYTES // max(1, rows[:1].nbytes))
     for start in range(0, len(rows), step):
         rows[start : start + step] = source[start : start + step]
+
+
+_ARRAY = Schema("a shared array", b"PLTNARRY", 1, [], lambda header, values: [values])
+_REMEDY = "All workers call Worker.shared for the same arrays in the same order"
+
+
+class SharedArrays:
+    """Arrays in shared memory for the workers of a host, identified by the number of the call."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._segments: list[Segment] = []
+
+    def like(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return zeros like an array; the k-th call of each worker returns the same memory."""
+        if not (hasattr(array, "dtype") and hasattr(array, "shape")):
+            raise ConfigurationError(
+                f"got {type(array).__name__} to share: pass an array with the shape and dtype of the memory"
+            )
+        files = files_of(self._worker)
+        if files is None:
+            raise ConfigurationError(
+                "a job with a single worker has no other worker to share an array with: use numpy.zeros"
+            )
+        number, values = len(self._segments), Part("values", np.dtype(array.dtype), tuple(array.shape))
+        self._worker.advanced.require_same(
+            f"the array of shared() call {number}", f"{values.dtype}{list(values.shape)}", _REMEDY
+        )
+        name = files.data(f"shared-array-{number}")
+        self._worker.lock()  # Otherwise two workers could create it.
+        try:
+            try:
+                memory = _ARRAY.attach(name, values)
+            except ConfigurationError:
+                memory = _ARRAY.create(name, values)
+        finally:
+            self._worker.unlock()
+        self._segments.append(memory.segment)
+        found: np.ndarray[Any, Any] = memory.values
+        return found
+
+    def close(self) -> None:
+        for segment in self._segments:
+            segment.close()

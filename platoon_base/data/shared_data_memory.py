@@ -1,14 +1,15 @@
-"""The memory of a shared data set: a segment that the first worker fills, or process memory.
+"""The memory of a shared data set: a segment that the first worker fills, process memory, or a file.
 
-A segment begins with a page that describes the rows. It is valid once the page has the word
-"ready", which the worker that creates the segment writes last. That worker holds a lock until then;
-the kernel releases the lock if the worker dies, and the next worker starts over.
+A segment is valid once its header has the word "ready", which the worker that creates it writes last.
+That worker holds a lock until then; the kernel releases the lock if the worker dies, and the next
+worker starts over.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import json
 import os
 import stat
@@ -20,24 +21,20 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
+from platoon_base.errors import BackendUnavailableError, CollectiveTimeoutError, ConfigurationError
 from platoon_base.job.files import JobFiles
+from platoon_base.shm.schema import PAGE, Part, Schema
 from platoon_base.shm.segments import Segment, abandoned, in_use
 from platoon_base.system.awake import awake
 from platoon_base.system.own_files import open_own
 from platoon_base.system.own_locks import disown, own
+from platoon_base.timeouts import SHORT_POLL_S
 from platoon_base.views import array_on
 
-__all__ = ["Form", "JobMemory", "LocalMemory", "Memory"]
+__all__ = ["FileMemory", "Form", "JobMemory", "LocalMemory", "Memory"]
 
 Array = np.ndarray[Any, Any]
 Fill = Callable[[Array], None]
-
-_MAGIC = b"PLTNDATA"
-_VERSION = 1
-_PAGE = 4096
-_HEADER = np.dtype([("magic", "S8"), ("version", "u4"), ("ready", "u4"), ("rows", "i8"), ("text", "u4")])
-_POLL_INTERVAL_S = 0.005
 
 
 class Form(NamedTuple):
@@ -66,6 +63,19 @@ class Form(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.rows} rows of {np.dtype(self.dtype)} {self.row_shape}"
+
+
+_FORM_BYTES = 3900
+
+# The rows begin at the second page; their memory grows.
+_DATA = Schema(
+    "a data set",
+    b"PLTNDATA",
+    2,
+    [("ready", "u4"), ("rows", "i8"), ("form", f"S{_FORM_BYTES}")],
+    lambda header, layout: [Part("data", "u1", (0,), PAGE)],
+    ConfigurationError,
+)
 
 
 class Memory(Protocol):
@@ -105,9 +115,8 @@ class LocalMemory:
         kept = min(rows, len(before))
         self._rows[:kept] = before[:kept]
 
-    @contextlib.contextmanager
-    def writing(self, timeout_s: float) -> Iterator[Array]:
-        yield self._open()
+    def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
+        return contextlib.nullcontext(self._open())
 
     def remove(self) -> None:
         """Do nothing: there is no name."""
@@ -126,7 +135,7 @@ class _Mapped:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.header: Any = array_on(segment.buffer, (), _HEADER)
+        self.header: Any = _header_of(segment)
         self.rows: Array | None = None
         self._finalizer = weakref.finalize(self, segment.close)
 
@@ -149,8 +158,9 @@ class JobMemory:
                 self._make(*load())
                 self.made_here = True
                 segment = Segment.attach(self._segment_name, writable=False)
-        self.form = _form_in(segment)
         self._mapped: _Mapped | None = _Mapped(segment)
+        rows, row_shape, *rest = json.loads(self._mapped.header["form"].item())
+        self.form = Form(rows, tuple(row_shape), *rest)
 
     def rows(self) -> Array:
         mapped = self._mapped
@@ -158,7 +168,7 @@ class JobMemory:
             raise closed_error()
         count = int(mapped.header["rows"])
         if mapped.rows is None or len(mapped.rows) != count:
-            if _PAGE + self.form.size_bytes(count) > len(mapped.segment.buffer):
+            if PAGE + self.form.size_bytes(count) > len(mapped.segment.buffer):
                 mapped.close()  # Arrays on the shorter mapping keep it.
                 self._mapped = mapped = _Mapped(Segment.attach(self._segment_name, writable=False))
             mapped.rows = _rows_on(mapped.segment, self.form, count)
@@ -167,9 +177,9 @@ class JobMemory:
     def resize(self, rows: int, timeout_s: float) -> None:
         """Change the number of rows; memory never shrinks, since others may have arrays on it."""
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
-            header: Any = array_on(segment.buffer, (), _HEADER)
+            header = _header_of(segment)
             before = int(header["rows"])
-            segment.grow(_PAGE + self.form.size_bytes(rows))
+            segment.grow(PAGE + self.form.size_bytes(rows))
             if rows > before:
                 with Segment.attach(self._segment_name) as longer:
                     _rows_on(longer, self.form, rows)[before:] = np.zeros((), self.form.dtype)
@@ -178,8 +188,7 @@ class JobMemory:
     @contextlib.contextmanager
     def writing(self, timeout_s: float) -> Iterator[Array]:
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
-            header: Any = array_on(segment.buffer, (), _HEADER)
-            yield _rows_on(segment, self.form, int(header["rows"]))
+            yield _rows_on(segment, self.form, int(_header_of(segment)["rows"]))
 
     def remove(self) -> None:
         Segment.unlink(self._segment_name)
@@ -194,26 +203,21 @@ class JobMemory:
         if not in_use(self._segment_name) and not abandoned(self._segment_name):
             return None
         segment = Segment.attach(self._segment_name, writable=False)
-        if len(segment.buffer) >= _PAGE:
-            header: Any = array_on(segment.buffer, (), _HEADER)
-            if header["magic"] == _MAGIC and header["version"] == _VERSION and header["ready"]:
+        with contextlib.suppress(ConfigurationError):
+            if _header_of(segment)["ready"]:
                 return segment
-            del header
         segment.close()
         return None
 
     def _make(self, form: Form, fill: Fill) -> None:
         text = json.dumps(form).encode()
-        if len(text) > _PAGE - _HEADER.itemsize:
+        if len(text) > _FORM_BYTES:
             raise ConfigurationError(f"got rows of {len(form.row_shape)} dimensions, which is too many")
-        with Segment.create(self._segment_name, _PAGE + form.size_bytes(form.rows)) as segment:
+        made = _DATA.create(self._segment_name, more=form.size_bytes(form.rows), rows=form.rows, form=text)
+        with made.segment as segment:
             try:
-                header: Any = array_on(segment.buffer, (), _HEADER)
-                header["magic"], header["version"] = _MAGIC, _VERSION
-                header["rows"], header["text"] = form.rows, len(text)
-                array_on(segment.buffer, (len(text),), np.uint8, _HEADER.itemsize)[:] = np.frombuffer(text, np.uint8)
                 fill(_rows_on(segment, form, form.rows))
-                header["ready"] = 1
+                made.header["ready"] = 1
             except BaseException:
                 Segment.unlink(self._segment_name)
                 raise
@@ -236,7 +240,7 @@ class JobMemory:
                             f"{self.name!r} for {timeout_s:g} s: pass a longer timeout_s, or load the "
                             "data before"
                         ) from None
-                    time.sleep(_POLL_INTERVAL_S)
+                    time.sleep(SHORT_POLL_S)
             yield
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)  # A child forked by C code may have the file open too.
@@ -258,15 +262,12 @@ def closed_error() -> ConfigurationError:
     return ConfigurationError("these shared data are closed: they cannot be read after close()")
 
 
-def _form_in(segment: Segment) -> Form:
-    header: Any = array_on(segment.buffer, (), _HEADER)
-    text = array_on(segment.buffer, (int(header["text"]),), np.uint8, _HEADER.itemsize).tobytes()
-    rows, row_shape, dtype, fingerprint = json.loads(text)
-    return Form(rows, tuple(row_shape), dtype, fingerprint)
+def _header_of(segment: Segment) -> Any:
+    return _DATA.read(segment.buffer, name=segment.name).header
 
 
 def _rows_on(segment: Segment, form: Form, rows: int) -> Array:
-    found: Array = array_on(segment.buffer, (rows, *form.row_shape), form.dtype, _PAGE)
+    found: Array = array_on(segment.buffer, (rows, *form.row_shape), form.dtype, PAGE)
     return found
 
 
@@ -274,3 +275,70 @@ def _read_only(array: Array) -> Array:
     view = array[:]
     view.flags.writeable = False
     return view
+
+
+class FileMemory(LocalMemory):
+    """The rows of a file of the user's, which the kernel reads on use, for all processes that map it."""
+
+    def __init__(self, path: str | os.PathLike[str], dataset: str | None) -> None:
+        self._path = path
+        self.made_here = False
+        self._rows = _map_numpy(path) if dataset is None else _map_hdf5(path, dataset)
+        self.form = Form.of(self._rows, "")
+
+    def resize(self, rows: int, timeout_s: float) -> None:
+        raise self._refusal("resized")
+
+    def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
+        raise self._refusal("written to")
+
+    def _refusal(self, done: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"data mapped from the file {os.fspath(self._path)} cannot be {done}: copy them with "
+            "SharedData(data.array, name)"
+        )
+
+
+def _map_numpy(path: str | os.PathLike[str]) -> Array:
+    try:
+        found = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(f"{os.fspath(path)} cannot be mapped into memory as a NumPy file: {exc}") from exc
+    if not isinstance(found, np.ndarray):  # An .npz file is an archive.
+        found.close()
+        raise ConfigurationError(
+            f"{os.fspath(path)} is an archive of arrays, which cannot be mapped: save each with numpy.save, or copy it "
+            "into shared memory with SharedData(lambda: numpy.load(path)[key])"
+        )
+    if not found.flags.c_contiguous:
+        raise ConfigurationError(
+            f"{os.fspath(path)} holds an array in Fortran order, whose rows are not contiguous: "
+            "save numpy.ascontiguousarray(array)"
+        )
+    return found.view(np.ndarray)
+
+
+def _map_hdf5(path: str | os.PathLike[str], dataset: str) -> Array:
+    try:
+        h5py: Any = importlib.import_module("h5py")
+    except ImportError as exc:
+        raise BackendUnavailableError("HDF5 files need h5py: pip install h5py") from exc
+    try:
+        with h5py.File(path, "r") as file:
+            found = file[dataset]
+            shape, dtype, offset = found.shape, found.dtype, found.id.get_offset()
+            plain = found.chunks is None and found.external is None and offset is not None
+    except (OSError, KeyError, AttributeError) as exc:
+        raise ConfigurationError(f"{os.fspath(path)} has no readable data set {dataset!r}: {exc}") from exc
+    if dtype.hasobject:
+        raise ConfigurationError(
+            f"the data set {dataset!r} of {os.fspath(path)} has dtype object, such as strings of "
+            "variable length, which are not rows of numbers"
+        )
+    if not plain:
+        raise ConfigurationError(
+            f"the data set {dataset!r} of {os.fspath(path)} is chunked, compressed, empty or in another file, so it "
+            "cannot be mapped: copy it into shared memory with SharedData(lambda: h5py.File(path)[dataset])"
+        )
+    rows = np.memmap(path, dtype, mode="r", offset=offset, shape=shape)
+    return rows.view(np.ndarray)

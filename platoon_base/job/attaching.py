@@ -11,7 +11,7 @@ from platoon_base.checkpoints.files import read_checkpoint
 from platoon_base.collectives.groups import Membership
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
-from platoon_base.job.hello import HELLO_TIMEOUT_S, send_hello
+from platoon_base.job.hello import send_hello
 from platoon_base.shm.job_state import CONTROLLER_LOCK, TURN_LOCK, USER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.liveness import JobLiveness
 from platoon_base.shm.segments import Segment, abandoned
@@ -31,7 +31,7 @@ _DESCRIPTORS = 48  # for ZeroMQ, shared memory and the log
 
 
 def attach(
-    folder: str, rank: int | None = None, device: str = "cpu", timeout_s: float = HELLO_TIMEOUT_S
+    folder: str, rank: int | None = None, device: str = "cpu", timeout_s: float | None = None
 ) -> tuple[Worker, JobFiles]:
     """Attach to a job by its folder; without ``rank`` join late with a new one."""
     files = JobFiles.read(folder)

@@ -70,21 +70,16 @@ def listen_at(address: str, keys: ServerKeys | None) -> ZmqServer:
 
 def watch_center(files: JobFiles, layout: Layout) -> Readable:
     """Open the center for the controller to read; a center on devices is read by its mirror."""
+    name = files.center
+    if files.center_memory == "device":
+        from platoon_base.centers.device_directory import DIRECTORY, DeviceDirectory, DirectoryMirror
+
+        if DIRECTORY.is_at(name):
+            return DirectoryMirror(DeviceDirectory.attach(name, layout, populate=False), layout)
+    from platoon_base.centers.gossip import GOSSIP, GossipCenters
     from platoon_base.centers.host import HostCenters
 
-    if files.center_memory == "device":
-        from platoon_base.centers.device_directory import DeviceDirectory
-        from platoon_base.centers.directory_mirror import DirectoryMirror
-        from platoon_base.shm.segments import Segment
-
-        segment = Segment.attach(files.center, populate=False)
-        directory = DeviceDirectory.of(segment, layout)
-        if directory is not None:
-            return DirectoryMirror(directory, layout)
-        segment.close()
-    from platoon_base.centers.gossip import GossipCenters
-
-    return GossipCenters(files.center).watch(layout) or HostCenters(files.center).watch(layout)
+    return (GossipCenters if GOSSIP.is_at(name) else HostCenters)(name).watch(layout)
 
 
 def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Parameters, rule: Rule) -> CenterFactory:

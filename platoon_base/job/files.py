@@ -23,10 +23,10 @@ import msgspec
 from platoon_base.channels.keys import Keys
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.hosts.world import ONE_HOST, World
-from platoon_base.shm.hidden_names import HiddenName
-from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned, in_use
+from platoon_base.shm.segments import SHM_FOLDER, HiddenName, Segment, abandoned, in_use
 from platoon_base.system.environment import JOB, NAMESPACE
 from platoon_base.system.folder_lock import FolderLock, is_locked
+from platoon_base.system.job_paths import path_of
 from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_own
 from platoon_base.system.process import pid_namespace, working_folder
@@ -35,7 +35,6 @@ __all__ = ["JobFiles", "Leftover", "Origin", "data_socket", "leftovers", "remove
 
 log = logging.getLogger(__name__)
 
-_DESCRIPTION = "job.json"
 _MAX_DESCRIPTION = 1 << 16
 _JOB = re.compile(r"[0-9a-f]{12}")
 _DATA_SOCKET = re.compile(r"data-\d+")
@@ -73,7 +72,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        return self.endpoint or f"ipc://{self.folder}/control"
+        return self.endpoint or f"ipc://{path_of(self.folder, 'control')}"
 
     @property
     def job_state(self) -> str:
@@ -86,7 +85,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     @property
     def center_place(self) -> tuple[str, str]:
         """The parts of `center`, to send to another process."""
-        return str(Path(self.folder, "memory-center")), f"{segment_prefix()}{self.job}-center"
+        return str(path_of(self.folder, "memory", what="center")), f"{segment_prefix()}{self.job}-center"
 
     @property
     def collective(self) -> HiddenName:
@@ -96,7 +95,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         return self._hidden(f"data-{name}")
 
     def _hidden(self, what: str) -> HiddenName:
-        return HiddenName(Path(self.folder, f"memory-{what}"), f"{segment_prefix()}{self.job}-{what}")
+        return HiddenName(path_of(self.folder, "memory", what=what), f"{segment_prefix()}{self.job}-{what}")
 
     @classmethod
     def create(
@@ -148,7 +147,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     def write(self) -> None:
         """Write the description into the folder, readable by this user alone."""
-        path = Path(self.folder, _DESCRIPTION)
+        path = path_of(self.folder, "description")
         unfinished = path.with_suffix(".tmp")
         with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             # Unlike msgspec, json accepts paths of any bytes.
@@ -163,7 +162,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     def read(cls, folder: str) -> JobFiles:
         """Read the description in a job's folder; ConfigurationError if it is no job of ours."""
         try:
-            with open(open_own(Path(folder, _DESCRIPTION), stat.S_IFREG), "rb") as file:
+            with open(open_own(path_of(folder, "description"), stat.S_IFREG), "rb") as file:
                 found = msgspec.convert(json.loads(file.read(_MAX_DESCRIPTION)), cls)
             if not _JOB.fullmatch(found.job):
                 raise msgspec.ValidationError(f"got job {found.job[:100]!r}, not 12 hexadecimal digits")

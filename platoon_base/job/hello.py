@@ -9,14 +9,13 @@ from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
 from platoon_base.system.process import pid_namespace
+from platoon_base.timeouts import timeout
 from platoon_base.worker.connection import Identity
 
-__all__ = ["HELLO_TIMEOUT_S", "send_hello"]
-
-HELLO_TIMEOUT_S = 60.0
+__all__ = ["send_hello"]
 
 
-def send_hello(channel: ClientChannel, rank: int | None, device: str, timeout_s: float = HELLO_TIMEOUT_S) -> Identity:
+def send_hello(channel: ClientChannel, rank: int | None, device: str, timeout_s: float | None = None) -> Identity:
     """Introduce this process to the controller; return the worker's identity."""
     hello = msg.Hello(
         protocol=msg.PROTOCOL,
@@ -26,7 +25,8 @@ def send_hello(channel: ClientChannel, rank: int | None, device: str, timeout_s:
         device=device,
         rank=rank,
     )
-    reply = ControlClient(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, timeout_s)
+    client = ControlClient(channel, -1 if rank is None else rank)
+    reply = client.ask(hello, msg.Welcome, timeout("connect") if timeout_s is None else timeout_s)
     return Identity(
         reply.rank,
         reply.size,

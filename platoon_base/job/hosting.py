@@ -22,7 +22,7 @@ from platoon_base.controller.controller import Controller
 from platoon_base.controller.options import ControllerOptions
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.controller.outcome import Reported, Result, Snapshot
-from platoon_base.controller.processes import GRACE_S, WorkerProcesses
+from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.controller.saving import JobSaving, TurnLock
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
@@ -38,6 +38,7 @@ from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors, require_descriptors
 from platoon_base.system.signals import default_sigchld
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start
 from platoon_base.worker_process.warden import Warden
 
@@ -65,7 +66,7 @@ class JobOptions(NamedTuple):
     listen: str = ""
     # Failures of one worker that end the job: "never", "early" (before its first step), "always".
     fail_fast: str = "never"
-    grace_s: float = GRACE_S  # time for workers to end after a signal
+    grace_s: float = timeout("grace")  # time for workers to end after a signal
     # Users start the workers; the job ends when all ended and none is expected, or one failed.
     external: bool = False
     origin: Origin | None = None

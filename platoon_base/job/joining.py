@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.place import find_copies
 from platoon_base.job import backends
-from platoon_base.job.hello import HELLO_TIMEOUT_S, send_hello
+from platoon_base.job.hello import send_hello
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.environment import DEVICE, JOB, RANK
 from platoon_base.system.warn import warn_once
+from platoon_base.timeouts import POLL_S
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.handle import Worker
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["connect", "connect_at_port", "connected", "files_of", "join", "single_worker"]
 
-_APPEARS_S, _POLL_INTERVAL_S = 10.0, 0.1
+_APPEARS_S = 10.0
 _current: Worker | None = None
 _current_pid = 0
 _files: weakref.WeakKeyDictionary[Worker, JobFiles] = weakref.WeakKeyDictionary()
@@ -94,7 +95,7 @@ def _find_at_port(port: int, deadline: float) -> JobFiles:
         except ConfigurationError:
             if time.monotonic() >= deadline:
                 raise
-        time.sleep(_POLL_INTERVAL_S)
+        time.sleep(POLL_S)
 
 
 def _keep(worker: Worker) -> Worker:
@@ -119,7 +120,7 @@ def single_worker(seed: int = 0, device: str = "cpu") -> Worker:
     return Worker(Connection(identity, channel, job_state, nobody_to_keep_out))
 
 
-def join(folder: str, rank: int | None = None, device: str = "cpu", timeout_s: float = HELLO_TIMEOUT_S) -> Worker:
+def join(folder: str, rank: int | None = None, device: str = "cpu", timeout_s: float | None = None) -> Worker:
     """Join a job by its folder; without ``rank`` join late with a new one."""
     from platoon_base.job.attaching import attach
 

@@ -19,19 +19,17 @@ from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
 from platoon_base.system.folder_lock import is_locked
 from platoon_base.system.process import pid_namespace, readable
+from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker_process.warden import end_by_warden
 
 __all__ = ["Observer", "kill"]
-
-_POLL_INTERVAL_S, _KILLED_S = 0.1, 5.0
 
 
 class Observer:
     """A connection to the controller of one of this user's jobs; a context manager."""
 
-    def __init__(self, files: JobFiles, timeout_s: float = 10.0) -> None:
+    def __init__(self, files: JobFiles) -> None:
         self._files = files
-        self._timeout_s = timeout_s
         self._channel = backends.connect_to(files, lambda: files.alive)
         self._client = ControlClient(self._channel, -1)
 
@@ -45,7 +43,7 @@ class Observer:
 
     def poll(self) -> Snapshot:
         """Return the state of the job; WorkerLostError if the job has ended."""
-        seen = self._client.ask(msg.Watch(protocol=msg.PROTOCOL), msg.Seen, self._timeout_s)
+        seen = self._client.ask(msg.Watch(protocol=msg.PROTOCOL), msg.Seen, timeout("answer"))
         try:
             return Snapshot.of_message(seen)
         except TypeError as exc:
@@ -54,7 +52,7 @@ class Observer:
     def story(self) -> list[Entry]:
         """Return the event log, as far as it is kept; raises the errors of `poll`."""
         request = msg.AskStory(protocol=msg.PROTOCOL)
-        return self._client.ask(request, msg.StoryReply, self._timeout_s).entries
+        return self._client.ask(request, msg.StoryReply, timeout("answer")).entries
 
     def end(self, grace_s: float | None = None) -> None:
         """End the job as Ctrl-C to its launcher does; a second call kills the workers.
@@ -63,14 +61,14 @@ class Observer:
         launcher without an answer count as one.
         """
         request = msg.EndJob(protocol=msg.PROTOCOL, sent_at=time.monotonic(), grace_s=grace_s)
-        self._client.ask(request, msg.Done, self._timeout_s)
+        self._client.ask(request, msg.Done, timeout("answer"))
 
     def wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while self._files.alive:
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_POLL_INTERVAL_S)
+            time.sleep(POLL_S)
         return True
 
 
@@ -108,7 +106,7 @@ def kill(files: JobFiles) -> None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child, signal.SIGKILL)
         for fd in (controller, *(fd for _, fd in workers)):
-            if not readable(fd, _KILLED_S):
+            if not readable(fd, timeout("end")):
                 raise ConfigurationError(
                     f"a process of job {files.job} was killed and does not end: it hangs in a "
                     "device or on a file server; `ps` shows its state"

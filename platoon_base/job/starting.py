@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+from platoon_base import timeouts
 from platoon_base.compat.theano_flags import worker_flags
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.job.files import JobFiles
@@ -22,8 +23,10 @@ from platoon_base.system.environment import (
     LAUNCHER,
     RANK,
     RULE,
+    TIMEOUTS,
     WORKERS,
 )
+from platoon_base.system.job_paths import path_of
 from platoon_base.system.limits import available_cores
 from platoon_base.worker_process.failure import error_file
 from platoon_base.worker_process.program import Program, Start, python_main
@@ -47,7 +50,7 @@ _ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 
 
 def log_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.log"
+    return path_of(folder, "log", rank=rank)
 
 
 def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
@@ -73,8 +76,10 @@ def thread_limits(workers: int, environment: Mapping[str, str]) -> dict[str, str
 
 
 def training_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that name the rule and its period; all workers need the same."""
-    return {name: environment[name] for name in (RULE, EVERY_N_BATCHES) if name in environment}
+    """Return the variables that all workers need alike: the rule, its period, and timeouts."""
+    found = {name: environment[name] for name in (RULE, EVERY_N_BATCHES) if name in environment}
+    changed = timeouts.of_job(environment)
+    return {**found, TIMEOUTS: changed} if changed else found
 
 
 def adopt_training(environment: MutableMapping[str, str], training: Mapping[str, str]) -> None:
@@ -87,8 +92,9 @@ def adopt_training(environment: MutableMapping[str, str], training: Mapping[str,
                 value,
                 f"with {name}={training[name]}" if name in training else "without it",
             )
-        del environment[name]
+        environment.pop(name, None)
     environment.update(training)
+    timeouts.adopt(environment, training.get(TIMEOUTS, ""))
 
 
 def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:

@@ -3,7 +3,7 @@
 A caller sends a greeting: a random number, its rank and the rank that it connects to. The listener
 answers with another random number and a proof: an HMAC of all bytes so far, keyed by its secret.
 Then the caller proves itself in the same way, and the listener confirms. No secret is ever sent.
-Other processes learn only that the port is open, and cost a socket for at most `HANDSHAKE_S`. The
+Other processes learn only that the port is open, and cost a socket for at most the timeout ``handshake``. The
 secret is derived from the job's data key and a token that the listener published over the control
 plane. Without encryption there is no data key: then only the token authenticates, and the data are
 neither encrypted nor protected against changes.
@@ -29,12 +29,12 @@ from platoon_base.errors import PlatoonError
 from platoon_base.links.cipher import Cipher, derive_keys
 from platoon_base.links.stream import Stream
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import POLL_S, timeout
 
-__all__ = ["HANDSHAKE_S", "WARNING_S", "Address", "Caller", "Listener", "Opening", "open_links"]
+__all__ = ["Address", "Caller", "Listener", "Opening", "open_links"]
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_S = 5.0  # A new connection must authenticate within this time.
 MAX_PENDING = 256  # Connections without a greeting; beyond this the oldest are dropped.
 # Connections that have claimed a rank but are not authenticated; or twice the expected number.
 MAX_GREETED = 64
@@ -45,9 +45,6 @@ _FIRST_CALL_S = 0.5  # Timeout of the first call of a listener; it doubles for e
 _CALLS = 5
 _RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # Interval of calls of one listener.
 _WRONG_PROOFS = 3  # After this number of wrong proofs in a row, a rank is considered wrong.
-_POLL_INTERVAL_S = 0.2  # Interval of checks whether to give up.
-# A host is named in a warning if its link does not open, or carries no data, for this time.
-WARNING_S = 8.0
 _GREETING = struct.Struct("<8s32sII")
 _MAGIC = b"PLTNLNK1"
 _NUMBER_BYTES = _PROOF_BYTES = 32
@@ -288,7 +285,7 @@ class Opening:
                 self._drop(next(iter(self._silent)), "too many other connections arrived")
             self._silent[sock] = None
             steps = _answer(sock, self._mine, listener.address.token, functools.partial(self._greet, sock))
-            self._begin(sock, _Pending(steps, None, awake() + HANDSHAKE_S))
+            self._begin(sock, _Pending(steps, None, awake() + timeout("handshake")))
 
     def _accept_later(self, listener: Listener, why: OSError) -> None:
         """Close unauthenticated connections, and accept again after a pause."""
@@ -387,7 +384,7 @@ def open_links(
     at the deadline, or if another process answers at the address of a rank.
     """
     opening = Opening(listener, Caller(rank, data_key, expected), calls)
-    asks_at, warns_at = 0.0, awake() + WARNING_S
+    asks_at, warns_at = 0.0, awake() + timeout("link")
     try:
         while opening.missing:
             now = awake()
@@ -402,7 +399,7 @@ def open_links(
             if wrong:
                 raise PlatoonError(f"rank {rank} has no link to the ranks {wrong} of other hosts{opening.why(wrong)}")
             if now >= asks_at:  # Not at each connection of a flood.
-                asks_at = now + _POLL_INTERVAL_S
+                asks_at = now + POLL_S
                 give_up(opening.missing)
             opening.step(min(deadline, asks_at))
         return opening.open

@@ -11,8 +11,8 @@ import numpy as np
 
 from platoon_base.coordination.roster import Roster
 from platoon_base.multihost.messages import JobState, Rows
+from platoon_base.shm.job_state import MIRRORED, as_words, copied_rows
 from platoon_base.shm.job_state import JobState as SharedState
-from platoon_base.shm.mirrored_rows import MIRRORED, as_words, copied_rows
 
 __all__ = ["StateChanges"]
 

@@ -10,12 +10,12 @@ import subprocess
 import msgspec
 
 from platoon_base.courier import messages as between
+from platoon_base.timeouts import timeout
 
 __all__ = ["CourierProcess"]
 
 log = logging.getLogger(__name__)
 
-_EXIT_TIMEOUT_S = 2.0
 _BLOCK = 1 << 16
 
 
@@ -68,11 +68,11 @@ class CourierProcess:
             if self._process.stdin is not None:
                 self._process.stdin.close()
         try:
-            self._process.wait(_EXIT_TIMEOUT_S)
+            self._process.wait(timeout("end"))
         except subprocess.TimeoutExpired:
             self._process.kill()
             try:
-                self._process.wait(_EXIT_TIMEOUT_S)
+                self._process.wait(timeout("end"))
             except subprocess.TimeoutExpired:
                 log.warning("the courier of host %d was killed and does not end: check its disks", self._host)
         if self._process.stdout is not None:

@@ -23,20 +23,18 @@ from platoon_base.courier.messages import (
 )
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
-from platoon_base.links.handshake import WARNING_S
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.couriers import CourierKeeper, courier_settings
+from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.rounds import RoundTable
+from platoon_base.rules.hosts import hosts_rule
 from platoon_base.system.awake import awake
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.system.environment import HOSTS_RULE
+from platoon_base.timeouts import timeout
 
 __all__ = ["CourierTable"]
 
 log = logging.getLogger(__name__)
-
-# Time after the warning. Waits for that host end by `DEFAULT_TIMEOUT_S`.
-NO_LINK_S = min(25.0, DEFAULT_TIMEOUT_S / 3)
 
 
 class CourierTable:
@@ -45,7 +43,7 @@ class CourierTable:
     Host 0's launcher starts its own courier here; other couriers get orders from their launchers.
     ``send(member, message)`` sends to another launcher unless it is lost. ``filled(host)`` is
     called when the center of a host holds the initial values of all hosts, and ``unreachable(host,
-    why)`` when a host has had no link to another one for `NO_LINK_S`.
+    why)`` when a host has had no link to another one for long.
     """
 
     def __init__(
@@ -112,7 +110,9 @@ class CourierTable:
         one, two = hosts
         if news.why:
             # Links that were open reconnect. One that was never open most likely never will be.
-            self._apart[hosts] = awake() + NO_LINK_S if news.never else math.inf, news.why
+            # Waits for that host must not end before it is given up.
+            patience_s = min(timeout("unlinked"), timeout("wait") / 3) if news.never else math.inf
+            self._apart[hosts] = awake() + patience_s, news.why
             self._roster.story.add("courier", [one, two], "", "do not exchange", news.why)
             log.warning(
                 "hosts %d and %d do not exchange their centers: %s",
@@ -126,11 +126,12 @@ class CourierTable:
     def center_made(self, made: CenterMade) -> None:
         """Begin the exchanges between the center of a host and those of the others."""
         self._made.add(made.host)
-        due_at = min(self._source_due_at, awake() + WARNING_S)
+        due_at = min(self._source_due_at, awake() + timeout("link"))
         self._source_due_at = math.inf if self._source in self._made else due_at
         layout = made.shared.layout
         specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in layout.specs]
-        rule, every_s = courier_settings(os.environ)
+        rule, every_s = os.environ.get(HOSTS_RULE) or "average", timeout("exchange")
+        hosts_rule(rule)  # Raises an error if it is wrong.
         self._here.start(specs, layout.moments, rule, every_s)
         for member in self._members.values():
             if not member.lost and not member.has_courier:

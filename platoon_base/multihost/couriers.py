@@ -7,39 +7,21 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 
 from platoon_base.compression.codecs import codec_of
 from platoon_base.courier import messages as between
-from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost.courier_process import CourierProcess
-from platoon_base.rules.hosts import hosts_rule
-from platoon_base.system.environment import HOSTS_EVERY_S, HOSTS_RULE
+from platoon_base.system.job_paths import path_of
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import python_main
 
-__all__ = ["CourierKeeper", "courier_settings"]
+__all__ = ["CourierKeeper"]
 
 log = logging.getLogger(__name__)
-
-_EVERY_S = 0.2
-_RESTART_DELAY_S = 1.0  # Time from the end of a courier that failed to the start of the next.
-
-
-def courier_settings(environment: Mapping[str, str]) -> tuple[str, float]:
-    """Return the rule between hosts, and the minimum seconds between two exchanges."""
-    rule, every = environment.get(HOSTS_RULE) or "average", environment.get(HOSTS_EVERY_S) or str(_EVERY_S)
-    hosts_rule(rule)
-    try:
-        every_s = float(every)
-        if not 0 <= every_s < float("inf"):
-            raise ValueError(every)
-    except ValueError as exc:
-        raise ConfigurationError(f"got {HOSTS_EVERY_S}={every!r}: it must be a number of seconds, 0 or more") from exc
-    return rule, every_s
 
 
 class CourierKeeper:
@@ -81,7 +63,7 @@ class CourierKeeper:
         with contextlib.ExitStack() as stack:
             output = None
             if log_folder:
-                path = Path(log_folder, f"courier{host}.log")
+                path = path_of(log_folder, "courier_log", host=host)
                 with contextlib.suppress(OSError):
                     output = stack.enter_context(open(path, "ab", 0))
             try:
@@ -94,8 +76,8 @@ class CourierKeeper:
                     pass_fds=[self._memory] if self._memory >= 0 else (),
                 )
             except OSError as exc:
-                log.warning("cannot start the courier, trying again in %g s: %s", _RESTART_DELAY_S, exc)
-                self._start_at = time.monotonic() + _RESTART_DELAY_S
+                log.warning("cannot start the courier, trying again in %g s: %s", timeout("restart"), exc)
+                self._start_at = time.monotonic() + timeout("restart")
                 return
         self._process = CourierProcess(process, host)
         self._send(self._begin)
@@ -144,7 +126,7 @@ class CourierKeeper:
     def _has_ended(self, process: CourierProcess) -> None:
         self._process = None
         process.close()
-        self._start_at = time.monotonic() + _RESTART_DELAY_S
+        self._start_at = time.monotonic() + timeout("restart")
         log.warning("the courier of this host ended (status %s): restarting it", process.status)
 
     def dropped(self) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from platoon_base.channels.base import Received, ServerChannel
 from platoon_base.channels.host_link import LinkClient
-from platoon_base.channels.host_peer import HEARTBEAT_TIMEOUT_S
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
@@ -30,13 +29,13 @@ from platoon_base.shm.job_state import WORKER_LOCKS, JobState
 from platoon_base.system.awake import awake
 from platoon_base.system.process import pid_namespace
 from platoon_base.system.signals import default_sigchld
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start
 
 __all__ = ["Deputy", "host_deputy"]
 
 log = logging.getLogger(__name__)
 
-_MIRROR_S = 0.1
 _STATUS_OF_LOST = 1
 # When host 0 is lost, workers may take this time to end before they get signals.
 _EXIT_GRACE_S = 1.0
@@ -69,8 +68,6 @@ class Deputy:
         self._server = server
         self._link = link
         link.hold(*welcome.lifeline)
-        self._timeout_s = welcome.host_timeout_s
-        self._grace_s = welcome.grace_s
         self._mirror = Mirror(job_state, files.job_state)
         self._sender = Sender(job_state, holds_lock)
         self._last_checkpoint = LastCheckpoint(files, job_state)
@@ -222,7 +219,7 @@ class Deputy:
         """Send changed rows if due, and check whether host 0 is alive."""
         now = awake()
         if now >= self._next_poll_at:
-            self._next_poll_at = now + _MIRROR_S
+            self._next_poll_at = now + timeout("progress")
             if not self._link.peer.in_flight:  # Otherwise the next poll finds all changes.
                 rows = self._sender.changed(self._own)
                 if rows.ranks:
@@ -230,7 +227,7 @@ class Deputy:
         self._link.peer.tick(now)
         if self._lost_at is not None:
             if now > self._lost_at + _EXIT_GRACE_S and not self.children.stopping:
-                self.children.stop(self._grace_s)
+                self.children.stop(timeout("grace"))
         elif self._over is None:
             self._check_first_host(now)
 
@@ -242,20 +239,20 @@ class Deputy:
         elif self._link.dismissed:
             log.warning("the job %s: stopping the workers of this host", self._link.dismissed)
             self._mark_first_host_lost(now, f"{_DISMISSED}: the job {self._link.dismissed}")
-        elif peer.closed(now) or silent_s > self._timeout_s:
+        elif peer.closed(now) or silent_s > timeout("host"):
             how = "disconnected without notice" if peer.closed(now) else f"sent no heartbeat for {silent_s:.1f} s"
             log.warning("lost host 0 (it %s): stopping the workers of this host", how)
             self._mark_first_host_lost(now, f"{_FIRST_HOST_LOST}: it {how}")
-        elif silent_s > HEARTBEAT_TIMEOUT_S and self._signals > 1 and self._signal is not None:
+        elif silent_s > timeout("silence") and self._signals > 1 and self._signal is not None:
             log.warning("got %s twice without a heartbeat from host 0: ending this host without it", self._signal.name)
             self._end(between.JobOver(128 + self._signal, f"{self._signal.name} without a heartbeat from host 0"))
-        elif silent_s > HEARTBEAT_TIMEOUT_S and not self._silent:
+        elif silent_s > timeout("silence") and not self._silent:
             self._silent = True
             log.warning(
                 "no heartbeat from host 0 for %.1f s: waiting up to %g s (--host-timeout)",
-                silent_s, self._timeout_s,
+                silent_s, timeout("host"),
             )  # fmt: skip
-        elif silent_s < HEARTBEAT_TIMEOUT_S and self._silent:
+        elif silent_s < timeout("silence") and self._silent:
             self._silent = False
             log.warning("host 0 sends heartbeats again")
 
@@ -280,7 +277,7 @@ class Deputy:
             self._over = over
             if self.children.running:
                 self._job_state.stop(over.text)
-                self.children.stop(self._grace_s)
+                self.children.stop(timeout("grace"))
 
     def _send(self, message: between.Up) -> None:
         self._link.peer.send(between.encode(message))

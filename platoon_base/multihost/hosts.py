@@ -13,7 +13,6 @@ import msgspec
 
 from platoon_base.channels.base import Received, ServerChannel
 from platoon_base.channels.host_link import LinkServer
-from platoon_base.channels.host_peer import HEARTBEAT_TIMEOUT_S
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import WorkerProcesses
@@ -33,27 +32,25 @@ from platoon_base.multihost.outbox import Outbox
 from platoon_base.multihost.relay import RelayServer
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import POLL_S, timeout
 
 __all__ = ["HostTable"]
 
 log = logging.getLogger(__name__)
 
-# Interval of polls of all rows; longer in proportion to more ranks.
-_MIRROR_S, _MIRROR_RANKS = 0.1, 64
-_TICK_S = 0.1  # Interval of checks for silent hosts and due heartbeats.
-_FINAL_ACK_TIMEOUT_S = 5.0  # Hosts have this time to acknowledge the end of the job.
+# The interval of progress is longer with more ranks than this, in proportion.
+_MIRROR_RANKS = 64
 
 
 class HostTable:
-    """The other hosts of one job; one without heartbeats for ``timeout_s`` is lost."""
+    """The other hosts of one job; one that is silent for long is lost."""
 
-    def __init__(self, link: LinkServer, members: Sequence[Member], world: World, timeout_s: float) -> None:
+    def __init__(self, link: LinkServer, members: Sequence[Member], world: World) -> None:
         self.world = world
         self._link = link
         self._members = {member.host: member for member in members}
         self._by_session = {member.session: member for member in members}
-        self._timeout_s = timeout_s
-        self._mirror_s = _MIRROR_S * max(1.0, world.size / _MIRROR_RANKS)
+        self._mirror_s = timeout("progress") * max(1.0, world.size / _MIRROR_RANKS)
         self._next_poll_at = self._next_tick = 0.0
         self._outbox = Outbox(link, self._members)
         self._job: HostsJob | None = None  # The running job.
@@ -93,13 +90,11 @@ class HostTable:
             self._job.watch(member, self.world.ranks_on(member.host))
             member.reset()
 
-    def welcome(self, files: JobFiles, log_folder: Path, grace_s: float, framework_address: str) -> None:
+    def welcome(self, files: JobFiles, log_folder: Path, framework_address: str) -> None:
         self._welcome = between.Welcome(
             self.world,
             files.job,
             str(log_folder),
-            self._timeout_s,
-            grace_s,
             files.checkpoint,
             framework_address,
             self._link.lifeline,
@@ -146,7 +141,7 @@ class HostTable:
             if self._job is not None:
                 self._job.send_state(everything=True)
         if now >= self._next_tick:
-            self._next_tick = now + _TICK_S
+            self._next_tick = now + POLL_S
             for member in self._members.values():
                 if not member.lost:
                     self._check_member(member, now)
@@ -235,17 +230,17 @@ class HostTable:
         silent_s = peer.silent_s(now)
         if peer.closed(now):
             self._mark_lost(member, "disconnected without notice: was its launcher killed?")
-        elif silent_s > self._timeout_s:
+        elif silent_s > timeout("host"):
             self._mark_lost(member, f"sent no heartbeat for {silent_s:.1f} s")
-        elif silent_s > HEARTBEAT_TIMEOUT_S and not member.silent:
+        elif silent_s > timeout("silence") and not member.silent:
             member.silent = True
             self._story.add("host", [member.host], "", "silent", f"for {silent_s:.1f} s")
             log.warning(
                 "no heartbeat from host %d (%s) for %.1f s: the others continue, and wait for it "
 "up to %g s (--host-timeout)",
-                member.host, member.name, silent_s, self._timeout_s,
+                member.host, member.name, silent_s, timeout("host"),
             )  # fmt: skip
-        elif silent_s < HEARTBEAT_TIMEOUT_S and member.silent:
+        elif silent_s < timeout("silence") and member.silent:
             member.silent = False
             self._story.add("host", [member.host], "silent", "answers")
             log.warning("host %d (%s) sends heartbeats again", member.host, member.name)
@@ -316,7 +311,7 @@ class HostTable:
         """Send the other hosts how the job ended, and wait briefly for their acknowledgements."""
         for member in self._members.values():
             self._outbox.send(member, between.JobOver(status, text, again))
-        deadline = awake() + _FINAL_ACK_TIMEOUT_S
+        deadline = awake() + timeout("end")
         peers = [self._link.peers[member.session] for member in self._members.values() if not member.lost]
         while awake() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
             self._kept += self._link.receive()

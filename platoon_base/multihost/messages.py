@@ -125,18 +125,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """All hosts have arrived: start the workers.
 
-    ``job`` and ``log_folder`` are the job's name and absolute path on host 0. A host is lost after
-    ``host_timeout_s`` without heartbeats; workers get ``grace_s`` to end. ``checkpoint`` is the
+    ``job`` and ``log_folder`` are the job's name and absolute path on host 0. ``checkpoint`` is the
     file to resume from, or empty. Rank 0 listens at ``framework_address`` for a framework's own
     group. ``lifeline`` is a port, 0 for none, and a token, see `LinkClient.hold`. ``training``
-    holds the variables with the rule and its period, see `job.starting`.
+    holds the variables that all workers need alike, see `job.starting`.
     """
 
     world: World
     job: str
     log_folder: str
-    host_timeout_s: float
-    grace_s: float
     checkpoint: str = ""
     framework_address: str = ""
     lifeline: tuple[int, str] = (0, "")

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.multihost.messages import Rows
-from platoon_base.shm.job_state import WORKER_LOCKS, JobState
-from platoon_base.shm.mirrored_rows import MIRRORED, copied_rows, put_rows
+from platoon_base.shm.job_state import MIRRORED, WORKER_LOCKS, JobState, copied_rows, put_rows
 from platoon_base.shm.segments import Segment
 
 __all__ = ["Mirror", "Sender"]

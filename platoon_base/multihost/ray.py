@@ -24,13 +24,12 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 from platoon_base.multihost.start import PASSED
 from platoon_base.system.environment import KEY_FILE
+from platoon_base.timeouts import POLL_S, timeout
 
 __all__ = ["Shares", "launch", "shares"]
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 600.0
-_POLL_INTERVAL_S = 0.2
 _CONNECT_S = 10.0
 _RETRY_INTERVAL_S = 1.0
 _OTHER_HOSTS_EXIT_S = 30.0  # The other hosts may take this time to end after host 0 has ended.
@@ -100,7 +99,7 @@ def launch(
     device: str = "auto",
     hosts: int | None = None,
     options: Sequence[str] = (),
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     show: Callable[[str], object] | None = None,
 ) -> int:
     """Run a script as workers of one job on a cluster of Ray; return the exit status.
@@ -115,6 +114,7 @@ def launch(
     no room.
     """
     ray = _ray()
+    timeout_s = timeout("rendezvous") if timeout_s is None else timeout_s
     words = [*options, script, *args]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_connected(ray))
@@ -350,7 +350,7 @@ class _Job:
             for host in self._hosts:
                 if host not in pending.values() and (host.status is None or (host.lost and now > host.ask_at)):
                     pending[self._asked(host)] = host
-            done, _ = self._ray.wait(list(pending), timeout=_POLL_INTERVAL_S)
+            done, _ = self._ray.wait(list(pending), timeout=POLL_S)
             for answer in done:
                 host = pending.pop(answer)
                 if host.lost:
@@ -369,7 +369,7 @@ class _Job:
         return _LOST_STATUS if status is None else status if status >= 0 else 128 - status
 
     def _asked(self, host: _Host) -> Any:
-        return host.actor.where.remote() if host.lost else host.actor.poll.remote(host.seen, 10 * _POLL_INTERVAL_S)
+        return host.actor.where.remote() if host.lost else host.actor.poll.remote(host.seen, 20 * POLL_S)
 
     def _take(self, host: _Host, answer: Any) -> None:
         try:

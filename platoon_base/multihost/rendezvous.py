@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeVar
 
 import platoon_base
 from platoon_base.channels.host_link import LinkClient, LinkServer
-from platoon_base.channels.host_peer import HEARTBEAT_TIMEOUT_S
 from platoon_base.channels.keys import keys_of_secret
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, ProtocolError
@@ -28,15 +27,14 @@ from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
 from platoon_base.system.awake import awake
 from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors
+from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker_process.program import Program
 
 __all__ = ["Introduction", "RendezvousInterruptedError", "arrive", "fingerprint", "gather_hosts"]
 
 log = logging.getLogger(__name__)
 
-_POLL_INTERVAL_S = 0.1
 _NEWS_S, _FIRST_NEWS_S = 10.0, 5.0
-_FINAL_ACK_TIMEOUT_S = 5.0
 _KEY_BYTES = 32
 _T = TypeVar("_T", str, bytes)
 _DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nothing polls its events.
@@ -114,8 +112,6 @@ def gather_hosts(
     signals: StopSignals,
     say: Callable[[str], None],
     *,
-    timeout_s: float,
-    host_timeout_s: float,
     encrypted: bool = True,
     compression: str = "none",
 ) -> Iterator[HostTable]:
@@ -129,7 +125,7 @@ def gather_hosts(
     try:
         rendezvous = _HostRendezvous(link, here, say)
         try:
-            rendezvous.wait(signals, timeout_s)
+            rendezvous.wait(signals)
         except BaseException as exc:
             why = "host 0 was interrupted" if isinstance(exc, RendezvousInterruptedError) else str(exc)
             rendezvous.refuse_all(why)
@@ -144,7 +140,7 @@ def gather_hosts(
             secrets.token_hex(_KEY_BYTES) if encrypted else "",
             compression,
         )
-        yield HostTable(link, members, world, host_timeout_s)
+        yield HostTable(link, members, world)
     finally:
         link.close()
 
@@ -163,11 +159,11 @@ class _HostRendezvous:
         self._say = say
         self.members: dict[int, Member] = {}
 
-    def wait(self, signals: StopSignals, timeout_s: float) -> None:
-        began = awake()
+    def wait(self, signals: StopSignals) -> None:
+        began, timeout_s = awake(), timeout("rendezvous")
         next_news = began + _FIRST_NEWS_S
         while self._missing_hosts():
-            self._link.poll(_POLL_INTERVAL_S, [signals.fd])
+            self._link.poll(POLL_S, [signals.fd])
             _require_none(signals.take())
             for session, body in self._link.receive():
                 self._admit(session, body)
@@ -252,7 +248,7 @@ class _HostRendezvous:
         """Count unreachable launchers as missing: another launcher may take their place."""
         for host, member in self.members.items():
             peer = self._link.peers[member.session]
-            was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > HEARTBEAT_TIMEOUT_S
+            was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > timeout("silence")
             if member.silent and not was_silent:
                 how = "has disconnected" if peer.gone else "is silent"
                 log.warning("host %d (%s) %s before all hosts had joined", host, member.name, how)
@@ -266,7 +262,7 @@ class _HostRendezvous:
         """Notify the hosts that have arrived that there will be no job."""
         for member in self.members.values():
             self._refuse(member.session, why)
-        deadline = awake() + _FINAL_ACK_TIMEOUT_S
+        deadline = awake() + timeout("end")
         while awake() < deadline and any(peer.in_flight and not peer.gone for peer in self._link.peers.values()):
             self._link.receive()
             self._link.tick(awake())
@@ -279,17 +275,15 @@ def arrive(
     here: Introduction,
     signals: StopSignals,
     say: Callable[[str], None],
-    *,
-    timeout_s: float,
 ) -> Iterator[tuple[LinkClient, Callable[[], between.Welcome]]]:
     """Connect to host 0 from another host; yield the connection and a function.
 
     The function waits for host 0's welcome to the next job. ``endpoint`` returns ``HOST``,
-    ``HOST:PORT``, or empty while it is unknown. ``timeout_s`` bounds the wait for host 0, then the
-    wait for all other hosts. Raises `ConfigurationError` if host 0 does not answer or refuses this
+    ``HOST:PORT``, or empty while it is unknown. The timeout ``rendezvous`` bounds the wait for host
+    0, then the wait for all other hosts. Raises `ConfigurationError` if host 0 does not answer or refuses this
     host, and `RendezvousInterruptedError` at a signal.
     """
-    deadline = awake() + timeout_s
+    deadline = awake() + timeout("rendezvous")
     poll = functools.partial(_poll, signals, say, deadline)
     path = key_file()
     key = poll(
@@ -312,7 +306,7 @@ def arrive(
     link = LinkClient(as_url(address, port), keys)
     try:
         link.peer.send(between.encode(arrival))
-        yield link, lambda: _wait_for_welcome(link, f"{name}:{port}", signals, say, timeout_s)
+        yield link, lambda: _wait_for_welcome(link, f"{name}:{port}", signals, say)
     except Exception as exc:
         _send_reason(link, exc)
         raise
@@ -329,7 +323,7 @@ def _send_reason(link: LinkClient, exc: Exception) -> None:
         link.peer.send(between.encode(between.Signalled(exc.number, 1)))
     else:
         link.peer.send(between.encode(between.Failed(f"{type(exc).__name__}: {exc}")))
-    deadline = awake() + _FINAL_ACK_TIMEOUT_S
+    deadline = awake() + timeout("end")
     while link.peer.in_flight and not link.peer.gone and awake() < deadline:
         link.poll(0.01)
         link.receive()
@@ -348,17 +342,17 @@ def _poll(
         if now > next_news:
             next_news = now + _NEWS_S
             say(f"waiting for {what}: {problem}")
-        _require_none(signals.take(_POLL_INTERVAL_S))
+        _require_none(signals.take(POLL_S))
     return found
 
 
 def _wait_for_welcome(
-    link: LinkClient, where: str, signals: StopSignals, say: Callable[[str], None], timeout_s: float
+    link: LinkClient, where: str, signals: StopSignals, say: Callable[[str], None]
 ) -> between.Welcome:
-    began = awake()
+    began, timeout_s = awake(), timeout("rendezvous")
     next_news = began + _FIRST_NEWS_S
     while True:
-        link.poll(_POLL_INTERVAL_S, [signals.fd])
+        link.poll(POLL_S, [signals.fd])
         _require_none(signals.take())
         link.receive()
         while link.inbox:  # Messages after a welcome are for the deputy.

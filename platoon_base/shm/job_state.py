@@ -10,13 +10,23 @@ import numpy as np
 from platoon_base.errors import ProtocolError
 from platoon_base.sharding import START, Position
 from platoon_base.shm.phases import BINS, PARTS, PHASES, PhaseTimes
+from platoon_base.shm.schema import Part, Schema, Views, Word
 from platoon_base.system.text import to_bytes
-from platoon_base.views import array_on
 
-__all__ = ["CONTROLLER_LOCK", "ROW", "TURN_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress", "position_of"]
-
-MAGIC = b"PLATOON\0"
-VERSION = 14
+__all__ = [
+    "CONTROLLER_LOCK",
+    "MIRRORED",
+    "ROW",
+    "TURN_LOCK",
+    "USER_LOCK",
+    "WORKER_LOCKS",
+    "JobState",
+    "Progress",
+    "as_words",
+    "copied_rows",
+    "position_of",
+    "put_rows",
+]
 
 # Bytes of the segment with a lock; locking does not change the bytes.
 CONTROLLER_LOCK = 0  # Held while the controller lives.
@@ -25,20 +35,6 @@ USER_LOCK = 1  # Worker.lock() and unlock().
 TURN_LOCK = 2
 WORKER_LOCKS = 1024  # + rank: held while that worker takes part.
 
-_HEADER = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "u4"),
-        ("rows", "u4"),
-        ("stop", "u4"),
-        ("several", "u4"),
-        ("num_live", "u4"),
-        ("num_live_everywhere", "u4"),
-        ("leader", "u4"),
-        ("reason", "S256"),
-    ],
-    align=True,
-)
 ROW = np.dtype(
     [
         ("epoch", "i8"),
@@ -80,7 +76,24 @@ ROW = np.dtype(
 )
 # These grow as a worker makes progress.
 _SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")
-_VOTE_BYTES = 8
+
+_STATE = Schema(
+    "the state of a job",
+    b"PLTNSTAT",
+    15,
+    [
+        ("rows", "u4"),
+        ("stop", "u4"),
+        ("several", "u4"),
+        ("num_live", "u4"),
+        ("num_live_everywhere", "u4"),
+        ("leader", "u4"),
+        ("reason", "S256"),
+    ],
+    # The votes are not in the rows: few cache lines hold those of all workers.
+    lambda header, layout: [Part("table", ROW, (int(header["rows"]),)), Part("votes", "i8", (int(header["rows"]),))],
+    ProtocolError,
+)
 
 
 def position_of(row: Any) -> tuple[int, int, int]:
@@ -126,38 +139,26 @@ class Progress(NamedTuple):
 class JobState:
     """State of a job, in shared memory or, in a single-worker job, in plain memory."""
 
+    leader = Word("leader")  # Rank of the leader: 0, or the lowest that is not lost.
+
     def __init__(self, buffer: Any, rows: int, create: bool) -> None:
-        self._header: Any = array_on(buffer, (), _HEADER)
-        if create:
-            self._header["magic"], self._header["version"], self._header["rows"] = MAGIC, VERSION, rows
-        # NumPy strips trailing zeros of byte strings.
-        elif (self._header["magic"].item(), self._header["version"].item()) != (MAGIC.rstrip(b"\0"), VERSION):
-            raise ProtocolError("the job's state is of another version of this package; install one version everywhere")
-        self._use_memory(buffer)
+        self._use_memory(buffer, _STATE.write(buffer, rows=rows) if create else _STATE.read(buffer, name="of a job"))
         if create:
             self.table["loss"] = np.nan
 
-    def _use_memory(self, buffer: Any) -> None:
-        self._header = array_on(buffer, (), _HEADER)
-        self.table: Any = array_on(buffer, (int(self._header["rows"]),), ROW, self._first_row())
-        # Contiguous, not in the rows: few cache lines hold the votes of all workers.
-        self.stop_votes: Any = array_on(buffer, self.table.shape, "i8", self._first_row() + self.table.nbytes)
+    def _use_memory(self, buffer: Any, views: Views) -> None:
+        self._bytes = np.frombuffer(buffer, np.uint8)
+        self._header, self.table, self.stop_votes = views.header, views.table, views.votes
         self._stop = self._header["stop"][...]
 
     def detach(self) -> None:
         """Switch to a private copy: the memory can be unmapped while threads read the state."""
-        copy = bytearray(self.size_bytes(len(self.table)))
-        last = JobState(copy, len(self.table), create=True)
-        last._header[...], last.table[...], last.stop_votes[...] = self._header, self.table, self.stop_votes
-        self._use_memory(copy)
+        copy = bytearray(self._bytes)
+        self._use_memory(copy, _STATE.read(copy))
 
     @staticmethod
-    def _first_row() -> int:
-        return -(-_HEADER.itemsize // 64) * 64
-
-    @classmethod
-    def size_bytes(cls, rows: int) -> int:
-        return cls._first_row() + rows * (ROW.itemsize + _VOTE_BYTES)
+    def size_bytes(rows: int) -> int:
+        return _STATE.place(rows=rows).nbytes
 
     @property
     def stopping(self) -> bool:
@@ -194,15 +195,6 @@ class JobState:
     def signs(self) -> Any:
         """Return counters that grow when a worker makes progress, of shape (signs, rows)."""
         return np.stack([self.table[name] for name in _SIGNS])
-
-    @property
-    def leader(self) -> int:
-        """Rank of the leader: 0, or the lowest that is not lost."""
-        return int(self._header["leader"])
-
-    @leader.setter
-    def leader(self, rank: int) -> None:
-        self._header["leader"] = rank
 
     @property
     def rows(self) -> int:
@@ -270,3 +262,39 @@ class JobState:
     def phases(self, rank: int) -> PhaseTimes:
         row = self.table[rank]
         return PhaseTimes(tuple(row["phase_seconds"].tolist()), row["phase_counts"].copy())
+
+
+# Last fields of a row: large, or of one host.
+_OWN_HOST = ("ending", "phase_counts", "turn_clock", "round")
+_TIMES = ("started", "updated", "waited_at")  # By the monotonic clock of the worker's host.
+# Part of a row visible to other hosts, and the worker's vote.
+MIRRORED = np.dtype([("row", [(name, ROW[name]) for name in ROW.names or () if name not in _OWN_HOST]), ("vote", "i8")])
+# The first words of a row, copied together.
+_MIRRORED_WORDS = MIRRORED["row"].itemsize // 8
+
+
+def as_words(rows: Any) -> Any:
+    """View rows as an array of int64 with a line for each."""
+    return rows.view("i8").reshape(len(rows), rows.dtype.itemsize // 8)
+
+
+def copied_rows(job_state: JobState, ranks: Sequence[int]) -> Any:
+    """Copy the part of these ranks' rows that is visible to other hosts, as `MIRRORED`."""
+    found = np.empty(len(ranks), MIRRORED)
+    at = np.asarray(ranks, "i8")
+    as_words(found)[:, :_MIRRORED_WORDS] = as_words(job_state.table)[at, :_MIRRORED_WORDS]
+    found["vote"] = job_state.stop_votes[at]
+    return found
+
+
+def put_rows(job_state: JobState, ranks: Sequence[int], rows: Any, shift_s: float) -> None:
+    """Write rows of another host, whose monotonic clock is ``shift_s`` behind this one's."""
+    at, new = np.asarray(ranks, "i8"), rows.copy()
+    for name in _TIMES:
+        times = new["row"][name]
+        np.add(times, shift_s, out=times, where=times != 0)
+    table = job_state.table
+    for rank in at[table["lives"][at] != new["row"]["lives"]]:
+        table[rank]["ending"] = b""  # It belongs to an earlier process of this rank.
+    as_words(table)[at, :_MIRRORED_WORDS] = as_words(new)[:, :_MIRRORED_WORDS]
+    job_state.stop_votes[at] = new["vote"]

@@ -1,19 +1,19 @@
-"""Liveness of the other workers of a job, read from shared memory."""
+"""Liveness of the other workers of a job, their progress and latest call, read from shared memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from platoon_base.shm.calls import Call
+import numpy as np
+
 from platoon_base.shm.job_state import JobState
-from platoon_base.shm.progress_watch import ProgressWatch
+from platoon_base.system.awake import awake
+from platoon_base.timeouts import LIVENESS_S, SHORT_POLL_S, timeout
 
-__all__ = ["JobLiveness", "Liveness"]
+__all__ = ["Call", "CallWatch", "JobLiveness", "Liveness", "ProgressWatch", "sign", "stalled_text"]
 
-# The controller records how a process ended shortly after its locks are free.
-_CAUSE_TIMEOUT_S = 1.5
 _STUCK_S = 1.0
 
 
@@ -57,6 +57,20 @@ class Liveness(Protocol):
         ...
 
 
+class CallWatch:
+    """Measures how long workers have been in one collective call, from one poll to the next."""
+
+    def __init__(self, job_state: JobState) -> None:
+        self._job_state = job_state
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def seconds(self, rank: int) -> float:
+        count, now = int(self._job_state.row(rank)["waits"]), awake()
+        if rank not in self._seen or self._seen[rank][0] != count:
+            self._seen[rank] = count, now
+        return now - self._seen[rank][1] if count % 2 else 0.0  # The count is odd within a call.
+
+
 class JobLiveness:
     """`Liveness` from the job's state and file locks."""
 
@@ -74,7 +88,7 @@ class JobLiveness:
         self._progress_watch = ProgressWatch(job_state)
         self._job_state = job_state
         self._alive = alive
-        self._waiting: dict[int, tuple[int, float]] = {}
+        self._calls = CallWatch(job_state)
 
     def why_absent(self, ranks: Sequence[int]) -> str:
         self._progress_watch.poll()
@@ -83,7 +97,7 @@ class JobLiveness:
             # "left" is set before the lock is free.
             if self._job_state.row(rank)["left"] or not self._lives(rank):
                 return self._exit_reason(rank)
-            if self._is_stuck(rank):
+            if self._calls.seconds(rank) > _STUCK_S:
                 return (
                     f"rank {rank} waits in {self._job_state.read_text(rank, 'waiting_in')!r} instead, for this rank "
                     "too: all ranks must make the same calls in the same order"
@@ -115,21 +129,69 @@ class JobLiveness:
     def _lives(self, rank: int) -> bool:
         return self._alive(rank) and not self._job_state.row(rank)["ending"]
 
-    def _is_stuck(self, rank: int) -> bool:
-        """Return whether a worker has been in one call for long; its count is odd inside."""
-        count = int(self._job_state.row(rank)["waits"])
-        before = self._waiting.get(rank)
-        if count % 2 == 0:
-            self._waiting.pop(rank, None)
-        elif before is None or before[0] != count:
-            self._waiting[rank] = count, time.monotonic()
-        else:
-            return time.monotonic() - before[1] > _STUCK_S
-        return False
-
     def _exit_reason(self, rank: int) -> str:
-        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
+        deadline = time.monotonic() + timeout("cause")
         while not (cause := self._job_state.read_text(rank, "ending")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(SHORT_POLL_S)
         verb = "has left the job" if self._job_state.row(rank)["left"] else "is lost"
         return f"rank {rank} {verb}{f' ({cause})' if cause else ''}"
+
+
+_SIGNATURE_BITS = 24
+
+
+class Call(NamedTuple):
+    """Latest collective call of a rank, with a signature of its kind, array size and dtype."""
+
+    number: int  # Counted from 1; 0 before the first.
+    signature: int
+    # Seconds of the monotonic clock; infinite on other ranks, where they are unknown.
+    begun: float = float("inf")
+    deadline: float = float("inf")
+
+    @property
+    def word(self) -> int:
+        """Number and signature in 63 bits, which are written and read atomically."""
+        return self.number << _SIGNATURE_BITS | self.signature
+
+    @classmethod
+    def of(cls, word: int) -> Call:
+        return cls(word >> _SIGNATURE_BITS, word & (1 << _SIGNATURE_BITS) - 1)
+
+
+def sign(kind: int, typecode: int, size: int) -> int:
+    """Return a signature for a call on an array, the same in every process."""
+    # The hash of integers is not randomized.
+    return hash((kind, typecode, size)) & (1 << _SIGNATURE_BITS) - 1
+
+
+class ProgressWatch:
+    """Detects progress: compares the workers' counters from one poll to the next."""
+
+    def __init__(self, job_state: JobState) -> None:
+        self._job_state = job_state
+        self._signs = job_state.signs()
+        self._moved = np.full(self._signs.shape[1], -np.inf)
+        self._next_poll_at = -np.inf
+
+    def poll(self, now: float | None = None) -> None:
+        """Record which workers have made progress; call it about every second."""
+        now = awake() if now is None else now
+        if now < self._next_poll_at:
+            return
+        self._next_poll_at = now + LIVENESS_S
+        signs = self._job_state.signs()
+        self._moved[(signs != self._signs).any(axis=0)] = now
+        self._signs = signs
+
+    def last(self, rank: int) -> float:
+        """Return when a worker last made progress, by `awake`; -inf if it never did."""
+        self.poll()
+        updated = float(self._job_state.row(rank)["updated"])
+        return float(max(self._moved[rank], updated + awake() - time.monotonic() if updated else -np.inf))
+
+
+def stalled_text(moved: float) -> str:
+    """Describe how long a worker has made no progress, from the time of `ProgressWatch.last`."""
+    seconds = awake() - moved
+    return f"no progress for {seconds:.0f} s" if seconds < float("inf") else "no progress so far"

@@ -22,17 +22,17 @@ from typing import Any, Union
 import posix_ipc
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
-from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.system.limits import available_memory
 from platoon_base.system.own_files import open_own
 from platoon_base.system.own_locks import disown, own
 
-__all__ = ["SHM_FOLDER", "Name", "Segment", "abandoned", "in_use"]
+__all__ = ["SHM_FOLDER", "HiddenName", "Name", "Segment", "abandoned", "in_use"]
 
-Name = Union[str, HiddenName]
+Name = Union[str, "HiddenName"]
 
 # Attempts with random names, or with a name that is being replaced.
 _ATTEMPTS = 8
+_RANDOM_BYTES = 8
 SHM_FOLDER = Path("/dev/shm")
 _SMALL_BYTES = 1 << 26  # Smaller segments are reserved without a check of free memory.
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # Named since Python 3.10.
@@ -313,3 +313,36 @@ def _has_users(name: Name) -> bool | None:
     finally:
         os.close(fd)
     return False
+
+
+class HiddenName:
+    """Unpredictable name of a segment, stored in a link in a folder that only this user can enter.
+
+    All users see the names in /dev/shm: another user could create a predictable name first.
+    """
+
+    def __init__(self, link: Path, prefix: str) -> None:
+        self._link = link
+        self._prefix = prefix
+
+    def __str__(self) -> str:
+        return self.current() or self._prefix
+
+    def current(self) -> str:
+        """Return the name of the segment; empty while there is none."""
+        try:
+            return os.readlink(self._link)
+        except OSError:
+            return ""
+
+    def fresh(self) -> str:
+        return f"{self._prefix}-{os.urandom(_RANDOM_BYTES).hex()}"
+
+    def point_to(self, name: str) -> None:
+        unfinished = self._link.with_name(f"{self._link.name}.{os.urandom(_RANDOM_BYTES).hex()}")
+        os.symlink(name, unfinished)
+        os.replace(unfinished, self._link)
+
+    def forget(self) -> None:
+        with contextlib.suppress(OSError):  # There is no link.
+            self._link.unlink()

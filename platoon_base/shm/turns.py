@@ -17,6 +17,7 @@ import numpy as np
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
+from platoon_base.shm.liveness import CallWatch
 from platoon_base.system.awake import awake
 
 __all__ = ["NoTurns", "Turns"]
@@ -63,8 +64,7 @@ class Turns:
         self._lower = np.arange(size) < rank
         self._try_lock, self._unlock = try_lock, unlock
         self._depth = 0
-        # Rank, call, and time of the first poll in it.
-        self._stuck: tuple[int, int, float] | None = None
+        self._calls = CallWatch(job_state)
 
     @contextlib.contextmanager
     def take(self, what: str, timeout_s: float, finish: Callable[[], None]) -> Iterator[None]:
@@ -99,11 +99,10 @@ class Turns:
         row["turn_clock"] = (int(row["turn_clock"]) // unit + 1) * unit
 
     def _await(self, what: str, timeout_s: float) -> None:
-        deadline, pause, tries = awake() + timeout_s, _FIRST_PAUSE_S, 0
-        self._stuck, ordered = None, True
+        deadline, pause, tries, ordered = awake() + timeout_s, _FIRST_PAUSE_S, 0, True
         while (first := self._first() if ordered else None) is not None or not self._try_lock():
             now, waits = awake(), f"rank {self._rank} waited for its turn ({what})"
-            if first is not None and self._is_stuck(first, now):
+            if first is not None and self._calls.seconds(first) > _STUCK_S:
                 if self._job_state.stopping:  # An interrupted worker saves or ends in any order.
                     ordered = False
                     continue
@@ -148,14 +147,3 @@ class Turns:
             f"and this rank {own[0]} times and {own[1]} calls. With --deterministic workers synchronize in the order "
             "of their ranks, equally often between two collective calls; if yours cannot, leave the option out"
         )
-
-    def _is_stuck(self, rank: int, now: float) -> bool:
-        """Return whether a worker was in one collective call for `_STUCK_S`; its count is odd."""
-        count = int(self._job_state.table[rank]["waits"])
-        if count % 2 == 0:
-            self._stuck = None
-        elif self._stuck is None or self._stuck[:2] != (rank, count):
-            self._stuck = rank, count, now
-        else:
-            return now - self._stuck[2] > _STUCK_S
-        return False

@@ -28,6 +28,7 @@ __all__ = [
     "RULE",
     "STRICT",
     "TERMINAL",
+    "TIMEOUTS",
     "TIMEOUT_S",
     "TORCH_ERROR_FILE",
     "TRACE",
@@ -51,7 +52,7 @@ FRAMEWORK_RANK = "KERAS_DISTRIBUTION_PROCESS_ID"  # for the framework's own grou
 # Set by users.
 HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # defaults of the command line
 RC_FILES = "PLATOONRC"  # more files like .platoonrc
-TIMEOUT_S = "PLATOON_TIMEOUT_S"
+TIMEOUTS, TIMEOUT_S = "PLATOON_TIMEOUTS", "PLATOON_TIMEOUT_S"  # see `platoon_base.timeouts`
 RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # defaults for scripts
 KEY_FILE = "PLATOON_KEY_FILE"  # key of this user's jobs on several hosts
 # How the hosts' centers are exchanged.

@@ -14,10 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from platoon_base.system.environment import JOB
+from platoon_base.system.job_paths import path_of
+from platoon_base.timeouts import timeout
 
 __all__ = ["DATA_SERVER", "WORKER", "OrphanPolicy", "end_with", "end_without", "found_out", "is_watched"]
 
@@ -29,13 +30,15 @@ _watched_pid = 0  # This process has the thread; a forked child has none.
 
 
 class OrphanPolicy(NamedTuple):
+    """How a process ends; the times of workers, ``None``, are timeouts."""
+
     notice_s: float  # time to detect the loss
-    own_end_s: float  # time to exit after it has detected the loss
+    own_end_s: float | None  # "orphan": time to exit after it has detected the loss
     first: signal.Signals  # sent after that time
-    grace_s: float  # from the first signal to SIGKILL
+    grace_s: float | None  # "grace": from the first signal to SIGKILL
 
 
-WORKER = OrphanPolicy(4.0, 60.0, signal.SIGINT, 10.0)
+WORKER = OrphanPolicy(4.0, None, signal.SIGINT, None)
 DATA_SERVER = OrphanPolicy(0.0, 0.0, signal.SIGTERM, 2.0)
 
 
@@ -74,7 +77,7 @@ def found_out() -> None:
     """Record that this process has detected the loss of its launcher, and may be saving."""
     if not _found_out.is_set() and os.environ.get(JOB):
         with contextlib.suppress(OSError):
-            Path(os.environ[JOB], f"detected-{os.getpid()}").touch()
+            path_of(os.environ[JOB], "detected", pid=os.getpid()).touch()
     _found_out.set()
 
 
@@ -93,8 +96,9 @@ def _watch(has_ended: Callable[[], bool], patience: OrphanPolicy) -> None:
     if not has_ended():
         _watched_pid = 0
         return
+    grace_s = timeout("grace") if patience.grace_s is None else patience.grace_s
     if _found_out.wait(patience.notice_s):
-        time.sleep(patience.own_end_s)
+        time.sleep(timeout("orphan") if patience.own_end_s is None else patience.own_end_s)
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         # A person decides about an interactive process.
         log.warning("the launcher of this job has ended, and the job with it")
@@ -103,10 +107,10 @@ def _watch(has_ended: Callable[[], bool], patience: OrphanPolicy) -> None:
         "the launcher of this job ended without notice, as after kill -9 or when memory runs "
         "out: this process gets %s, and is killed if it still runs after %g s",
         patience.first.name,
-        patience.grace_s,
+        grace_s,
     )
     _signal(patience.first)
-    time.sleep(patience.grace_s)
+    time.sleep(grace_s)
     _signal(signal.SIGKILL)
 
 

@@ -8,7 +8,7 @@ import select
 
 __all__ = [
     "PR_SET_CHILD_SUBREAPER",
-    "PR_SET_PDEATHSIG",
+    "die_with",
     "is_subreaper",
     "pid_namespace",
     "prctl",
@@ -16,7 +16,7 @@ __all__ = [
     "working_folder",
 ]
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
+_PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
 
 
 def prctl(option: int, value: int) -> None:
@@ -24,6 +24,13 @@ def prctl(option: int, value: int) -> None:
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         error = ctypes.get_errno()
         raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+def die_with(parent: int, number: int) -> None:
+    """Let the kernel signal this process when its parent dies; forked ones do not inherit it."""
+    prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # The parent is already dead.
+        os._exit(1)
 
 
 def is_subreaper() -> bool:

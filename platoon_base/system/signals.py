@@ -16,8 +16,6 @@ from typing import Any
 
 __all__ = ["accept_interrupts", "catches", "default_sigchld", "keep_interrupts"]
 
-_POLL_INTERVAL_S = 0.01
-
 
 def accept_interrupts() -> None:
     """Reset SIGINT and SIGTERM if they are ignored, as in background commands of a shell."""
@@ -44,7 +42,7 @@ def _unraisable(plain: Any, unraisable: Any) -> None:
 def _interrupt_again() -> None:
     """Interrupt the main thread once it has left `_unraisable`, which drops exceptions too."""
     while _is_within(sys._current_frames().get(threading.main_thread().ident or 0)):
-        time.sleep(_POLL_INTERVAL_S)
+        time.sleep(0.01)
     _thread.interrupt_main()
 
 

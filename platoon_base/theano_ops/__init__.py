@@ -7,15 +7,7 @@ import platoon_base.theano_ops.inplace
 import platoon_base.theano_ops.order
 import platoon_base.theano_ops.step_report
 from platoon_base.system.lazy import lazy_names
-from platoon_base.theano_ops.reductions import (
-    AllReduce,
-    AllReduceMax,
-    AllReduceMean,
-    AllReduceMin,
-    AllReduceProd,
-    AllReduceSum,
-    all_reduce,
-)
+from platoon_base.theano_ops.reductions import AllReduce, all_reduce
 from platoon_base.theano_ops.sync import Sync, Synchronizer
 
 if TYPE_CHECKING:
@@ -32,11 +24,6 @@ if getattr(sys.modules.get("theano.gpuarray"), "pygpu_activated", False):
 __all__ = [
     "UNSURE",
     "AllReduce",
-    "AllReduceMax",
-    "AllReduceMean",
-    "AllReduceMin",
-    "AllReduceProd",
-    "AllReduceSum",
     "Function",
     "Sync",
     "Synchronizer",

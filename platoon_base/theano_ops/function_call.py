@@ -33,8 +33,8 @@ from platoon_base.theano_ops.function_graph import (
 )
 from platoon_base.theano_ops.function_outputs import Combined, require_reductions
 from platoon_base.theano_ops.function_rows import InputRows, ResidentRows, split
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["Function", "function", "scatter"]
 

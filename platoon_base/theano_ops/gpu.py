@@ -10,7 +10,7 @@ from theano.gpuarray.basic_ops import as_gpuarray_variable
 from theano.gpuarray.opt import op_lifter, register_opt, register_opt2
 
 from platoon_base.collectives.flat import FlatBuffers
-from platoon_base.theano_ops.reductions import OPS, AllReduce
+from platoon_base.theano_ops.reductions import AllReduce
 from platoon_base.theano_ops.sync import Sync, Synchronizer
 from platoon_base.worker.handle import Worker
 
@@ -25,15 +25,14 @@ class GpuAllReduce(AllReduce):
     def __init__(
         self,
         worker: Worker,
-        reduction: str,
+        reduction: str = "sum",
         context_name: str | None = None,
         inplace: tuple[int, ...] = (),
         turn: int | None = None,
         ordered: bool = False,
         compress: bool = False,
     ) -> None:
-        super().__init__(worker, inplace, turn, ordered, compress)
-        self.reduction = reduction
+        super().__init__(worker, reduction, inplace, turn, ordered, compress)
         self.context_name = context_name
         self._buffers = FlatBuffers(theano.config.gpuarray.single_stream, self._compresses)
 
@@ -46,9 +45,6 @@ class GpuAllReduce(AllReduce):
 
     def empty_like(self, value: Any) -> Any:
         return pygpu.empty(value.shape, value.dtype, context=value.context)
-
-    def __str__(self) -> str:
-        return f"GpuAllReduce{{{self.reduction}, inplace={self.inplace}, turn={self.turn}}}"
 
 
 class GpuSync(Sync):
@@ -79,6 +75,6 @@ def lift_sync(op: Any, context_name: Any, inputs: list[Any], outputs: list[Any])
 
 
 # Like Theano's own Ops, they are lifted both with a whole graph and node by node.
-for _maker, _ops in ((lift_all_reduce, list(OPS.values())), (lift_sync, [Sync])):
+for _maker, _ops in ((lift_all_reduce, [AllReduce]), (lift_sync, [Sync])):
     register_opt("fast_compile", name=f"platoon_{_maker.__name__}")(op_lifter(_ops)(_maker))
     register_opt2(_ops, "fast_compile", name=f"platoon_{_maker.__name__}")(_maker)

@@ -1,4 +1,4 @@
-"""Ops that combine tensors of all workers inside the compiled function."""
+"""The Op that combines tensors of all workers inside the compiled function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from platoon_base.job.joining import connect
 from platoon_base.theano_ops.base import JobOp, next_turn, skip_turns
 from platoon_base.worker.handle import Worker
 
-__all__ = ["AllReduce", "AllReduceMax", "AllReduceMean", "AllReduceMin", "AllReduceProd", "AllReduceSum", "all_reduce"]
+__all__ = ["AllReduce", "all_reduce"]
 
 
 class AllReduce(JobOp):
@@ -30,17 +30,18 @@ class AllReduce(JobOp):
     = dC_r/dy.
     """
 
-    __props__: tuple[str, ...] = ("worker", "inplace", "turn", "ordered", "compress")
-    reduction: str
+    __props__: tuple[str, ...] = ("worker", "reduction", "inplace", "turn", "ordered", "compress")
 
     def __init__(
         self,
         worker: Worker,
+        reduction: str = "sum",
         inplace: tuple[int, ...] = (),
         turn: int | None = None,
         ordered: bool = False,
         compress: bool = False,
     ) -> None:
+        self.reduction = reduction
         self.worker = worker
         self.compress = compress
         self.turn = turn
@@ -104,21 +105,18 @@ class AllReduce(JobOp):
             used.remove(i)
         if used:
             # One Op for all of them, so that a model's gradients travel together.
-            found = self.gradient(*([source[i] for i in used] for source in (inputs, outputs, grads)))
+            gradients = _GRADIENTS.get(self.reduction, _of_extreme)
+            found = gradients(self, *([source[i] for i in used] for source in (inputs, outputs, grads)))
             for i, gradient in zip(used, found):
                 grads[i] = gradient
         return grads
 
-    def gradient(self, inputs: list[Any], outputs: list[Any], grads: list[Any]) -> list[Any]:
-        """Return dC/dx_r for inputs x_r of float dtypes; see the class."""
-        raise NotImplementedError
-
-    def _all(self, of: type[AllReduce], *values: Any) -> list[Any]:
-        found: list[Any] = of(self.worker)(*values, return_list=True)
+    def of_same_job(self, reduction: str, *values: Any) -> list[Any]:
+        found: list[Any] = AllReduce(self.worker, reduction)(*values, return_list=True)
         return found
 
     def __str__(self) -> str:
-        return f"{type(self).__name__}{{inplace={self.inplace}, turn={self.turn}}}"
+        return f"{type(self).__name__}{{{self.reduction}, inplace={self.inplace}, turn={self.turn}}}"
 
 
 def _load(op: type[AllReduce], props: dict[str, Any]) -> AllReduce:
@@ -126,68 +124,34 @@ def _load(op: type[AllReduce], props: dict[str, Any]) -> AllReduce:
     return op(connect(), **props)
 
 
-class AllReduceSum(AllReduce):
-    """y = sum_r x_r; see `AllReduce`."""
-
-    reduction = "sum"
-
-    def gradient(self, inputs: list[Any], outputs: list[Any], grads: list[Any]) -> list[Any]:
-        """dC/dx_r = sum_q g_q."""
-        return self._all(AllReduceSum, *grads)
+def _of_linear(op: AllReduce, inputs: list[Any], outputs: list[Any], grads: list[Any]) -> list[Any]:
+    """Return dC/dx_r = sum_q g_q for sums, and 1/N of it for means."""
+    return op.of_same_job(op.reduction, *grads)
 
 
-class AllReduceMean(AllReduce):
-    """y = 1/N sum_r x_r, rounded toward zero for integers; see `AllReduce`."""
-
-    reduction = "mean"
-
-    def gradient(self, inputs: list[Any], outputs: list[Any], grads: list[Any]) -> list[Any]:
-        """dC/dx_r = 1/N sum_q g_q."""
-        return self._all(AllReduceMean, *grads)
+def _of_extreme(op: AllReduce, inputs: list[Any], outputs: list[Any], grads: list[Any]) -> list[Any]:
+    """Return dC/dx_r = [x_r = y] / (number of q with x_q = y) * sum_q g_q."""
+    hits = [tensor.eq(x, y).astype(x.dtype) for x, y in zip(inputs, outputs)]
+    summed = op.of_same_job("sum", *hits, *grads)
+    return [hit / count * total for hit, count, total in zip(hits, summed, summed[len(hits) :])]
 
 
-class _AllReduceExtreme(AllReduce):
-    def gradient(self, inputs: list[Any], outputs: list[Any], grads: list[Any]) -> list[Any]:
-        """dC/dx_r = [x_r = y] / (number of q with x_q = y) * sum_q g_q."""
-        hits = [tensor.eq(x, y).astype(x.dtype) for x, y in zip(inputs, outputs)]
-        summed = self._all(AllReduceSum, *hits, *grads)
-        return [hit / count * total for hit, count, total in zip(hits, summed, summed[len(hits) :])]
+def _of_product(op: AllReduce, inputs: list[Any], outputs: list[Any], grads: list[Any]) -> list[Any]:
+    """Return dC/dx_r = (prod_{q != r} x_q) * sum_q g_q, also where factors are 0."""
+    # With z = number of q with x_q = 0 and p = prod of the factors that are not 0, the product of
+    # the others is p / x_r if z = 0, p if z = 1 and x_r = 0, and 0 otherwise.
+    zeros = [tensor.eq(x, 0).astype(x.dtype) for x in inputs]
+    factors = [x + zero for x, zero in zip(inputs, zeros)]
+    summed = op.of_same_job("sum", *zeros, *grads)
+    products = op.of_same_job("prod", *factors)
+    return [
+        tensor.switch(tensor.eq(count, zero), p / factor, tensor.zeros_like(p)) * total
+        for zero, factor, p, count, total in zip(zeros, factors, products, summed, summed[len(zeros) :])
+    ]
 
 
-class AllReduceMax(_AllReduceExtreme):
-    """y = max_r x_r; see `AllReduce`."""
-
-    reduction = "max"
-
-
-class AllReduceMin(_AllReduceExtreme):
-    """y = min_r x_r; see `AllReduce`."""
-
-    reduction = "min"
-
-
-class AllReduceProd(AllReduce):
-    """y = prod_r x_r; see `AllReduce`."""
-
-    reduction = "prod"
-
-    def gradient(self, inputs: list[Any], outputs: list[Any], grads: list[Any]) -> list[Any]:
-        """dC/dx_r = (prod_{q != r} x_q) * sum_q g_q, also where factors are 0.
-
-        With z = number of q with x_q = 0 and p = prod of the factors that are not 0, the product of
-        the others is p / x_r if z = 0, p if z = 1 and x_r = 0, and 0 otherwise.
-        """
-        zeros = [tensor.eq(x, 0).astype(x.dtype) for x in inputs]
-        factors = [x + zero for x, zero in zip(inputs, zeros)]
-        summed = self._all(AllReduceSum, *zeros, *grads)
-        products = self._all(AllReduceProd, *factors)
-        return [
-            tensor.switch(tensor.eq(count, zero), p / factor, tensor.zeros_like(p)) * total
-            for zero, factor, p, count, total in zip(zeros, factors, products, summed, summed[len(zeros) :])
-        ]
-
-
-OPS = {op.reduction: op for op in (AllReduceSum, AllReduceProd, AllReduceMax, AllReduceMin, AllReduceMean)}
+# Functions of lists of inputs x_r, outputs y and gradients g_r, by the reduction.
+_GRADIENTS = {"sum": _of_linear, "mean": _of_linear, "prod": _of_product}
 
 
 def all_reduce(
@@ -209,5 +173,5 @@ def all_reduce(
     if worker.global_size == 1:
         return list(variables)
     places = tuple(range(len(variables))) if inplace else ()
-    found: list[Any] = OPS[reduction](worker, places, compress=compress)(*variables, return_list=True)
+    found: list[Any] = AllReduce(worker, reduction, places, compress=compress)(*variables, return_list=True)
     return found

@@ -7,8 +7,8 @@ from typing import Any
 from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops.base import JobBound, JobOp, next_turn
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["Sync", "Synchronizer"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from platoon_base.job.place import is_main
 from platoon_base.system.lazy import lazy_names
 from platoon_base.torch_loops.backward import EarlyAverages
-from platoon_base.torch_loops.flats import Bucket, Flats
+from platoon_base.torch_loops.flats import FlatAverage
 from platoon_base.torch_loops.gathered import gather_for_metrics, print, save
 from platoon_base.torch_loops.gradients import GradientAverage
 from platoon_base.torch_loops.state import average_buffers, moments_of, tensors_beside
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from platoon_base.torch_loops.prepared import prepare
 
 __all__ = [
-    "Bucket",
     "EarlyAverages",
-    "Flats",
+    "FlatAverage",
     "GradientAverage",
     "average_buffers",
     "gather_for_metrics",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +12,9 @@ import numpy as np
 import torch
 
 from platoon_base.device_arrays import Order
+from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, Worker
 
-__all__ = ["Bucket", "Flats"]
+__all__ = ["Bucket", "FlatAverage"]
 
 Tensor = Any
 
@@ -46,22 +48,26 @@ class Bucket(NamedTuple):
         _multiply(self.gradients, factor)
 
 
-class Flats:
-    """Flat buffers on a device, one for each dtype of the gradients.
+class FlatAverage:
+    """Flat buffers on a device, one for each dtype, in which workers average their gradients.
 
-    The float32 buffer comes last and ends with the header. In each buffer the gradients of the last
-    layers come first, as in a backward pass. ``wholes`` are the buffers as one bucket each. The memory
-    orders of the gradients are the same on all workers; None stands for C order.
+    With compression they are summed; ``feedback`` are the residuals of the buckets. The float32
+    buffer comes last and ends with the header. In each buffer the gradients of the last layers come
+    first, as in a backward pass. ``wholes`` are the buffers as one bucket each. The memory orders
+    of the gradients are the same on all workers; None stands for C order.
     """
 
     def __init__(
         self,
+        worker: Worker,
         like: Sequence[Any],
         header: int,
         device: Any,
         bucket_bytes: int | None,
         orders: Sequence[Order] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
+        self._worker, self._timeout_s = worker, timeout_s
         self.like = like
         self.views: list[Tensor] = [None] * len(like)
         self.buckets: list[Bucket] = []
@@ -81,7 +87,10 @@ class Flats:
                 self.views[i] = _shaped(part, tuple(like[i].shape), None if orders is None else orders[i])
             self.wholes.append(Bucket(flat, flat[:end], indices, [self.views[i] for i in indices]))
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.element_size())
-        self.header = self.template = flat[end:]
+        self.header = self._template = flat[end:]
+        self._sent: list[float] = []
+        self.compresses = worker.advanced.compresses(_array(self.header), timeout_s)
+        self.feedback: dict[int, ErrorFeedback] = defaultdict(ErrorFeedback)
         self._timing: list[Any] = []  # Events before and after the latest calls.
 
     @contextlib.contextmanager
@@ -116,6 +125,34 @@ class Flats:
             members = indices[first:last]
             self.buckets.append(Bucket(whole, part, members, [self.views[i] for i in members]))
 
+    def header_of(self, numbers: list[float]) -> tuple[Tensor, Tensor]:
+        """Return the header's first elements, and the numbers as a tensor, for `Bucket.fill`."""
+        if numbers != self._sent:  # Copies to a device are slower than copies on it.
+            self._sent = numbers
+            self._template = torch.tensor(numbers, dtype=torch.float32, device=self.header.device)
+        return self.header[: len(numbers)], self._template
+
+    def fill(
+        self, buckets: Sequence[Bucket], gradients: Any, factor: Any, header: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Copy gradients times a factor into buckets, and a header into the last one."""
+        for bucket in buckets:
+            bucket.fill(gradients, header if bucket is buckets[-1] else None)
+            bucket.scale(factor)
+
+    def combine_bucket(self, number: int) -> None:
+        """Average a filled bucket over the workers, or with compression sum it."""
+        bucket = self.buckets[number]
+        if self.compresses:
+            self.combine(bucket.gradients, "sum", feedback=self.feedback[number])
+        else:
+            self.combine(bucket.flat)
+
+    def combine(self, flat: Tensor, op: str = "mean", **feedback: ErrorFeedback) -> None:
+        array = _array(flat)
+        with torch.no_grad():
+            self._worker.all_reduce(array, op, dest=array, timeout_s=self._timeout_s, **feedback)
+
     def scale(self, factor: Any) -> None:
         for whole in self.wholes:
             whole.scale(factor)
@@ -128,6 +165,11 @@ class Flats:
                 whole.gradients.div_(divisor)
             else:  # The divisor could be too small for the dtype.
                 whole.scale(divisor.reciprocal())
+
+
+def _array(flat: Tensor) -> Any:
+    """Return a tensor of the host as an array; of a device itself."""
+    return flat.numpy() if flat.device.type == "cpu" else flat
 
 
 def _shaped(part: Tensor, shape: tuple[int, ...], order: Order | None) -> Tensor:

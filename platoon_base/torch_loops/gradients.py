@@ -16,10 +16,10 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
 from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.drift import NUM_SLOTS, STEPS_ON_DEVICES, DriftCheck
-from platoon_base.torch_loops.flats import Bucket, Flats
+from platoon_base.torch_loops.flats import FlatAverage
 from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
 from platoon_base.torch_loops.state import named_tensors, require_weight, values_of
-from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, Worker, start_training
+from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, start_training
 
 __all__ = ["BUCKET_BYTES", "GradientAverage"]
 
@@ -92,16 +92,11 @@ class GradientAverage:
         _require_averageable(self._named)
         warn_if_not_on_device(worker.device, self._parameters)
         self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
-        self._flats: Flats | None = None
+        self._flats: FlatAverage | None = None
         self._orders: list[Order] | None = None
         self._drift: DriftCheck
         self._early: EarlyAverages | None = None
-        self._weight, self._usual_weight = 1.0, 0.0
-        self._sent: list[float] = []
-        # With compression the header is exact, and gradients are scaled: their sum is the result.
-        self._compresses = False
-        self._mean_weight = 0.0
-        self._feedback: list[ErrorFeedback] = []
+        self._weight, self._usual_weight, self._mean_weight = 1.0, 0.0, 0.0
         if worker.global_size > 1:
             start_training(
                 worker,
@@ -195,8 +190,9 @@ class GradientAverage:
             if id(tensor) not in self._known and tensor.requires_grad:
                 name = next((name for name, found in _tensors_of(self._model)[0] if found is tensor), "a parameter")
                 raise ConfigurationError(
-                    f"got {name}, which was added, replaced or unfrozen after its GradientAverage was made: it would "
-                    "differ between workers; make a new GradientAverage on all of them"
+                    f"got {name}, which was added, replaced or unfrozen after its GradientAverage "
+                    "was created, so it would differ between workers: create a new "
+                    "GradientAverage on all of them"
                 )
         if not self._usual_weight:
             # The buffers have the memory order of the parameters, since gradients are copied faster to the same order.
@@ -215,91 +211,79 @@ class GradientAverage:
             self._early.expect([bucket.members for bucket in flats.buckets])
         return self._early
 
-    def _placed(self) -> Flats:
+    def _placed(self) -> FlatAverage:
         device = self._parameters[0].device
         if self._flats is None or self._flats.header.device != device:
             self.close()
             _require_one_device(self._parameters)
             numbers = 1 + len(self._parameters)
-            self._flats = Flats(self._parameters, numbers + NUM_SLOTS, device, self._bucket_bytes, self._orders)
+            self._flats = FlatAverage(
+                self.worker, self._parameters, numbers + NUM_SLOTS, device, self._bucket_bytes, self._orders,
+                timeout_s=self._timeout_s,
+            )  # fmt: skip
             every = 1 if device.type == "cpu" else STEPS_ON_DEVICES
             self._drift = DriftCheck(self._named, self._flats.header[numbers:], every)
-            self._sent = []
-            self._feedback = [ErrorFeedback() for _ in self._flats.buckets]
-            header = self._flats.header
-            like = header.numpy() if device.type == "cpu" else header
-            self._compresses = self.worker.advanced.compresses(like, self._timeout_s)
         return self._flats
 
     def _average(self, begun: int | None = None) -> None:
         """Average the buckets not started in the backward pass, and write all averages."""
-        flats = self._placed()
+        flats, first = self._placed(), begun or 0
         # On a device one more call costs more than an overlap saves.
-        whole = begun is None and not self._compresses and flats.header.device.type != "cpu"
-        buckets = flats.wholes if whole else flats.buckets[begun or 0 :]
+        whole = begun is None and not flats.compresses and flats.header.device.type != "cpu"
+        buckets = flats.wholes if whole else flats.buckets[first:]
         gradients = [parameter.grad if self._weight else None for parameter in self._parameters]
         _require_dense(gradients)
         with torch.no_grad():
-            header = self._header_of(flats, gradients)
+            used = (float(gradient is not None) for gradient in gradients)
+            header = flats.header_of([self._weight / self._usual_weight, *used])
             self._drift.put()
-            for bucket in buckets:
-                self._scaled(bucket, gradients, header if bucket is buckets[-1] else None)
-            if begun and self._early is not None:
+            flats.fill(buckets, gradients, self._factor(flats), header)
+            if first and self._early is not None:
                 self._early.wait()
-            if self._compresses:
-                for number in range(begun or 0, len(flats.buckets)):
+            if flats.compresses:
+                for number in range(first, len(flats.buckets)):
                     self._average_bucket(number)
                 # All workers call it at this point, however many averages have started on each.
-                self._all_reduce(flats.header)
+                flats.combine(flats.header)
                 self._drift.require_none()
             else:
                 for bucket in buckets:
-                    self._all_reduce(bucket.flat)
+                    flats.combine(bucket.flat)
                 self._drift.require_none()
-                _divide(flats)
+                mean = flats.header[0]
+                if mean.device.type == "cpu":
+                    flats.scale(1 / float(mean) if mean else 1.0)
+                else:  # This does not wait for the device.
+                    flats.divide(mean)
             self._write(flats, gradients)
 
-    def _header_of(self, flats: Flats, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """Return the header's memory, and its value: the weight, and which gradients exist."""
-        numbers = [self._weight / self._usual_weight, *(float(gradient is not None) for gradient in gradients)]
-        if numbers != self._sent:  # Copies to a device are slower than copies on it.
-            self._sent = numbers
-            flats.template = torch.tensor(numbers, dtype=torch.float32, device=flats.header.device)
-        return flats.header[: len(numbers)], flats.template
+    def _factor(self, flats: FlatAverage) -> float:
+        """Return the factor of gradients before their mean; compressed sums are scaled later."""
+        return 1.0 if flats.compresses or not self._weight else self._weight / self._usual_weight
 
     def _fill(self, number: int, gradients: Mapping[int, Tensor]) -> None:
         _require_dense(gradients.values())
+        flats = self._placed()
         with torch.no_grad():
-            self._scaled(self._placed().buckets[number], gradients if self._weight else dict.fromkeys(gradients))
-
-    def _scaled(self, bucket: Bucket, gradients: Any, header: tuple[Tensor, Tensor] | None = None) -> None:
-        bucket.fill(gradients, header)
-        if not self._compresses:
-            bucket.scale(self._weight / self._usual_weight if self._weight else 1.0)
+            counted = gradients if self._weight else dict.fromkeys(gradients)
+            flats.fill([flats.buckets[number]], counted, self._factor(flats))
 
     def _average_bucket(self, number: int) -> None:
-        bucket = self._placed().buckets[number]
-        if not self._compresses:
-            self._all_reduce(bucket.flat)
-            return
-        weight = self._weight / self._usual_weight
-        if number == 0:
-            mean = np.array([weight], np.float32)
-            self._mean_weight = float(self.worker.all_reduce(mean, "mean", timeout_s=self._timeout_s)[0])
-        with torch.no_grad():
-            # No worker has a batch: an unused result must not consume the error feedback.
-            if not self._mean_weight:
-                bucket.gradients.zero_()
-                return
-            bucket.scale(weight / self._mean_weight / self.worker.global_size)
-        self._all_reduce(bucket.gradients, "sum", feedback=self._feedback[number])
+        flats = self._placed()
+        if flats.compresses:
+            bucket, weight = flats.buckets[number], self._weight / self._usual_weight
+            if number == 0:
+                mean = np.array([weight], np.float32)
+                self._mean_weight = float(self.worker.all_reduce(mean, "mean", timeout_s=self._timeout_s)[0])
+            with torch.no_grad():
+                # No worker has a batch: an unused result must not consume the error feedback.
+                if not self._mean_weight:
+                    bucket.gradients.zero_()
+                    return
+                bucket.scale(weight / self._mean_weight / self.worker.global_size)
+        flats.combine_bucket(number)
 
-    def _all_reduce(self, flat: Tensor, op: str = "mean", **feedback: ErrorFeedback) -> None:
-        array = flat.numpy() if flat.device.type == "cpu" else flat
-        with torch.no_grad():
-            self.worker.all_reduce(array, op, dest=array, timeout_s=self._timeout_s, **feedback)
-
-    def _write(self, flats: Flats, gradients: Sequence[Tensor | None]) -> None:
+    def _write(self, flats: FlatAverage, gradients: Sequence[Tensor | None]) -> None:
         """Copy the averages to the gradients; create those that only other workers have."""
         here = [(gradient, view) for gradient, view in zip(gradients, flats.views) if gradient is not None]
         if here:
@@ -310,14 +294,6 @@ class GradientAverage:
         for parameter, gradient, view, workers in zip(self._parameters, gradients, flats.views, used):
             if gradient is None:
                 parameter.grad = view.clone() if workers else None
-
-
-def _divide(flats: Flats) -> None:
-    mean = flats.header[0]
-    if mean.device.type == "cpu":
-        flats.scale(1 / float(mean) if mean else 1.0)
-    else:  # This does not wait for the device.
-        flats.divide(mean)
 
 
 def _tensors_of(model: Any) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
@@ -361,8 +337,9 @@ def _require_averageable(parameters: Sequence[tuple[str, Tensor]]) -> None:
             )
         if tensor.dtype not in _DTYPES or (on_host and tensor.dtype is torch.bfloat16):
             raise ConfigurationError(
-                f"got {name}, a tensor of {tensor.dtype} on {tensor.device}, whose gradients cannot be averaged there: "
-                "keep the parameters in torch.float32, and compute in the other type by torch.autocast"
+                f"got {name}, a tensor of {tensor.dtype} on {tensor.device}, whose gradients "
+                "cannot be averaged there: keep the parameters in torch.float32, and compute in "
+                "the other type with torch.autocast"
             )
 
 
@@ -370,8 +347,8 @@ def _require_one_device(parameters: Sequence[Tensor]) -> None:
     devices = sorted({str(parameter.device) for parameter in parameters})
     if len(devices) > 1:
         raise ConfigurationError(
-            f"got parameters on {', '.join(devices)}: those of one GradientAverage must be on one device; make one for "
-            "each device"
+            f"got parameters on {', '.join(devices)}: the parameters of a GradientAverage must be "
+            "on one device; create one for each device"
         )
 
 
@@ -379,12 +356,14 @@ def _require_dense(gradients: Any) -> None:
     for gradient in gradients:
         if gradient is not None and gradient.layout is not torch.strided:
             raise ConfigurationError(
-                "got a sparse gradient: it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
+                "got a sparse gradient, which cannot be averaged: make the layer's gradient "
+                "dense, for example with sparse=False"
             )
 
 
 _DTYPES = {getattr(torch, name) for name in DEVICE_FLOATS}
 _CHANGED = (
-    "got gradients that changed after their average had begun: make one backward pass within overlapping(), and change "
-    "gradients behind the block; call average(weight) behind several backward passes"
+    "got gradients that changed after their average had started: make one backward pass within "
+    "overlapping(), and change gradients after the block; call average(weight) after several "
+    "backward passes"
 )

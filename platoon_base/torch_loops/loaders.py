@@ -57,8 +57,8 @@ def deal(
         parts = [_parts(joined, size, cut)] if cut.count(joined) >= size else []
     if not any(parts):
         raise ConfigurationError(
-            f"got a DataLoader with too few rows for {size} workers: some would have no batch; launch fewer workers, "
-            "or use smaller batches"
+            f"got a DataLoader with too few rows for {size} workers, so some would have no batch: "
+            "launch fewer workers, or use smaller batches"
         )
     yield from (part[rank] for part in parts if part)
 
@@ -86,7 +86,8 @@ def _join(batches: Sequence[Any]) -> Any:
     alike = all(spec == flat[0][1] for _, spec in flat)
     if not leaves or not alike or not all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves):
         warn_once(
-            "the last batches of a DataLoader are fewer than the workers and hold more than tensors: they are left out"
+            "the last batches of a DataLoader are fewer than the workers and hold more than "
+            "tensors, so they are left out"
         )
         return None
     return _pytree.tree_unflatten([torch.cat(parts) for parts in zip(*(found for found, _ in flat))], flat[0][1])

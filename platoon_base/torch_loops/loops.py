@@ -176,8 +176,9 @@ class Loop:
             self.worker.report({"trained": self.describe()})
         if self.loaders and not self._read:
             warn_once(
-                "this loop trains without a batch of the DataLoaders that prepare returned: each worker trains on all "
-                "rows; use what it returns, model, optimizer, loader = prepare(model, optimizer, loader)"
+                "this loop trains without a batch of the DataLoaders that prepare returned, so "
+                "each worker trains on all rows: use its results, model, optimizer, loader = "
+                "prepare(model, optimizer, loader)"
             )
 
     def gradients_come(self, groups: Sequence[int]) -> None:
@@ -200,8 +201,8 @@ class Loop:
         loop = current()
         if self._closed and not (loop is not None and _among(optimizer, loop.optimizers)):
             raise ConfigurationError(
-                f"got a step of {type(optimizer).__name__}, which was prepared for a training that another prepare has "
-                "ended since: pass all models and optimizers of a loop to prepare before its first step"
+                f"got a step of {type(optimizer).__name__}, whose training another prepare has "
+                "ended: pass all models and optimizers of a loop to prepare before its first step"
             )
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -258,8 +259,9 @@ class SyncLoop(Loop):
         marks = self.worker.gather(mark, name="first gradients")
         if mark and len(set(marks)) == 1 and not self.worker.global_rank:
             warn_once(
-                f"the first gradients are the same on all {len(marks)} workers: each trains on the same rows, as if it "
-                "were alone; pass the DataLoader to prepare too, or divide the rows by worker.shard"
+                f"the first gradients are equal on all {len(marks)} workers, so each trains on "
+                "the same rows: pass the DataLoader to prepare too, or divide the rows with "
+                "worker.shard"
             )
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -321,8 +323,8 @@ class AsyncLoop(Loop):
     def gradients_come(self, groups: Sequence[int]) -> None:
         if not self.optimizers:
             raise ConfigurationError(
-                'got no optimizer: with mode="async" workers synchronize after its steps; pass it to prepare, or '
-                'average gradients, mode="sync"'
+                'got no optimizer, and with mode="async" workers synchronize after its steps: '
+                'pass it to prepare, or pass mode="sync" to average gradients'
             )
         self.leave()
 

@@ -106,15 +106,15 @@ def _prepared(objects: Any, kinds: list[str], worker: Worker, settings: Any) -> 
     if loop is None or loop.worker is not worker or (loop.begun and (of["model"] or of["optimizer"])):
         if worker.late:
             raise ConfigurationError(
-                "this worker joined late: the workers of a loop count passes together from its start; launch the job "
-                "with more workers"
+                "this worker joined late, and the workers of a loop count passes together from "
+                "its start: launch the job with more workers"
             )
         kind = Loop if worker.global_size == 1 else SyncLoop if mode == "sync" else AsyncLoop
         loop = kind(worker, settings)
         begin(loop)
     elif loop.settings != settings:
         raise ConfigurationError(
-            f"got prepare with {settings} behind one with {loop.settings}: all calls for one loop have equal settings"
+            f"got prepare with {settings} after one with {loop.settings}: pass equal settings in all calls for one loop"
         )
     loop.add(of["model"], of["averaged"], of["optimizer"])
     return [_changed(each, kind, worker, loop) for each, kind in zip(objects, kinds)]
@@ -161,8 +161,8 @@ def _kind_of(each: Any) -> str:
         if isinstance(each, types):
             return kind
     raise ConfigurationError(
-        f"got {name}: pass models, optimizers, DataLoaders and schedulers of torch; others, such as a GradScaler, work "
-        "without prepare"
+        f"got {name}: pass models, optimizers, DataLoaders and schedulers of torch; other "
+        "objects, such as a GradScaler, need no prepare"
     )
 
 
@@ -171,7 +171,8 @@ def _require_settings(mode: str, strategy: Any, sync_every: Any, scaling: Any, o
         raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
     if mode == "sync" and not (strategy is None and sync_every is None):
         raise ConfigurationError(
-            'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async" for them'
+            'got mode="sync" with strategy or sync_every, which averaged gradients do not use: '
+            'pass mode="async" for them'
         )
     number = isinstance(scaling, (int, float)) and not isinstance(scaling, bool)
     if mode == "sync" and scaling not in (None, "none", "linear", "sqrt"):

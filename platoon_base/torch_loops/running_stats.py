@@ -92,8 +92,9 @@ def warn_of_sync_batch_norm(model: Any) -> None:
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)]
     if names:
         warn_once(
-            f"got SyncBatchNorm ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}) without a process group of "
-            "torch: it normalizes by the rows of this worker's batch alone, as BatchNorm does; use larger batches or "
-            "GroupNorm if these are too few, or make a process group, torch.distributed.init_process_group, which "
+            f"got SyncBatchNorm ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}) "
+            "without a process group of torch, so it normalizes only by the rows of this "
+            "worker's batch, as BatchNorm does. Use larger batches or GroupNorm if these are too "
+            "few; or create a process group, torch.distributed.init_process_group, which "
             "SyncBatchNorm uses on GPUs"
         )

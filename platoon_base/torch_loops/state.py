@@ -29,8 +29,9 @@ class TensorValue:
     def __init__(self, name: str, tensor: Tensor, rule: str = "") -> None:
         if tensor.layout is not torch.strided:
             raise ConfigurationError(
-                f"got {name} of layout {tensor.layout}, which cannot be copied to other workers: make it dense; or "
-                "give all workers the same one, and pass model.parameters(), of which no buffers are copied"
+                f"got {name} of layout {tensor.layout}, which cannot be copied to other workers: "
+                "make it dense; or use the same one on all workers, and pass model.parameters(), "
+                "which copies no buffers"
             )
         self.name = name
         self._tensor = tensor.detach()
@@ -158,9 +159,10 @@ def moments_of(optimizer: Any) -> list[Tensor]:
     found, without = found_moments(optimizer)
     if without:
         raise ConfigurationError(
-            f"got {type(optimizer).__name__} without moments of {len(without)} parameters, the first of shape "
-            f"{without[0]}: torch makes them in the first step with a gradient of the parameter, so make one step "
-            "before; an optimizer such as SGD without momentum has none, so take a rule with moments=False"
+            f"got {type(optimizer).__name__} without moments of {len(without)} parameters, the "
+            f"first of shape {without[0]}: torch creates them in the first step with a gradient "
+            "of the parameter, so make one step before; an optimizer without moments, such as "
+            "SGD without momentum, needs a rule with moments=False"
         )
     return found
 

@@ -6,12 +6,12 @@ from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
 from platoon_base.system.lazy import lazy_names
 from platoon_base.system.warn import warn_once
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import BackEnds, Connection, Identity
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, kind_of
 from platoon_base.worker.shared_parameters import ON_NONFINITE, require_on_nonfinite
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from platoon_base.worker.same_values import require_same_values
     from platoon_base.worker.training_start import start_training
+    from platoon_base.worker.value_checksums import checksums
 
 __all__ = [
     "COMPUTE",
@@ -48,6 +49,7 @@ __all__ = [
     "Worker",
     "agree",
     "agree_in_step",
+    "checksums",
     "copy_first_values",
     "copy_to_those_left",
     "copy_values",
@@ -72,6 +74,7 @@ __getattr__ = lazy_names(
         "State": "platoon_base.worker.agreed_state",
         "agree": "platoon_base.worker.agreed_state",
         "agree_in_step": "platoon_base.worker.agreed_state",
+        "checksums": "platoon_base.worker.value_checksums",
         "copy_first_values": "platoon_base.worker.initial_values",
         "copy_to_those_left": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",

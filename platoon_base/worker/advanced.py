@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from platoon_base.coordination import messages as msg
 from platoon_base.shm.phases import COLLECTIVE
 from platoon_base.shm.stop_votes import StopVotes
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.array_sums import Summed, sum_arrays
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.rounds import require_part
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
 from platoon_base.worker.sharing import Sharing
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 from platoon_base.worker_process.apart import Intent, intend
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.errors import WorkerLostError
-from platoon_base.fingerprint import checksum
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.initial_values import Variable, copy_to_those_left, copy_values
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.worker.initial_values import Variable, copy_to_those_left, copy_values, values_of
+from platoon_base.worker.value_checksums import checksums
 
 __all__ = ["RULES", "State", "agree", "agree_in_step", "default_rule_of", "make_equal"]
 
@@ -47,7 +47,7 @@ def agree(
     """Set variables to common values; return the ranks that took part; a collective call."""
     taken = [state for state in states if state.rule != "first"]
     copied = [state.variable for state in states if state.rule == "first"]
-    values = [np.asarray(state.variable.get_value(borrow=True)) for state in taken]
+    values = values_of(state.variable for state in taken)
     terms = [_term(state, value, weight) for state, value in zip(taken, values)]
     pairs = {"weight": (float(weight), 1.0)}
     if copied and weight:
@@ -65,7 +65,7 @@ def agree(
 
 def agree_in_step(states: Sequence[State], worker: Worker, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Set variables to common values; faster than `agree`, but all launched workers must call."""
-    values = [np.asarray(state.variable.get_value(borrow=True)) for state in states]
+    values = values_of(state.variable for state in states)
     taken = [(state, value) for state, value in zip(states, values) if state.rule != "first"]
     copied = [(state, value) for state, value in zip(states, values) if state.rule == "first"]
     if copied:
@@ -119,7 +119,7 @@ def make_equal(
     variables: Sequence[Variable], worker: Worker, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
     """Copy the first worker's value of each variable that differs; a call of all that are left."""
-    sums = np.array([checksum(variable.get_value(borrow=True)) for variable in variables], np.int64)
+    sums = np.array(checksums(variables), np.int64)
     halves = np.stack([sums & 0xFFFF, sums >> 16])  # Squares of halves are exact in float64.
     summed = worker.advanced.sum_arrays(name, [halves, halves**2], timeout_s=timeout_s)
     # Numbers are equal if N times the sum of their squares is the square of their sum.

@@ -24,10 +24,10 @@ from platoon_base.rules.center import Rule
 from platoon_base.sharding import START, Position
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.turns import NoTurns, Turns
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.progress_row import ProgressRow
 from platoon_base.worker.stop_signal import StopSignal
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 from platoon_base.worker_process import apart
 
 __all__ = ["BackEnds", "Connection", "Identity"]

@@ -30,7 +30,7 @@ class DeviceAllReduce:
         self.compresses: bool = group.compresses
         self._timeout_s = timeout_s
         self._driver = primary_driver(ordinal, _REMEDY)
-        self._spare: list[_Page] = []
+        self._spare: list[Fetched] = []
         self._taking = threading.Lock()
 
     def add_up(self, address: int, count: int, dtype: str, stream: int, feedback: ErrorFeedback | None = None) -> None:
@@ -44,46 +44,28 @@ class DeviceAllReduce:
     def fetch(self, address: int, count: int, stream: int) -> Fetched:
         """Queue the copy of float32 elements to the host."""
         with self._taking:
-            at = next((i for i, page in enumerate(self._spare) if page.array.size == count), None)
-            page = None if at is None else self._spare.pop(at)
-        page = _Page(self._driver, count) if page is None else page
-        page.start(address, stream)
-        return Fetched(self, page)
+            at = next((i for i, spare in enumerate(self._spare) if spare.array.size == count), None)
+            fetched = None if at is None else self._spare.pop(at)
+        fetched = Fetched(self, self._driver, count) if fetched is None else fetched
+        fetched.start(address, stream)
+        return fetched
 
     def require_sound(self) -> None:
         """Raise if the group has failed; the results of the latest sums are undefined then."""
         self._group.require_sound()
 
-    def _give_back(self, page: _Page) -> None:
+    def reuse(self, fetched: Fetched) -> None:
         with self._taking:
-            self._spare.append(page)
+            self._spare.append(fetched)
 
 
 class Fetched:
-    """An asynchronous copy of elements from a device to the host."""
+    """An asynchronous copy of elements from a device to the host, in page-locked memory."""
 
-    def __init__(self, owner: DeviceAllReduce, page: _Page) -> None:
-        self._owner = owner
-        self._page: _Page | None = page
-        self._values: Array = np.empty(0, np.float32)
+    # The memory is never freed, but reused for later copies.
 
-    def values(self) -> Array:
-        """Wait for the copy and return the elements; raise if an earlier sum has failed."""
-        if self._page is not None:
-            self._page.wait()
-            self._owner.require_sound()  # After a failed sum the elements are undefined.
-            self._values = self._page.array.copy()
-            self._owner._give_back(self._page)
-            self._page = None
-        return self._values
-
-
-class _Page:
-    """Page-locked memory of the host with the event of the last copy to it; never freed."""
-
-    def __init__(self, driver: Driver, count: int) -> None:
-        self._driver = driver
-        self._event = driver.new_event()
+    def __init__(self, owner: DeviceAllReduce, driver: Driver, count: int) -> None:
+        self._owner, self._driver, self._event = owner, driver, driver.new_event()
         memory = (ctypes.c_float * count).from_address(driver.allocate_on_host(4 * count))
         self.array: Array = array_on(memory, (count,), np.float32)
 
@@ -91,5 +73,10 @@ class _Page:
         self._driver.queue_read(self.array.ctypes.data, source, self.array.nbytes, stream)
         self._driver.record(self._event, stream)
 
-    def wait(self) -> None:
+    def values(self) -> Array:
+        """Wait for the copy and return the elements, once; raise if an earlier sum has failed."""
         self._driver.wait_for(self._event)
+        self._owner.require_sound()  # After a failed sum the elements are undefined.
+        values = self.array.copy()
+        self._owner.reuse(self)
+        return values

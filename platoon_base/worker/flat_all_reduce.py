@@ -10,8 +10,8 @@ import numpy as np
 from platoon_base.collectives.flat import FlatBuffers
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import ConfigurationError
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["FlatAllReduce"]
 

@@ -16,12 +16,12 @@ from platoon_base.schedule import require_policy
 from platoon_base.sharding import shard, shard_seed
 from platoon_base.shm.phases import COLLECTIVE, VALIDATION
 from platoon_base.system.text import legible
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.advanced import Advanced
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.leadership import Leadership
 from platoon_base.worker.rounds import require_part
 from platoon_base.worker.sharing import Sharing
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["Worker"]
 

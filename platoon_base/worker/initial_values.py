@@ -14,8 +14,8 @@ from platoon_base.errors import ConfigurationError, LayoutMismatchError, WorkerL
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.parameters import Parameters
 from platoon_base.system.text import to_bytes
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = [
     "Variable", "copy_first_values", "copy_to_those_left", "copy_values", "require_same_layout", "start_together",
@@ -36,6 +36,15 @@ class Variable(Protocol):
     def set_value(self, value: Any) -> None: ...
 
 
+def values_of(variables: Iterable[Any]) -> list[Array]:
+    """Return the values; where variables can, all copies from devices begin before the first is awaited."""
+    taken = list(variables)
+    for variable in taken:
+        if hasattr(variable, "prefetch_value"):
+            variable.prefetch_value()
+    return [np.asarray(variable.get_value(borrow=True)) for variable in taken]
+
+
 def copy_first_values(
     variables: Sequence[Variable],
     worker: Worker,
@@ -49,7 +58,7 @@ def copy_first_values(
     Before anything changes, every worker raises `LayoutMismatchError` if layouts or ``settings``
     differ.
     """
-    values = [variable.get_value(borrow=True) for variable in variables]
+    values = values_of(variables)
     layout = Layout.of(values, [variable.name or "" for variable in variables])
     if participants is None or len(participants) == worker.global_size:
         require_same_layout(layout, worker, settings, timeout_s=timeout_s)
@@ -68,7 +77,7 @@ def copy_to_those_left(
 ) -> bool:
     """Copy rank ``root``'s values to all that are left; return whether it was done."""
     mine = worker.global_rank == root
-    values = [variable.get_value(borrow=True) for variable in variables]
+    values = values_of(variables)
     words = [_words(variable.name, value) for variable, value in zip(variables, values)]
     # A sum in which all other terms are zero. float64 holds each word exactly.
     terms = [each if mine else np.zeros_like(each) for each in words]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 
+from platoon_base.timeouts import SHORT_POLL_S, timeout
 from platoon_base.worker.connection import Connection
 
 __all__ = ["Leadership"]
-
-# Wait for the exit of a leader that has left: only the exit shows whether it failed.
-_UNDECIDED_S = 5.0
-_POLL_INTERVAL_S = 0.01
 
 
 class Leadership:
@@ -33,8 +30,8 @@ class Leadership:
         return leads
 
     def _await_end(self, leader: int) -> None:
-        deadline = time.monotonic() + _UNDECIDED_S
+        deadline = time.monotonic() + timeout("end")
         while not self._job_state.row(leader)["ending"] and time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL_S)
-        time.sleep(_POLL_INTERVAL_S)  # The controller writes "ending" first.
+            time.sleep(SHORT_POLL_S)
+        time.sleep(SHORT_POLL_S)  # The controller writes "ending" first.
         self._waited_for = leader

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.centers.across_hosts import HostsRounds
 from platoon_base.centers.base import NonFiniteElement, RoundCenter
-from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import copy_all, wait_until
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
@@ -18,6 +18,7 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.turns import NoTurns, Turns
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 from platoon_base.worker.progress_row import ProgressRow
 
 __all__ = ["WorkerRounds", "await_latest_round", "require_part"]
@@ -25,8 +26,6 @@ __all__ = ["WorkerRounds", "await_latest_round", "require_part"]
 Array = np.ndarray[Any, Any]
 
 _BLOCK = 1 << 15  # The caches hold this many elements.
-# Copying the center may take this long even if the wait for workers used up the timeout.
-_MIN_S = 3.0
 _COMPARE_AGAIN_S = 1.0
 # Usually a host that made the latest round sends its center; after this time it is fetched.
 _FETCH_AFTER_S = 3.0
@@ -78,14 +77,15 @@ class WorkerRounds:
         deadline = awake() + timeout_s
         refused = self.complete(arrays, timeout_s)
         began = time.perf_counter()
-        left_s = max(deadline - awake(), min(_MIN_S, timeout_s))
+        # The center may be copied even if the wait for workers used up the timeout.
+        left_s = max(deadline - awake(), min(timeout("stripe"), timeout_s))
         with self._turns.take("contribute", left_s, self._center.finish):
             kept_out = self._center.contribute(arrays, part, left_s)
         met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - awake(), 0.0)), msg.RoundReached)
         # All workers pass the same number of workers, whichever of them makes the step on a stripe.
         count = functools.partial(self._count, position=self._progress.position)
         sent = _Sent(met.number, self._rule_for(len(met.ranks)), count)
-        left_s = max(deadline - awake(), min(_MIN_S, timeout_s))
+        left_s = max(deadline - awake(), min(timeout("stripe"), timeout_s))
         if overlaps and kept_out is None:
             self._center.note_met(met.number, left_s)
             self._sent = sent

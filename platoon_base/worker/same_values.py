@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["require_same_values"]
 

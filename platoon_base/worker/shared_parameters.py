@@ -14,7 +14,6 @@ import numpy as np
 
 from platoon_base.centers.base import Center, CenterFactory, NonFiniteElement
 from platoon_base.channels.call_lock import CallLock
-from platoon_base.channels.client import GRACE_S
 from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
 from platoon_base.device_arrays import is_device_array, memory_order
@@ -39,6 +38,7 @@ from platoon_base.rules.outer import overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
 from platoon_base.system.awake import awake
 from platoon_base.system.warn import warn_once
+from platoon_base.timeouts import timeout
 from platoon_base.worker.checked_layout import CheckedLayout
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -55,8 +55,6 @@ ON_NONFINITE = ("raise", "skip", "restore")
 # With the defaults for one worker, the last of several would almost swap its values with the
 # center's.
 _MIN_WORKERS = 2
-# Averaging the hosts may take this long even if the wait for workers used up the timeout.
-_MIN_S = 3.0
 # Each sample of values on a device waits for queued work, so samples are rare.
 _DEVICE_POLL_INTERVAL_S = 1.0
 
@@ -166,7 +164,7 @@ class SharedParameters:
             if create:
                 # The controller may be lost, or may have the first report: the cause counts.
                 with contextlib.suppress(PlatoonError):
-                    client.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
+                    client.ask(msg.CenterReady(error=repr(exc)), msg.Done, timeout("answer"))
             raise
 
     def _resume(self, checkpoint: Checkpoint) -> list[list[Array]]:
@@ -364,7 +362,8 @@ class SharedParameters:
             return
         deadline = awake() + timeout_s
         met = self._connection.client.wait_for_all(msg.Round(timeout_s=timeout_s), msg.RoundReached)
-        across_hosts.wait(met.number, max(deadline - awake(), min(_MIN_S, timeout_s)))
+        # The hosts may be averaged even if the wait for workers used up the timeout.
+        across_hosts.wait(met.number, max(deadline - awake(), min(timeout("stripe"), timeout_s)))
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:
@@ -374,7 +373,7 @@ class SharedParameters:
             return
         self.complete_round(timeout_s)
         with self._call_lock.take("center_params", timeout_s):
-            own = [array.copy() for array in self._borrow()]
+            own = _copies(self._borrow())
         try:
             with self._call_lock.take("center_params", timeout_s) as left_s:
                 arrays = self._borrow()
@@ -387,8 +386,7 @@ class SharedParameters:
         finally:
             with self._call_lock.take("center_params", timeout_s):
                 arrays = self._borrow()
-                for array, value in zip(arrays, own):
-                    assign(array, value)
+                _restore(arrays, own)
                 self.parameters.give_back(arrays)
 
     def finish(self) -> None:
@@ -563,3 +561,15 @@ def require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
             raise NonFiniteError(
                 f"{spec.name} has a NaN or an infinity, which must not enter the center; initialise the model again"
             )
+
+
+def _copies(arrays: Any) -> Any:
+    return arrays.copies() if hasattr(arrays, "copies") else [array.copy() for array in arrays]
+
+
+def _restore(arrays: Any, copies: Any) -> None:
+    if hasattr(arrays, "restore"):
+        arrays.restore(copies)
+        return
+    for array, value in zip(arrays, copies):
+        assign(array, value)

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 
 from platoon_base.shm.job_state import JobState
+from platoon_base.timeouts import LIVENESS_S
 
 __all__ = ["StopSignal"]
 
 log = logging.getLogger(__name__)
-
-_POLL_INTERVAL_S = 0.5
 
 
 class StopSignal:
@@ -31,7 +30,7 @@ class StopSignal:
         now = time.monotonic()
         if now < self._next_poll_at:
             return False
-        self._next_poll_at = now + _POLL_INTERVAL_S
+        self._next_poll_at = now + LIVENESS_S
         # The order matters: `close` runs before the memory is unmapped.
         if self._controller_alive() or self._closed:
             return False

@@ -35,4 +35,5 @@ class SpanRecorder:
         """Write the file; errors are ignored, so a full disk does not stop the training."""
         found = Spans(self._rank, list(self._spans))
         with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._path, msgspec.json.encode(found))

@@ -7,9 +7,9 @@ from typing import Any
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import Rule
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import Variable, copy_first_values
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["start_training"]
 

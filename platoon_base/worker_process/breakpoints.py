@@ -16,16 +16,10 @@ from typing import Any
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import ERROR_FILE, JOB, RANK, TERMINAL
+from platoon_base.system.job_paths import path_of
+from platoon_base.timeouts import SHORT_POLL_S, timeout
 
-__all__ = ["hook_breakpoints", "lend_terminal", "terminal_request_file"]
-
-_ANSWER_TIMEOUT_S, _POLL_INTERVAL_S = 5.0, 0.02
-_TERMINAL_REQUEST = "rank0.terminal"
-
-
-def terminal_request_file(log_folder: Path) -> Path:
-    """Return the path of the file with which rank 0 requests the terminal."""
-    return log_folder / _TERMINAL_REQUEST
+__all__ = ["hook_breakpoints", "lend_terminal"]
 
 
 def lend_terminal(workers: int) -> None:
@@ -46,7 +40,7 @@ def hook_breakpoints() -> None:
     if not name or not errors:
         sys.breakpointhook = _refuse
         return
-    wish = terminal_request_file(Path(errors).parent)
+    wish = path_of(Path(errors).parent, "terminal")
 
     def stop_here(*args: Any, **kwargs: Any) -> None:
         import pdb  # The import takes 4 ms, and few workers stop.
@@ -54,9 +48,9 @@ def hook_breakpoints() -> None:
         # A launcher that has lent its terminal polls for the file five times a second.
         with contextlib.suppress(FileExistsError):
             wish.touch(exist_ok=False)  # follows no link
-        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        deadline = time.monotonic() + timeout("answer")
         while wish.exists() and time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL_S)
+            time.sleep(SHORT_POLL_S)
         wish.unlink(missing_ok=True)  # The launcher must not find it later.
         stream = os.fdopen(os.open(name, os.O_RDWR | os.O_NOCTTY), "r+b", buffering=0)
         terminal = _Terminal(stream)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from platoon_base.system.environment import FRAMEWORK_RANK, PREFIX
 from platoon_base.system.own_files import open_log
 from platoon_base.system.process import PR_SET_CHILD_SUBREAPER, is_subreaper, prctl
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start, python_main
 
 __all__ = ["DONE", "ForkServer"]
 
-TIMEOUT_S = 120.0  # Theano may compile at its import.
 DONE = b"done\n"
 
 
@@ -40,7 +40,7 @@ class ForkServer:
         common = set.intersection(*(set(start.environment.items()) for start in starts))
         spec = {
             "parent": os.getpid(),
-            "timeout_s": TIMEOUT_S,
+            "timeout_s": timeout("preload"),
             "program": [*program.argv, *args],
             "preload": list(preload),
             "workers": [_spec_of(start, common) for start in starts],

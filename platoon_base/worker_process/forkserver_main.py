@@ -22,7 +22,7 @@ from typing import Any
 
 from platoon_base import compat
 from platoon_base.system.own_files import open_log
-from platoon_base.system.process import PR_SET_PDEATHSIG, prctl, readable
+from platoon_base.system.process import die_with, readable
 from platoon_base.worker_process import child
 from platoon_base.worker_process.forkserver import DONE
 from platoon_base.worker_process.program import Program
@@ -36,7 +36,7 @@ def main() -> None:
     gc.disable()
     spec = json.load(sys.stdin)
     os.set_inheritable(spec["report"], False)
-    _end_with(spec["parent"])
+    die_with(spec["parent"], signal.SIGKILL)
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     # The default action ends the process in any state; forked processes do not inherit the timer.
@@ -57,13 +57,6 @@ def main() -> None:
     _become_worker(worker, handlers)
     child.show(program)
     child.run(program, args)
-
-
-def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies; forked processes do not inherit it."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # The parent is already dead.
-        os._exit(1)
 
 
 def _warm_up() -> None:

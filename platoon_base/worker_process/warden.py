@@ -11,27 +11,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from platoon_base.system.job_paths import path_of
 from platoon_base.system.orphan import WORKER
 from platoon_base.system.process import readable
+from platoon_base.timeouts import timeout
 
 __all__ = ["Warden", "end_by_warden"]
 
 log = logging.getLogger(__name__)
 
 _MAIN = Path(__file__).with_name("warden_main.py")
-_PID_FILE = "warden"
-# Within this time a worker that runs Python has ended itself.
-_SOON_S = WORKER.notice_s + WORKER.grace_s + 1.0
-_EXIT_TIMEOUT_S, _ENDED_TIMEOUT_S = 5.0, 20.0
+_ENDED_TIMEOUT_S = 20.0
 
 
 class Warden:
     """Starts the warden with the first worker; after ``soon_s`` it kills unaware workers."""
 
-    def __init__(self, folder: str, command: Sequence[str], soon_s: float = _SOON_S) -> None:
+    def __init__(self, folder: str, command: Sequence[str], soon_s: float | None = None) -> None:
+        # Within this time a worker that runs Python has ended itself.
+        soon_s = WORKER.notice_s + timeout("grace") + 1.0 if soon_s is None else soon_s
         self._folder = folder
+        late_s = soon_s + timeout("orphan")
         self._command = [
-            *(sys.executable, "-ISE", str(_MAIN), folder, f"{soon_s:g}", f"{soon_s + WORKER.own_end_s:g}"),
+            *(sys.executable, "-ISE", str(_MAIN), folder, f"{soon_s:g}", f"{late_s:g}"),
             *command,
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,7 +49,7 @@ class Warden:
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-                Path(self._folder, _PID_FILE).write_text(str(self._process.pid))
+                path_of(self._folder, "warden").write_text(str(self._process.pid))
             self._send(b"%d\n" % pid)
         except OSError as exc:
             log.warning("no process will end the workers if this one is killed while they hang: %s", exc)
@@ -65,7 +67,7 @@ class Warden:
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.close()  # type: ignore[union-attr]
         try:
-            self._process.wait(_EXIT_TIMEOUT_S)
+            self._process.wait(timeout("end"))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -74,7 +76,7 @@ class Warden:
 def end_by_warden(folder: str) -> bool:
     """Let the warden of a job without a launcher end the workers; return whether it did."""
     try:
-        pid = int(Path(folder, _PID_FILE).read_text())
+        pid = int(path_of(folder, "warden").read_text())
         fd = os.pidfd_open(pid)
     except (OSError, ValueError):
         return False

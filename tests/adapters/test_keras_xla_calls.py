@@ -20,7 +20,7 @@ class Times:
     def __init__(self, factor, calls, work=0):
         self.factor, self.calls, self.work, self.in_place = factor, calls, work, []
 
-    def fill(self, outs, ins, scalar):
+    def __call__(self, outs, ins, scalar):
         if scalar < 0:
             raise ValueError(f"got {scalar}")
         for _ in range(self.work):
@@ -81,7 +81,7 @@ class Counted:
     def __init__(self):
         self.calls = 0
 
-    def queue(self, blocks, stream):
+    def __call__(self, blocks, stream):
         self.calls += 1
 
 

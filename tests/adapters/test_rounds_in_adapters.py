@@ -210,39 +210,3 @@ assert made == [1.0, 1.0], made  # nor at the end of training, which would chang
 """
     ).require_success()
     assert not any("batches preceded an evaluation" in log for log in outcome.logs)
-
-
-@needs_theano
-def test_eamsgd_is_algorithm_2_with_lasagnes_nesterov_momentum(run_lasagne):
-    """In the paper's x and v; the spring acts at x + delta v, which is what Lasagne keeps in the parameters."""
-    run_lasagne(
-        """
-        from platoon_base import EAMSGD
-        delta, alpha, eta, period = 0.9, 0.3, 0.05, 3
-        w = theano.shared(np.ones(3, "f4"), name="w")
-        rows, targets = T.fmatrix("rows"), T.fvector("targets")
-        loss = T.sqr(T.dot(rows, w) - targets).mean()
-        updates = lasagne.updates.nesterov_momentum(loss, [w], eta, delta)
-        updates = sync_updates(updates, [w], EAMSGD(alpha), every_n_batches=period)
-        train = theano.function([rows, targets], loss, updates=updates)
-        worker.barrier("both have begun")
-
-        def gradient(at, step):
-            return 2 * X[step::8].T.dot(X[step::8].dot(at) - Y[step::8]) / 3
-
-        if rank == 0:  # alone with the center, which is then the paper's x tilde of p = 1
-            x, v, center = np.ones(3), np.zeros(3), np.ones(3)
-            for step in range(12):
-                train(X[step % 8 :: 8], Y[step % 8 :: 8])
-                v = delta * v - eta * gradient(x + delta * v, step % 8)
-                x = x + v
-                if (step + 1) % period == 0:
-                    d = alpha * (x + delta * v - center)
-                    x, center = x - d, center + d
-                np.testing.assert_allclose(w.get_value(), x + delta * v, atol=1e-5)
-            with worker.center_params():
-                np.testing.assert_allclose(w.get_value(), center, atol=1e-5)
-            assert abs(center - 1).max() > 0.01
-        worker.barrier("the first has compared")
-        """
-    ).require_success()

@@ -10,7 +10,7 @@ import pytest
 from interrupting import at_instruction
 from scripts_here import script_path
 
-from platoon_base.centers import host
+from platoon_base.centers import stripes
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host import STRIPE_BYTES, HostCenters
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
@@ -249,7 +249,7 @@ def test_ctrl_c_at_any_instruction_leaves_no_stripe_locked(centers):
         except KeyboardInterrupt:
             interrupted = True
         other.sync(rule, values, True, 0)  # or it raises: a stripe is taken
-        assert other.holder(0) is None
+        assert other.locks.holder(0) is None
     assert instruction > 100
     center.close()
     other.close()
@@ -290,21 +290,21 @@ def test_a_stripe_that_is_held_is_passed_over_and_waited_for(pair):
     x = model(1)
 
     def try_in_vain():
-        assert [center.holder(stripe) for stripe in range(3)].count(1) == 1
+        assert [center.locks.holder(stripe) for stripe in range(3)].count(1) == 1
         with pytest.raises(CollectiveTimeoutError, match="rank 1"):
             center.sync(EASGD(0.5), x, True, 0.05)
 
     other.sync(meanwhile(try_in_vain), model(0), True, 10)
     changed = np.concatenate([np.ravel(a != b) for a, b in zip(x, model(1))])
     assert 0.3 < changed.mean() < 0.9, "the stripes that were free, and they alone, are updated"
-    assert [center.holder(stripe) for stripe in range(3)] == [None] * 3
+    assert [center.locks.holder(stripe) for stripe in range(3)] == [None] * 3
     assert center.sync(EASGD(0.5), x, True, 10) is None
 
 
 def test_who_leaves_a_stripe_out_has_not_reached_the_whole_center(pair, monkeypatch):
     center, other = pair(EASGD(0.5), model(0))
     x = model(1)
-    monkeypatch.setattr(host, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(stripes, "timeout", {"stripe": 0.05}.get)
     other.sync(meanwhile(lambda: center.sync(EASGD(0.5), x, True, 10)), model(0), True, 10)
     assert not center.whole
     center.sync(EASGD(0.5), x, True, 10)

@@ -8,7 +8,7 @@ import pytest
 from interrupting import at_instruction
 
 from platoon_base.channels.base import Received
-from platoon_base.channels.client import GRACE_S, ControlClient
+from platoon_base.channels.client import ControlClient
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import ControlServer
@@ -367,4 +367,4 @@ def test_a_worker_asks_again_while_those_it_waits_for_go_on():
     assert first == call
     assert second == msg.Barrier(name="b", timeout_s=7.0, patience_s=10.0)
     assert third == msg.Barrier(name="b", timeout_s=10.0, patience_s=10.0)  # never longer than the call may stand still
-    assert [timeout_s for _, timeout_s in channel.asked] == [10.0 + GRACE_S, 7.0 + GRACE_S, 10.0 + GRACE_S]
+    assert [timeout_s for _, timeout_s in channel.asked] == [15.0, 12.0, 15.0]

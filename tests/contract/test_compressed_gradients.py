@@ -78,29 +78,6 @@ def test_all_ranks_have_the_same_bits_near_the_mean(workers, codec):
             assert np.abs(results[0] - exact).max() < bound * np.abs(exact).max()
 
 
-BOUNDS = {"int8": 0.02, "int4": 0.5, "int2": 4.0, "bfloat16": 0.01}
-
-
-@alternating(HOSTS, list(BOUNDS))
-@pytest.mark.parametrize("op", ["mean", "sum"])
-def test_over_many_steps_nothing_is_lost(workers, codec, op):
-    """The sum of what came differs from that of the exact values by what is kept, which does not grow."""
-    size, n, bound = sum(workers), 40_000, BOUNDS[codec]
-    with group_of(workers, codec) as group:
-        averages = Averages(group)
-        delivered, exact, errors = np.zeros(n), np.zeros(n), []
-        for step in range(24):
-            results = averages(lambda rank: values_of(rank, 0, n) + values_of(rank, step, n), op)  # noqa: B023
-            delivered += results[0]
-            own = [(values_of(rank, 0, n) + values_of(rank, step, n)).astype("f8") for rank in range(size)]
-            exact += getattr(np, op)(own, axis=0)
-            errors.append(np.abs(delivered - exact).max())
-        largest = max(np.abs(values_of(rank, step, n)).max() for rank in range(size) for step in range(24))
-        scale = largest * (size if op == "sum" else 1)
-        assert errors[-1] < bound * scale
-        assert max(errors[12:]) < 3 * max(errors[:12])
-
-
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_came_and_what_is_kept_is_what_was_meant(codec):
     """Exactly, to the rounding of float32: two hosts of one rank, whose parts are the halves of each chunk."""

@@ -14,8 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from platoon_base.centers.hosts_means import weighted_mean
-from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.centers.across_hosts import RoundTotals, weighted_mean
 from platoon_base.compression.codecs import Blocks
 from platoon_base.compression.packing import Packing
 from platoon_base.courier import background, courier
@@ -251,7 +250,7 @@ def test_large_numbers_of_half_precision_are_exchanged():
 
 @pytest.mark.parametrize(("filled", "compression"), [(True, "int4"), (None, "none")], indirect=["compression"])
 def test_an_exchange_that_takes_longer_than_patience_is_made(filled, compression, monkeypatch):
-    monkeypatch.setattr(background, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(background, "timeout", {"stall": 1.0}.get)
 
     def make(value):
         return [np.full(2_000_000, value, "float32")]
@@ -299,7 +298,7 @@ def test_an_update_of_the_center_keeps_what_other_hosts_move_meanwhile():
 
 
 def test_a_host_that_does_not_answer_is_reported_until_it_does(monkeypatch):
-    monkeypatch.setattr(courier, "SILENT_WARNING_S", 0.1)
+    monkeypatch.setattr(courier, "timeout", {"link": 0.1}.get)
     monkeypatch.setattr(courier, "CHECK_S", 0.05)
     with Hosts([0.0, 3.0], filled=True) as group:
         group.get_ready()
@@ -309,7 +308,7 @@ def test_a_host_that_does_not_answer_is_reported_until_it_does(monkeypatch):
 
 
 def test_hosts_without_a_link_are_reported_with_the_port_and_the_reason(monkeypatch):
-    monkeypatch.setattr(courier, "UNLINKED_WARNING_S", 0.1)
+    monkeypatch.setattr(courier, "timeout", {"link": 0.1}.get)
     with Hosts([0.0, 3.0], filled=True) as group, socket.create_server(("127.0.0.1", 0)) as silent:
         peers = listening_of(group.hosts)
         ports = [peers[0][1], silent.getsockname()[1]]
@@ -328,7 +327,7 @@ def test_hosts_without_a_link_are_reported_with_the_port_and_the_reason(monkeypa
 @pytest.mark.parametrize("seed", range(2))
 def test_all_that_is_learned_counts_once_whatever_stalls_or_breaks(workers, seed, compression, monkeypatch):
     """Hosts stall for longer than an exchange waits, links break, means are taken in between: nothing is lost."""
-    monkeypatch.setattr(background, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(background, "timeout", {"stall": 0.02}.get)
     random, count = np.random.default_rng(seed), len(workers)
 
     def make(value):

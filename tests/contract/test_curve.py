@@ -244,7 +244,7 @@ def test_bytes_of_any_kind_are_shut_out(job):
 
 
 def test_who_does_not_finish_the_handshake_is_disconnected(monkeypatch):
-    monkeypatch.setattr(keys_module, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(keys_module, "timeout", {"handshake": 0.2}.get)
     with closing(Job()) as job:
         for data in (b"", greeting(b"CURVE")[:20], greeting(b"CURVE")):
             with socket.create_connection(job.host_port, TIMEOUT_S) as silent:

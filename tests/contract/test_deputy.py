@@ -18,6 +18,7 @@ from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.rendezvous import Introduction, RendezvousInterruptedError, arrive
 from platoon_base.multihost.secret import read_or_make_key
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import adopt, change
 from platoon_base.worker_process.program import Program
 
 pytestmark = pytest.mark.base
@@ -65,20 +66,28 @@ def first(tmp_path, monkeypatch):
     found.link.close()
 
 
+@pytest.fixture
+def lost_after_a_second():
+    """Change the timeouts of this process, as a welcome does that brings those of the job."""
+    change(os.environ, ["host=1", "silence=1"])
+    yield
+    adopt(os.environ, "")
+
+
 @contextlib.contextmanager
 def arrived(first):
     """Connect a host with one worker; gives its link, what waits for a welcome, and its signals."""
     here = Introduction(Place(2, 1, "a test"), ["cpu"], "program")
     with StopSignals() as signals:
         endpoint = first.link.address.removeprefix("tcp://")
-        with arrive(lambda: endpoint, here, signals, lambda text: None, timeout_s=20) as (link, welcome):
+        with arrive(lambda: endpoint, here, signals, lambda text: None) as (link, welcome):
             first.until(between.Arrive, link)
             yield link, welcome, signals
 
 
-def welcome_to(job, timeout_s=10.0):
+def welcome_to(job):
     world = World([1, 1], 1, [os.uname().nodename] * 2, ["127.0.0.1"] * 2, "")
-    return between.Welcome(world, job, "logs", timeout_s, 5.0)
+    return between.Welcome(world, job, "logs")
 
 
 @contextlib.contextmanager
@@ -129,9 +138,9 @@ def test_what_comes_with_a_welcome_is_for_its_job(first, tmp_path):
             assert deputy.serve(signals).status == 3
 
 
-def test_the_first_host_says_how_long_it_may_be_silent(first, tmp_path):
+def test_a_first_host_that_is_silent_for_its_timeout_is_lost(first, tmp_path, lost_after_a_second):
     with arrived(first) as (link, welcome, signals):
-        first.send(welcome_to("one", timeout_s=1.0))
+        first.send(welcome_to("one"))
         with deputy_of(link, welcome(), tmp_path) as deputy:
             began = awake()
             over = deputy.serve(signals)
@@ -139,11 +148,11 @@ def test_the_first_host_says_how_long_it_may_be_silent(first, tmp_path):
     assert "sent no heartbeat for 1." in over.text
 
 
-def test_a_checkpoint_with_much_that_workers_keep_arrives(first, tmp_path, caplog):
+def test_a_checkpoint_with_much_that_workers_keep_arrives(first, tmp_path, caplog, lost_after_a_second):
     kept = {rank: {"state": os.urandom(200_000)} for rank in range(200)}
     saved = between.SavedState(About(seed=0, size=200, seconds=1.0, kept=kept), str(tmp_path / "saved"))
     with arrived(first) as (link, welcome, signals):
-        first.send(welcome_to("one", timeout_s=1.0))
+        first.send(welcome_to("one"))
         with deputy_of(link, welcome(), tmp_path) as deputy:
             (peer,) = first.link.peers.values()
             peer.send(between.encode(saved), bulk=True)

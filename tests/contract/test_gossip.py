@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts_here import script_path
 
-from platoon_base.centers import gossip, gossip_slots
+from platoon_base.centers import gossip_slots, stripes
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.gossip import GossipCenters
-from platoon_base.centers.gossip_memory import WHOLE, GossipShape, shares_of
+from platoon_base.centers.gossip_slots import GOSSIP, WHOLE, shares_of
 from platoon_base.centers.host import STRIPE_BYTES
-from platoon_base.centers.stripe_locks import StripeLocks
+from platoon_base.centers.stripes import StripeLocks
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
@@ -267,9 +267,9 @@ def test_a_sender_that_is_stopped_delays_the_receiver_once(job, monkeypatch):
     real = job(GoSGD(probability=1e-12), [np.zeros(4)], 2)
     theirs = real.workers[1].slots.every()[0]
     assert theirs.locks.lock(theirs.stripes[0])
-    monkeypatch.setattr(gossip, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(stripes, "timeout", {"stripe": 0.05}.get)
     assert real.workers[0].sync(real.rule, [np.ones(4)], True, 100) is None
-    monkeypatch.setattr(gossip, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(stripes, "timeout", {"stripe": 30.0}.get)
     began = time.monotonic()
     for _ in range(3):
         assert real.workers[0].sync(real.rule, [np.ones(4)], True, 100) is None
@@ -332,7 +332,7 @@ def test_memory_that_grows_while_it_is_opened_is_that_of_the_job(job):
     real = job(GoSGD(), [np.zeros(4)], 1)
     with Segment.attach(real.centers.name) as mapped:
         real.join(1)
-        assert GossipShape.of(mapped, real.layout) is not None
+        GOSSIP.read(mapped.buffer, real.layout)  # which does not raise
 
 
 def test_a_worker_without_others_goes_on_as_it_is(job):
@@ -371,7 +371,7 @@ def test_two_that_leave_together_keep_their_weight(job, monkeypatch):
 
 def test_one_that_joins_as_the_last_ones_leave_takes_no_slot_of_theirs(job, monkeypatch):
     """One is leaving, with most of the weight, and the other has left: the third goes on from that."""
-    monkeypatch.setattr(gossip_slots, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(gossip_slots, "timeout", {"stripe": 0.05}.get)
     real = job(GoSGD(probability=1e-12), [np.zeros(4)], 2)
     for rank in (0, 1):
         real.step(rank, [np.full(4, 2.0 + rank)])

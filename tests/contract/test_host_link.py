@@ -7,10 +7,11 @@ import socket
 import pytest
 
 from platoon_base.channels.host_link import MAX_UNIDENTIFIED, LinkClient, LinkServer
-from platoon_base.channels.host_peer import HEARTBEAT_TIMEOUT_S, MAX_MESSAGE_BYTES
-from platoon_base.channels.keys import HANDSHAKE_S, keys_of_secret
+from platoon_base.channels.host_peer import MAX_MESSAGE_BYTES
+from platoon_base.channels.keys import keys_of_secret
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 from tests.helpers.breakable import Breakable
 
 pytestmark = pytest.mark.base
@@ -96,7 +97,7 @@ def test_what_was_under_way_on_a_broken_connection_arrives_once(pair):
 def test_a_cut_is_silence_and_loses_nothing(pair):
     pair.until(lambda: not pair.client.peer.in_flight)
     pair.way.passing.clear()
-    seconds = pair.until(lambda: pair.peer.silent_s(awake()) > HEARTBEAT_TIMEOUT_S)
+    seconds = pair.until(lambda: pair.peer.silent_s(awake()) > timeout("silence"))
     assert seconds < 5
     pair.client.peer.send(b"meanwhile")
     pair.peer.send(b"meanwhile")
@@ -212,7 +213,7 @@ def test_a_large_message_gets_through_a_slow_link_and_nobody_is_silent(pair):
         pair.step()
         now = awake()
         silent_s = max(silent_s, pair.client.peer.silent_s(now), pair.peer.silent_s(now))
-        assert silent_s < HEARTBEAT_TIMEOUT_S
+        assert silent_s < timeout("silence")
     assert pair.at_client == [large]
 
 
@@ -270,7 +271,7 @@ def test_a_stranger_who_announces_a_large_frame_is_disconnected_before_it_comes(
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(1000):  # the server's own greeting
                 pass
-    assert awake() - began < HANDSHAKE_S / 2
+    assert awake() - began < timeout("handshake") / 2
 
 
 def test_an_address_that_is_not_this_hosts_or_is_taken_is_refused(pair):

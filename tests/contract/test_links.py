@@ -348,7 +348,7 @@ def test_a_rank_with_the_key_that_is_not_expected_is_refused(listener, threads, 
 
 
 def test_who_is_silent_is_dropped_in_time(listener, threads, monkeypatch):
-    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(handshake, "timeout", {"handshake": 0.2, "link": 6.0}.get)
     waiting = threads.submit(answer, listener, KEY)
     with socket.create_connection((listener.address.host, listener.address.port)) as stranger:
         stranger.settimeout(PATIENCE_S)
@@ -544,7 +544,7 @@ def test_a_new_address_of_a_rank_is_called_at_once(listener, threads, calling):
 
 @pytest.mark.parametrize("warning_s", [0.1, 10.0])
 def test_the_wait_for_a_link_has_an_end_and_says_for_whom(listener, monkeypatch, caplog, warning_s):
-    monkeypatch.setattr(handshake, "WARNING_S", warning_s)
+    monkeypatch.setattr(handshake, "timeout", {"link": warning_s}.get)
     closed = Listener("127.0.0.1")
     closed.close()
     deadline = awake() + 0.3

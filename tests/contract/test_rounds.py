@@ -10,11 +10,10 @@ import pytest
 from interrupting import at_instruction
 from rule_table import OUTER
 
-from platoon_base.centers import host, host_rounds, round_kernels
+from platoon_base.centers import host, host_kernels, host_rounds
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host import STRIPE_BYTES, HostCenters
-from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED
-from platoon_base.centers.round_kernels import RoundKernels, undo_bytes
+from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, RoundKernels, undo_bytes
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
@@ -33,7 +32,7 @@ needs_fused = pytest.mark.skipif(not HAVE_FUSED, reason="needs the C extension: 
 def form(request, monkeypatch):
     """Either form of the loops."""
     if request.param == "numpy":
-        monkeypatch.setattr(round_kernels, "find_fused", lambda *args: None)
+        monkeypatch.setattr(host_kernels, "find_fused", lambda *args: None)
     return request.param
 
 
@@ -447,7 +446,7 @@ def test_a_copy_is_made_all_the_same_where_nobody_finishes_the_round(open_center
     monkeypatch.setattr(host_rounds.Rounds, "take_over", dying(host_rounds.Rounds.take_over, after=1))
     with pytest.raises(Died):
         two.take_over(rule, model(0), 1, 10)
-    monkeypatch.setattr(host, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(host, "timeout", {"stripe": 0.05}.get)
     values, _ = reader.snapshot()
     assert {float(v) for array in values for v in np.unique(array)} == {0.0, 4.0}
     assert "this copy mixes two rounds" in caplog.text
@@ -501,9 +500,9 @@ def test_both_forms_give_the_same_bits(rule, n, dtype, form, monkeypatch):
         undo = np.zeros(undo_bytes(Layout.of([x]), len(copies) - 3), "uint8")
         kernels = RoundKernels(copies[0], (copies[1], copies[2]), tuple(copies[3:]), undo)
         told = [kernels.contribute(x, 1)]
-        told += [kernels.step(rule, block, 0, 3, 0.7) for block in round_kernels.blocks(n)]
+        told += [kernels.step(rule, block, 0, 3, 0.7) for block in host_kernels.blocks(n)]
         found.append((told, [array.tobytes() for array in copies]))
-        monkeypatch.setattr(round_kernels, "find_fused", lambda *args: None)
+        monkeypatch.setattr(host_kernels, "find_fused", lambda *args: None)
     assert found[0] == found[1]
     assert found[0][0][0] is not None
 

@@ -276,27 +276,6 @@ tell(f"done{{rank}}")
         assert "Traceback" not in output_of(f"logs/rank{rank}.log")
 
 
-def test_a_signal_to_one_of_a_collective_ends_all_with_its_name(launch, output_of, tmp_path):
-    launcher = launch(
-        JOIN
-        + """
-pids = exchange_pids(worker)
-try:
-    for step in range(10**9):
-        if rank == 0 and step == 20:
-            os.kill(pids[1], signal.SIGTERM)
-        worker.all_reduce(x, timeout_s=60)
-except WorkerLostError as error:
-    (FOLDER / f"lost{rank}").write_text(str(error))
-"""
-    )
-    assert launcher.wait(PATIENCE_S) == 143, output_of()
-    for rank in (0, 2):
-        text = output_of(f"lost{rank}")
-        assert "rank 1" in text
-        assert "killed by SIGTERM" in text or "closed the collective" in text, text
-
-
 def test_a_script_that_catches_ctrl_c_may_go_on_and_leave_as_it_likes(launch, output_of, tmp_path):
     """The wait that was cut short is over; everything else works, also a wait of another kind."""
     launcher = launch(script_path("signals_a_script_that_catches_ctrl_c_may_go"))
@@ -304,12 +283,6 @@ def test_a_script_that_catches_ctrl_c_may_go_on_and_leave_as_it_likes(launch, ou
 
 
 # Stopped for a while.
-
-
-@pytest.mark.parametrize("wait", ["barrier", "all-reduce"])
-def test_a_wait_for_one_that_is_stopped_goes_on_when_that_one_does(run_job, wait):
-    """It is neither lost nor late: a debugger or a full machine may stop a process."""
-    run_job(script_path("signals_a_wait_for_one_that_is_stopped_goes"), workers=3, args=[wait]).require_success()
 
 
 # The launcher is killed, and can tidy up nothing.

@@ -452,3 +452,25 @@ def test_a_center_is_closed_also_if_its_device_fails(run_on_cuda):
         assert directory.closed
         """
     ).require_success()
+
+
+def test_checksums_on_a_device_are_those_of_the_host(run_on_cuda):
+    run_on_cuda(
+        """
+        from platoon_base.worker import checksums
+
+        class OnHost:
+            def __init__(self, value):
+                self.get_value = lambda borrow: value
+
+        values = draw(3, ((), (1,), (3, 5), (100_003,), (0, 4), (256, 300)))
+        variables = [on_device(value) for value in values]
+        found = checksums(variables)
+        assert found == checksums([OnHost(value) for value in values])
+        for variable, value in zip(variables, values):  # They are read, not changed.
+            assert np.array_equal(variable.get_value(), value)
+        variables[3].set_value(values[3] + (np.arange(100_003) == 99_999).astype(values[3].dtype))
+        changed = checksums(variables)
+        assert [now != before for now, before in zip(changed, found)] == [False, False, False, True, False, False]
+        """
+    ).require_success()

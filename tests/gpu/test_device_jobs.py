@@ -94,28 +94,6 @@ def test_the_rules_are_their_equations_bit_by_bit(run_on_devices, rule, locked, 
     ).require_success()
 
 
-@pytest.mark.parametrize("locked", [True, pytest.param(False, marks=on_cuda)])
-def test_no_update_is_lost_when_all_synchronize_at_once(run_on_devices, locked):
-    """With ASGD the center is the sum of everybody's progress, exactly, in whole numbers."""
-    run_on_devices(
-        f"""
-        x = on_device(np.zeros(1_000_001), "float32")
-        worker.init_shared_params([x], ASGD())
-        worker.barrier()
-        for _ in range(100):
-            x[...] = np.asarray(x) + 1
-            worker.sync_params({locked})
-        np.asarray(x)
-        worker.barrier()
-        with worker.center_params():
-            found = np.asarray(x)
-        worker.barrier()
-        assert (found == 100 * size).all(), (found.min(), found.max())
-        """,
-        workers=len(DEVICES),
-    ).require_success()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rule", ["EASGD()", "ASGD()", "CenterMomentum()"])
 def test_the_only_worker_trains_as_if_it_were_alone(run_on_devices, rule, dtype):
@@ -152,14 +130,6 @@ def test_the_mirror_has_the_values(run_on_devices):
 COUNTING = script_path("device_jobs_counting")
 
 
-def test_a_worker_on_a_device_that_is_killed_goes_on_with_the_center(run_on_devices):
-    outcome = run_on_devices(COUNTING, args=["goes on"], max_restarts=1).require_success()
-    assert outcome.result.restarts == 1
-    assert "starts at (1, 21, 21)" in outcome.logs[1]
-    for dtype in ("float32", "float64"):
-        assert outcome.reported[f"lowest {dtype} 0"] == outcome.reported[f"highest {dtype} 0"] == 80, outcome.reported
-
-
 def test_a_center_on_devices_is_saved_and_resumed(run_on_devices, tmp_path):
     """All workers are killed once a checkpoint has what they had done at step 31; the next job does the rest."""
     (tmp_path / "failed").touch()
@@ -187,16 +157,4 @@ def test_a_center_on_devices_is_saved_and_resumed(run_on_devices, tmp_path):
     second = run_on_devices(COUNTING, args=["goes on"], resume=found, saving=Saving(folder, 1000.0)).require_success()
     assert all("starts at (1, 31, 31)" in log for log in second.logs)
     assert second.reported["lowest float32 0"] == second.reported["highest float64 0"] == 80
-    folder.close()
-
-
-def test_a_center_on_devices_is_saved_when_it_is_released(run_on_devices, tmp_path):
-    """The last checkpoint has what all workers have learnt, though a mirror is made every few seconds only."""
-    folder = CheckpointFolder(tmp_path / "kept")
-    job = run_on_devices(
-        script_path("device_jobs_a_center_on_devices_is_saved"), saving=Saving(folder, 1000.0)
-    ).require_success()
-    assert not job.result.checkpoints.unsaved
-    (center,) = read_checkpoint(folder.newest()[0]).center
-    assert (center == 40).all()
     folder.close()

@@ -5,7 +5,7 @@ Without CUDA devices the same runs with the center on the host.
 
 import numpy as np
 import pytest
-from devices_here import DEVICES, WHY_NOT, on_devices
+from devices_here import DEVICES, on_devices
 from scripts_here import script_path
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
@@ -21,14 +21,6 @@ if len(DEVICES) < 2:
 def run_on_devices(run_job):
     """Run a script, given as text, on the first N devices."""
     return on_devices(run_job)
-
-
-def test_the_states_survive_those_who_own_them(run_on_devices):
-    """All but the last rank are killed; it goes on bit by bit as if their partitions were still theirs."""
-    outcome = run_on_devices(
-        script_path("device_momentum_owners_die"), workers=len(DEVICES), args=["host" if WHY_NOT else "device"]
-    )
-    assert outcome.reported == {"done": 1}, outcome.logs
 
 
 def test_a_worker_that_joins_late_starts_where_the_momentum_has_moved_the_center(run_on_devices):

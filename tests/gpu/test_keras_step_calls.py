@@ -201,7 +201,7 @@ class Counts(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         begun[0] += 1
 
-let_in, queue = xla_calls.Gate.let_one_in, jax_groups.StepCall.queue
+let_in, queue = xla_calls.Gate.let_one_in, jax_groups.StepCall.__call__
 
 def noting(self):
     gates.append(self)
@@ -211,7 +211,7 @@ def queueing(self, *args):
     found.append((gates[-1].came, begun[0]))
     queue(self, *args)
 
-xla_calls.Gate.let_one_in, jax_groups.StepCall.queue = noting, queueing
+xla_calls.Gate.let_one_in, jax_groups.StepCall.__call__ = noting, queueing
 x = np.ones((32 * 60, 400), "float32")
 for _ in range(2):
     model.fit(x, x[:, :1], 32, 1, verbose=0, callbacks=distribute([Counts()], rule=ASGD(), every_n_batches=4))
@@ -310,7 +310,7 @@ def test_an_error_of_a_synchronization_ends_the_fit_and_the_model_has_its_weight
     run(
         """
 from platoon_base.devices.cuda import Driver
-plain, launch, calls, now = jax_groups.StepCall.queue, Driver.launch, iter(range(1000)), []
+plain, launch, calls, now = jax_groups.StepCall.__call__, Driver.launch, iter(range(1000)), []
 
 def out_of_a_step(self, *args):
     now.append(next(calls))
@@ -323,7 +323,7 @@ def failing(self, *args):
     return launch(self, *args)
 
 def begin():
-    jax_groups.StepCall.queue, Driver.launch = out_of_a_step, failing
+    jax_groups.StepCall.__call__, Driver.launch = out_of_a_step, failing
 
 require_failure(begin)
 """

@@ -59,7 +59,10 @@ class Late:
     def all_gather(self, array):
         return np.stack([array, array])
 
-    def all_reduce(self, array, op, dest):
+    def compresses(self, array, timeout_s=0):
+        return False
+
+    def all_reduce(self, array, op, dest, timeout_s):
         assert op == "mean"
         if threading.current_thread() is not threading.main_thread():
             self.begun.append(torch.cuda.Event(enable_timing=True))

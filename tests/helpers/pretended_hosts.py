@@ -13,7 +13,7 @@ import msgspec
 from platoon_base import connect
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles, segment_prefix
-from platoon_base.shm.hidden_names import HiddenName
+from platoon_base.shm.segments import HiddenName
 
 workers = [int(word) for word in os.environ["PRETENDED"].split("+")]
 keys = os.environ.get("PRETENDED_KEYS", "5c" * 32).split(",") * len(workers)

@@ -50,7 +50,7 @@ class Variable:
         self.kept = order
         return order != OnProcessor(self.array).order
 
-    def get_value(self):
+    def get_value(self, borrow=False):
         return self.array.copy()
 
     def set_value(self, values):

@@ -60,6 +60,15 @@ static float over(float a, float b) { return a / b; }
 static int nearest(float v) { return (int)rintf(v); }
 """
 
+# The same for the kernel of checksums.
+CHECKSUMS = """
+#define __global__
+struct Index { unsigned x; };
+static Index blockIdx, gridDim = {1}, threadIdx = {0}, blockDim = {1};
+static unsigned long long __shfl_down_sync(unsigned, unsigned long long, int) { return 0; }
+static void atomicAdd(unsigned long long *sum, unsigned long long more) { *sum += more; }
+"""
+
 
 class OnProcessor(CudaArray):
     """An array of NumPy as one of the device."""
@@ -106,6 +115,7 @@ def compiler(folder):
             given = ", ".join(f"*({type_} *)given[{i}]" for i, type_ in enumerate(types))
             entries += f'\nextern "C" void {name}_entry(void **given) {{ {name}({given}); }}\n'
         plain = "" if "__device__" in source else "#define __global__\n"
+        plain = CHECKSUMS if "__shfl_down_sync" in source else plain
         text = plain + source.replace(device_source.CUDA, DEVICE).replace(codecs_source.CUDA, CODECS) + entries
         library = Path(folder, f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so")
         if not library.exists():

@@ -152,7 +152,7 @@ def center_of(params, rule):
 @contextlib.contextmanager
 def partitions_of(params):
     """Open the directory of the job's center on devices."""
-    directory = DeviceDirectory.of(Segment.attach(_files().center), Parameters(params).layout)
+    directory = DeviceDirectory.attach(_files().center, Parameters(params).layout)
     try:
         yield directory
     finally:

@@ -69,15 +69,6 @@ def test_another_version(job):
         assert "install one version on all hosts" in job.output(host)
 
 
-def test_another_script(job):
-    other = job.laboratory.folder / "here" / "script.py"
-    other.parent.mkdir()
-    other.write_text(QUICK + "# changed\n")
-    assert launch_both(job, *SHORT, second={"script": other}) == [2, 2], job.text()
-    for host in (0, 1):
-        assert "host 1 (h1) runs another script than host 0, or has other arguments" in job.output(host)
-
-
 NOWHERE = "10.77.0.77"
 # What each launcher is given besides, and what each says.
 MISTAKES = {
@@ -106,14 +97,6 @@ def test_a_mistake_of_one_host_is_named_and_no_host_goes_on_by_itself(job, mista
         assert job.said(host) == []
 
 
-def test_a_device_that_is_missing_on_one_host(job):
-    job.launchers = [job.launch(0, *SHORT), job.launch(1, *SHORT, "-D", "cuda7")]
-    assert job.wait(40) == [2, 2], job.text()
-    for host in (0, 1):
-        assert "cuda7" in job.output(host)
-    assert "host 1 (h1) cannot take part" in job.output(0)
-
-
 def test_a_port_in_use(job):
     taken = job.laboratory.hosts[0].start(
         sys.executable, "-c", f"import socket, time\ns = socket.create_server(('', {PORT}))\nprint('up', flush=True)\n"
@@ -127,38 +110,11 @@ def test_a_port_in_use(job):
     assert "in use" in job.output(0)
 
 
-def test_another_number_of_hosts(job):
-    job.launchers = [job.launch(0, *SHORT), job.launch(1, *SHORT, "--nnodes", "3")]
-    assert job.wait(40) == [2, 2], job.text()
-    for host in (0, 1):
-        assert "has --nnodes 3, and host 0 has 2" in job.output(host)
-
-
-def test_a_wrong_key(job):
-    job.write_key(job.laboratory.hosts[1], key="77" * 32)
-    assert launch_both(job, "--rdzv-timeout", "4") == [2, 2], job.text()
-    assert "has another key" in job.output(1)
-    assert "does not have the key" in job.output(0)
-    for host in (0, 1):
-        assert KEY not in job.output(host)
-        assert "77" * 32 not in job.output(host)
-
-
 def test_no_key(job):
     shutil.rmtree(job.laboratory.hosts[1].outside("/tmp/home/.platoon"))
     assert launch_both(job, "--rdzv-timeout", "2") == [2, 2], job.text()
     assert "there is no key in /tmp/home/.platoon/key" in job.output(1)
     assert "copy the file from host 0" in job.output(1)
-
-
-@pytest.mark.parametrize(("text", "mode", "message"), [("nonsense", 0o600, "holds no key"), (KEY, 0o644, "chmod 600")])
-def test_a_bad_key_file(job, text, mode, message):
-    path = job.laboratory.hosts[1].outside("/tmp/home/.platoon/key")
-    path.write_text(text)
-    path.chmod(mode)
-    assert launch_both(job, "--rdzv-timeout", "2") == [2, 2], job.text()
-    assert message in job.output(1)
-    assert KEY not in job.output(1)
 
 
 def test_the_key_is_on_no_command_line_and_in_no_log(laboratory):

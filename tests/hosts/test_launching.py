@@ -1,10 +1,8 @@
 """`platoon launch` by hand on hosts of their own: what one world of workers does together."""
 
 import json
-import signal
 
 import pytest
-from launching_in_laboratory import MEETS, script
 from scripts_here import script_path
 
 TOGETHER = script_path("launching_together")
@@ -48,18 +46,3 @@ def test_variables_of_torchrun_will_do(laboratory):
         variables = {"PET_NNODES": "2", "JOB_COMPLETION_INDEX": str(index), "PET_RDZV_ENDPOINT": "h0:29400"}
         job.launchers.append(host.start(*words, environment=variables))
     assert job.wait() == [0, 0], job.text()
-
-
-def test_votes_and_stops_reach_all_of_three_hosts(start_job):
-    job = start_job(script_path("two_hosts_what_one_worker_does_all_see"), workers=(1, 1, 1))
-    assert job.wait() == [0, 0, 0], job.text()
-    assert [job.said(rank) for rank in range(3)] == [[["voted"], ["rank 1 has enough"]]] * 3
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("target", [0, 1, 2])
-def test_a_signal_to_any_launcher_ends_the_job_on_all_hosts(start_job, number, target):
-    job = start_job(script(MEETS), workers=(1, 1, 1))
-    job.until_said("meets")
-    job.launchers[target].send_signal(number)
-    assert job.wait(20) == [128 + number] * 3, job.text()

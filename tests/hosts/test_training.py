@@ -1,11 +1,9 @@
 """Training on several hosts: arrays over slow links, centers that are cut off, checkpoints, and commands for jobs."""
 
 import json
-import os
 import signal
 import time
 
-import pytest
 from laboratory import until
 from launching_in_laboratory import Job, launch_words, script
 from scripts_here import script_path
@@ -50,25 +48,6 @@ def test_an_exchange_over_a_slow_link_holds_no_worker_up(make_laboratory, start_
     # Alone, the first host's center would go to 0.5 and the second one's to 2.5.
     until(lambda: all(1.0 < x < 2.0 for x, _ in values(job)), lambda: values(job), 60)
     assert max(worst for _, worst in values(job)) < 0.5
-    job.launchers[0].send_signal(signal.SIGINT)
-    assert job.wait(20) == [130, 130], job.text()
-
-
-@pytest.mark.parametrize("host", [0, 1])
-def test_a_killed_courier_is_started_again(make_laboratory, start_job, host):
-    job = start_sharing(start_job, make_laboratory)
-    until(lambda: all(0.2 < x < 0.8 for x, _ in values(job)), lambda: values(job), 40)
-    where = job.laboratory.hosts[host]
-
-    def couriers():
-        return [pid for pid, words in where.processes().items() if "courier" in words]
-
-    before = until(couriers, where.processes)
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: set(couriers()) - set(before), where.processes, 20)
-    time.sleep(2)
-    until(lambda: all(0.2 < x < 0.8 for x, _ in values(job)), lambda: values(job), 20)
     job.launchers[0].send_signal(signal.SIGINT)
     assert job.wait(20) == [130, 130], job.text()
 

@@ -1,7 +1,5 @@
 """`AveragedEASGD` in jobs: its average beside `update_center`, half precision, and trainings one after the other."""
 
-import shutil
-
 import pytest
 from scripts_here import script_path
 
@@ -17,18 +15,3 @@ def test_the_average_follows_what_workers_do_to_the_center(run_job):
     for rank in range(2):
         assert "would stop moving" in outcome.reported[f"half {rank}"]
         assert outcome.reported[f"average {rank}"] == pytest.approx(0.5 * 0.45 * 0.5 + 0.5 * 0.6975, rel=1e-12)
-
-
-def test_a_resumed_job_has_the_average_and_a_worker_alone_begins_with_it(platoon, tmp_path):
-    """Two workers begin at the center, with its average beside; one alone averages nothing, and begins there."""
-
-    def run(job, workers, kept):
-        script = script_path("averaged_center_resumed")
-        done = platoon("launch", "-n", workers, "--resume", kept, "--log-dir", job, script, tmp_path, job)
-        logs = "".join(path.read_text() for path in (tmp_path / job).glob("*.log"))
-        assert done.returncode == 0, done.stdout + done.stderr + logs
-
-    run("first", 2, "kept")
-    shutil.copytree(tmp_path / "kept", tmp_path / "alone")
-    run("two", 2, "kept")
-    run("one", 1, "alone")

@@ -278,7 +278,17 @@ def test_a_module_joins_a_running_job(platoon, package):
         (["launch", "-D", "tpu0", "script.py"], "got device 'tpu0': devices are"),
         (["launch", "-D", "cuda99", "script.py"], "cuda99 does not exist here"),
         (["launch", "-n", "2", "-D", "cpu", "--center", "device", "script.py"], "cpu is not a CUDA device"),
-        (["launch", "-n", "2", "--grace", "nan", "script.py"], "got nan: it must be a number of seconds"),
+        (["launch", "-n", "2", "--grace", "nan", "script.py"], "got --grace, .* grace=nan: it must be a number of sec"),
+        (
+            ["launch", "-n", "2", "--timeout", "hearbeat=1", "script.py"],
+            "no timeout .hearbeat.. Did you mean heartb",
+        ),
+        (["launch", "--timeout", "silence=0.9", "script.py"], "Give silence at least 1, or heartbeat at most 0.225"),
+        (
+            ["launch", "--timeout", "silence=8", "--host-timeout", "5", "script.py"],
+            "host=5 and silence=8: a host",
+        ),
+        (["tune", "-n", "2", "--timeout", "grace", "script.py"], "got --timeout grace: it must be a number of seconds"),
         (["launch", "--seeed", "3", "script.py"], "No such option:? '?--seeed.*(mean|options).*--seed"),
         (["launch", "-m", "missing.module"], "there is no module 'missing.module' to run"),
         (["launch", "-m", "script.py"], "there is no module 'script.py' to run"),
@@ -385,14 +395,15 @@ def test_jobs_lists_the_running_job_and_join_adds_a_worker(platoon, write_script
     assert done.returncode == 0, done.stdout
 
 
-def test_a_worker_that_joins_has_the_rule_and_the_period_of_the_job(platoon, write_script, tmp_path):
+def test_a_worker_that_joins_has_the_rule_the_period_and_the_timeouts_of_the_job(platoon, write_script, tmp_path):
     late = write_script(
         """
         from platoon_base import connect
         from platoon_base.rules import default_period, default_rule
+        from platoon_base.timeouts import timeout
 
         with connect():
-            print(default_rule(), default_period(default_rule()))
+            print(default_rule(), default_period(default_rule()), timeout("wait"), timeout("answer"))
         """,
         "late.py",
     )
@@ -402,18 +413,19 @@ def test_a_worker_that_joins_has_the_rule_and_the_period_of_the_job(platoon, wri
         from platoon_base import connect
 
         with connect() as worker:
-            names = ("PLATOON_RULE", "PLATOON_EVERY_N_BATCHES")
+            names = ("PLATOON_RULE", "PLATOON_EVERY_N_BATCHES", "PLATOON_TIMEOUTS")
             environment = {{name: value for name, value in os.environ.items() if name not in names}}
             job = os.path.basename(os.environ["PLATOON_JOB"])
-            words = [sys.executable, "-m", "platoon_base", "join", job, {str(late)!r}]
+            words = [sys.executable, "-m", "platoon_base", "join", "--timeout", "answer=7", job, {str(late)!r}]
             joined = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
             print("late:", joined.stdout.strip(), joined.stderr)
         """
     )
     (tmp_path / "run.toml").write_text('rule = "LocalSGD()"\nevery-n-batches = 7\n')
-    done = platoon("launch", "-n", 1, "--config", "run.toml", "--log-dir", "logs", script)
+    options = ["--timeout", "answer=6", "--timeout", "wait=250"]
+    done = platoon("launch", "-n", 1, *options, "--config", "run.toml", "--log-dir", "logs", script)
     assert done.returncode == 0, done.stdout
-    assert "late: LocalSGD() 7" in (tmp_path / "logs" / "rank0.log").read_text()
+    assert "late: LocalSGD() 7 250.0 7.0" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
 @pytest.mark.promise

@@ -64,15 +64,6 @@ def test_top_k_is_refused_for_a_rule_whose_workers_do_not_wait(hosts):
         assert "use int8, int4 or int2, or LocalSGD, SlowMo or DiLoCo" in text
 
 
-def test_asynchronous_workers_end_with_one_model_bit_by_bit(hosts):
-    code = script_path("two_hosts_all_workers_end_with_one_model")
-    environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
-    done = hosts.run(code, "--hosts-compression", "int4", workers=(2, 1), environment=environment)
-    assert done == [0, 0], hosts.output(0)
-    first, *others = (hosts.said(rank, host) for rank, host in enumerate((0, 0, 1)))
-    assert all(each == first for each in others)
-
-
 def launch(tmp_path, *words, environment=None):
     (tmp_path / "train.py").write_text("")
     return subprocess.run(

@@ -178,7 +178,7 @@ def test_what_a_worker_started_ends_with_it(run_forked):
 def test_without_the_fork_server_workers_start_by_themselves(run_forked, tmp_path, monkeypatch, caplog, body, reason):
     (tmp_path / "preparation.py").write_text(body)
     if "pause" in body:
-        monkeypatch.setattr(forkserver, "TIMEOUT_S", 1.0)
+        monkeypatch.setattr(forkserver, "timeout", {"preload": 1.0}.get)
     with caplog.at_level(logging.WARNING):
         outcome = run_forked(
             "import sys; print('forked:', 'platoon_base.worker_process.forkserver_main' in sys.modules)",

@@ -56,7 +56,7 @@ def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_function):
         "ConfigurationError got batch_s of 1 lists for 2 workers",
         "ConfigurationError got num_slices=0",
         "RowIndexError got 24 as rows, which means the first 24 rows: there are only 23",
-        "RowIndexError got the number -1 as rows",
+        "RowIndexError got -1 as rows",
         "ConfigurationError got num_slices=2 for a function with updates",
     ]
     for rank, log in enumerate(outcome.logs):

@@ -1,7 +1,6 @@
 """Jobs of real processes, real sockets and real shared memory, on NumPy parameters."""
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -223,18 +222,7 @@ def test_arrays_are_summed_to_the_same_bits_on_every_worker(run_job, tmp_path):
             assert found[name].tobytes() == sums[0][name].tobytes()
 
 
-def test_values_of_all_workers_are_gathered_by_rank(run_job):
-    outcome = run_job(script_path("job_values_of_all_workers_are_gathered_by_rank"), workers=4)
-    assert outcome.reported == {"2": "ok", "3": "ok"}, outcome.logs
-    assert outcome.result.status == 128 + signal.SIGKILL
-
-
 # Sharing several times.
-
-
-def test_parameters_are_released_and_others_shared_under_another_rule(run_job):
-    outcome = run_job(script_path("job_parameters_are_released_and_others_shared"), workers=3).require_success()
-    assert len(outcome.reported) == 3
 
 
 # Votes to stop.

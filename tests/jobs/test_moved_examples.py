@@ -18,40 +18,6 @@ pytestmark = pytest.mark.theano
 PIXEL_SUM_CONTROLLER = script_path("moved_examples_pixel_sum_controller")
 
 
-def test_the_pixel_sum_whose_rows_a_process_of_the_controllers_sends(serve, work):
-    """`send_mb` of one array: its 300 rows arrive as a list, although batches hold 256 arrays."""
-    batch_port = free_port()
-    controller, port = serve(PIXEL_SUM_CONTROLLER, f"--batch_port={batch_port}", "-D", "cpu")
-    worker = work(
-        f"""
-        import theano
-
-        class SUMSync(ParamSyncRule):
-            def update_params(self, local_params, master_params):
-                master_params[0] += local_params[0]
-                local_params[0].fill(0)
-
-        worker.init_mb_sock(port={batch_port}, data_hwm=10)
-        sums = [theano.shared(numpy.zeros(worker.send_req('get_data_shape'), 'float32'))]
-        worker.init_shared_params(params=sums, param_sync_rule=SUMSync())
-        while worker.send_req('next') != 'stop':
-            for i in range(10):
-                rows = worker.recv_mb()
-                assert len(rows) == 300, len(rows)
-                sums[0].set_value(sums[0].get_value() + numpy.asarray(rows).sum(axis=0))
-            worker.send_req('done', dict(num_batches=10))
-            worker.sync_params(synchronous=True)
-        print("sum", worker.shared_params[0].tolist())
-        """,
-        port,
-    )
-    found = end(worker).splitlines()[-1]
-    output = end(controller)
-    assert "Done Sending MB." in output
-    assert found == output.splitlines()[-1]
-    assert running() == []
-
-
 @pytest.mark.promise
 def test_the_process_that_sends_mini_batches_ends_with_the_job_that_read_none(serve, work):
     controller, port = serve(PIXEL_SUM_CONTROLLER, f"--batch_port={free_port()}", "-D", "cpu")

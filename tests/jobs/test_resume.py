@@ -15,7 +15,7 @@ from scripts_here import script_path
 from watching import clean_up, until
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
-from platoon_base.cli.story_file import read_story
+from platoon_base.cli.json_file import read_story
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
@@ -119,20 +119,6 @@ def test_another_number_of_workers_goes_on_with_the_epoch(interrupt, finish, tmp
     assert starts[2].startswith("starts at (3, 0, 15) kept None center 46")
     assert "by 2 workers; now 3, which restart that epoch" in output
     assert summary["center"] == 46 + 3 * 20
-
-
-def test_the_one_before_a_damaged_one_is_resumed(interrupt, finish, tmp_path):
-    kept = tmp_path / "kept"
-
-    options = ["--checkpoint-every", "0.05", "--resume", kept]
-    interrupt(*options, pause_at=23, number=signal.SIGTERM, reached=lambda: paused_at_23(kept))
-    damaged = sorted(kept.glob("checkpoint-*.npz"))[-1]
-    whole = damaged.read_bytes()
-    damaged.write_bytes(whole[: len(whole) // 2])
-    summary, starts, output = finish("--resume", kept)
-    assert "skipped: " in output
-    assert starts == ["starts at (3, 3, 23) kept 46 center 46 seed 0"] * 2
-    assert summary["center"] == 80
 
 
 @pytest.mark.parametrize("second", [False, True])
@@ -302,19 +288,6 @@ def test_checkpoints_that_are_missed_meanwhile_are_counted_and_shown(in_trouble,
     assert "CHECKPOINTS MISSED" in output
     story = [entry.line for entry in read_story(tmp_path / "logs")]
     assert any("checkpoint: not written, 1 missed ([Errno 28] No space left on device" in line for line in story), story
-
-
-def test_a_folder_of_checkpoints_that_is_removed_is_made_anew(in_trouble, tmp_path):
-    status, output, summary, value = in_trouble(tmp_path / "kept", "the folder is removed")
-    assert (status, value) == (0, 10), output
-    assert "was removed and has been created again" in output
-    assert summary["checkpoints_missed"] == 0
-
-
-def test_a_folder_in_whose_place_there_is_another_is_a_problem(in_trouble, tmp_path):
-    status, output, summary, value = in_trouble(tmp_path / "kept", "the folder is replaced")
-    assert (status, value) == (2, None), output
-    assert "not the folder that it was at the start" in summary["not_saved"]
 
 
 def test_the_launcher_does_not_keep_what_it_resumes(platoon, tmp_path):

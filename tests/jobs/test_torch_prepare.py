@@ -33,7 +33,7 @@ def test_metrics_get_each_row_once_and_one_worker_prints_and_saves(run_job, mode
 
 def test_the_same_rows_on_all_workers_are_warned_of(run_job):
     outcome = run_job(script_path("torch_prepare_alike")).require_success()
-    assert ["the first gradients are the same on all 2 workers" in log for log in outcome.logs] == [True, False]
+    assert ["the first gradients are equal on all 2 workers" in log for log in outcome.logs] == [True, False]
 
 
 @pytest.mark.promise

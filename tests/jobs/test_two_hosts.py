@@ -58,6 +58,15 @@ def test_workers_of_all_hosts_are_one_world(hosts):
     assert "workers 3 to 5" in hosts.output(2)
 
 
+def test_the_timeouts_of_the_first_host_reach_workers_and_couriers_of_all_hosts(hosts):
+    code, options = script_path("two_hosts_timeouts"), ["--timeout", "wait=77", "--timeout", "exchange=0.01"]
+    for host in (0, 1):
+        hosts.start(code, *(["--timeout", "wait=99"] if host else options), host=host)
+    assert hosts.wait() == [0, 0], hosts.output(0)
+    assert [hosts.said(rank, rank) for rank in (0, 1)] == [[[77.0, 77.0, 0.01, ["wait=77,exchange=0.01"]]]] * 2
+    assert "PLATOON_TIMEOUTS=wait=99 is left out: the job was launched with PLATOON_TIMEOUTS=wait=77" in hosts.output(1)
+
+
 def test_what_one_worker_does_all_see(hosts):
     code = script_path("two_hosts_what_one_worker_does_all_see")
     assert hosts.run(code) == [0, 0], hosts.output(0)
@@ -540,16 +549,6 @@ def test_all_workers_end_with_one_model_in_asynchronous_training(hosts):
     assert hosts.run(code, workers=(2, 1)) == [0, 0], hosts.output(0)
     first, *others = (hosts.said(rank, host) for rank, host in enumerate((0, 0, 1)))
     assert all(each == first for each in others)
-
-
-def test_a_rule_that_averages_and_shares_moments_trains_over_hosts(hosts):
-    """Centers come together, workers end with one average, and moments are those of each host; steps are for all."""
-    code, environment = script_path("two_hosts_averages_and_moments"), {"PLATOON_HOSTS_EVERY_S": "0.01"}
-    assert hosts.run(code, workers=(2, 1), environment=environment) == [0, 0], hosts.output(0)
-    told = [hosts.said(rank, host)[0] for rank, host in enumerate((0, 0, 1))]
-    assert [line[2] for line in told] == [True] * 3
-    assert told == [told[0]] * 3
-    assert "with 3 workers steps are 3.46 times as long" in hosts.log(0, 0)
 
 
 def test_a_job_that_is_resumed_on_two_hosts_goes_on_with_center_average_and_moments(hosts):

@@ -5,6 +5,7 @@ from blocks_preamble import DistributedMonitoring, EASGD, FinishAfter, Parameter
 from blocks_preamble import register_aggregation, shard_stream, stream, theano
 
 from platoon_base.errors import ConfigurationError
+from refusing import raises
 
 
 class SumOfSquares(aggregation.AggregationScheme):
@@ -18,12 +19,8 @@ cost, error = network()
 (x,) = [v for v in ComputationGraph(cost).inputs if v.name == "features"]
 squares = x.sum().copy("squares")
 squares.tag.aggregation_scheme = SumOfSquares(squares)
-try:
+with raises(ConfigurationError, "register_aggregation(SumOfSquares"):
     DistributedMonitoring([squares], stream(45))
-except ConfigurationError as exc:
-    assert "register_aggregation(SumOfSquares" in str(exc), exc
-else:
-    raise AssertionError("taken")
 register_aggregation(SumOfSquares, "sum")
 main_loop = loop(
     cost,

@@ -7,6 +7,7 @@ from blocks.algorithms import UpdatesAlgorithm
 from blocks.extensions.training import SharedVariableModifier
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
+from refusing import raises
 
 
 def train(batches, average, own=None):
@@ -28,9 +29,5 @@ np.testing.assert_allclose(together, train(stream(64, batch=16), False), rtol=1e
 assert (everyones(together) == together).all()
 center = train(shard_stream(stream(64)), False, lambda params: ParameterSync(EASGD(), parameters=params))
 assert (everyones(center) == center).all()
-try:
+with raises(ConfigurationError, "ParameterSync(..., parameters=[...])"):
     train(shard_stream(stream(64)), False, lambda params: ParameterSync(EASGD()))
-except ConfigurationError as error:
-    assert "ParameterSync(..., parameters=[...])" in str(error), error
-else:
-    raise AssertionError("taken")

@@ -1,4 +1,5 @@
 from platoon_base.errors import ConfigurationError
+from refusing import raises
 
 
 def mapped():
@@ -6,9 +7,5 @@ def mapped():
 
 
 def refused(call):
-    try:
+    with raises(ConfigurationError, "after close()"):
         call()
-    except ConfigurationError as exc:
-        assert "after close()" in str(exc), exc
-    else:
-        raise AssertionError("not refused")

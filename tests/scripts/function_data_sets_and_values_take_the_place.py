@@ -2,6 +2,7 @@ import numpy as np
 
 from function_preamble import T, X, Y, adagrad, alone, close, function, ours, scatter, size, theano
 from platoon_base.errors import ConfigurationError
+from refusing import raises
 
 scale = T.fscalar("scale")
 xs, ys = scatter(X, "xs"), scatter(Y.astype("f8"), "ys")
@@ -25,9 +26,5 @@ for batch_s in (slice(1, 5), [0, 4, 2], None, 6):
 # Without data sets.
 halved = function([ours.x, ours.y], ours.error.mean() * scale, givens={scale: theano.shared(np.float32(0.5))})
 np.testing.assert_allclose(halved(X, Y), single(X, Y), **close)
-try:
+with raises(ConfigurationError, "got givens=[x]: pass a mapping"):
     function([], ours.loss, givens=[ours.x])
-except ConfigurationError as exc:
-    assert "got givens=[x]: pass a mapping" in str(exc), exc
-else:
-    raise AssertionError("a list without pairs was taken")

@@ -3,24 +3,16 @@ import numpy as np
 from platoon_base import connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import GoSGD
+from refusing import raises
 
 worker = connect()
 x = np.zeros(4)
-try:
+with raises(ConfigurationError, "keeps separate moments on each worker"):
     worker.init_shared_params([x], GoSGD(), moments=[np.zeros(4)])
-except ConfigurationError as error:
-    assert "keeps separate moments on each worker" in str(error), error
-else:
-    raise AssertionError("moments would not be shared")
 worker.init_shared_params([x], GoSGD())
 for call in (lambda: worker.center_arrays, lambda: worker.update_center(lambda center: None)):
-    try:
+    with raises(ConfigurationError, "GoSGD has no center", "copy_to_global"):
         call()
-    except ConfigurationError as error:
-        assert "GoSGD has no center" in str(error), error
-        assert "copy_to_global" in str(error), error
-    else:
-        raise AssertionError("there is no center to change")
 worker.barrier("refused")
 if worker.global_rank == 1:
     x[:] = 3

@@ -3,6 +3,7 @@ import sys
 
 from keras_preamble import KERAS_2, Watch, data, dense, distribute, everyones, keras, rank, shard, stop, worker
 from platoon_base.errors import PlatoonError
+from refusing import raises
 
 x, y = data(48)
 xv, yv = data(24, seed=1)
@@ -33,9 +34,5 @@ def fit(place):
 
 for place in ("in front", "behind", "both"):
     fit(place)
-try:
+with raises(PlatoonError, "2 calls of distribute()"):
     dense().fit(*shard(x, y), verbose=0, callbacks=[*distribute(), *distribute()])
-except PlatoonError as exc:
-    assert "2 calls of distribute()" in str(exc)
-else:
-    raise AssertionError("synchronize the workers twice")

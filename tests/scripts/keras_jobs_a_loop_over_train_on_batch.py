@@ -3,6 +3,7 @@ from keras_preamble import shard, worker
 from platoon_base.errors import PlatoonError
 
 from platoon_plugins.keras import broadcast_variables
+from refusing import raises
 
 x, y = data(160)
 alone = dense(optimizer=keras.optimizers.SGD(0.5, momentum=0.9))
@@ -12,12 +13,8 @@ if rank:
 uncompiled = keras.Sequential([L.Dense(3, input_shape=(6,))] if KERAS_2 else [keras.Input((6,)), L.Dense(3)])
 fit = lambda model: model.fit(x, y, verbose=0, callbacks=distribute())
 for call in (broadcast_variables, fit) if KERAS_2 else (fit,):
-    try:
+    with raises((PlatoonError, RuntimeError, ValueError), "compile"):
         call(uncompiled)
-    except (PlatoonError, RuntimeError, ValueError) as exc:
-        assert "compile" in str(exc)
-    else:
-        raise AssertionError
 if not KERAS_2:  # as in a loop with an optimizer of torch
     uncompiled.set_weights([w + rank for w in uncompiled.get_weights()])
     before = everyones(flat(uncompiled.get_weights()))
@@ -32,23 +29,15 @@ if not KERAS_2:  # as in a loop with an optimizer of torch
     weights = uncompiled.trainable_weights
     gradients = [keras.ops.full(w.shape, rank, "float32") for w in weights]
     optimizer.build(weights)
-    try:
+    with raises(PlatoonError, "model.compile(optimizer)"):
         optimizer.apply(gradients, weights)
-    except PlatoonError as exc:
-        assert "model.compile(optimizer)" in str(exc), exc
-    else:
-        raise AssertionError
     uncompiled.compile(optimizer)
     broadcast_variables(uncompiled)
     optimizer.apply(gradients, weights)
     assert abs(flat(uncompiled.get_weights()) - before[0] + 0.25).max() < 1e-6
     unbuilt = keras.Sequential([L.Dense(3)])
-    try:
+    with raises(PlatoonError, "call model.build"):
         broadcast_variables(unbuilt)
-    except PlatoonError as exc:
-        assert "call model.build" in str(exc), exc
-    else:
-        raise AssertionError
 broadcast_variables(model)
 mine, labels = shard(x, y)
 for k in range(10):

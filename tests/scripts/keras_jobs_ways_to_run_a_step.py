@@ -1,6 +1,7 @@
 from keras_preamble import DistributedOptimizer, L, Watch, data, dense, distribute, everyones, flat, keras, rank, shard
 from keras_preamble import stop
 from platoon_base.errors import PlatoonError
+from refusing import raises
 
 x, y = data(96)
 backend = keras.backend.backend()
@@ -56,12 +57,8 @@ unbuilt.compile("sgd", "mse")
 for model, complaint in [(wrong, "other way round"), (careless, "were not averaged")] + (
     [(unbuilt, "put keras.Input")] if backend == "tensorflow" else []
 ):
-    try:
+    with raises(PlatoonError, complaint):
         model.fit(*shard(x, y), verbose=0, callbacks=distribute())
-    except PlatoonError as exc:
-        assert complaint in str(exc)
-    else:
-        raise AssertionError
 if backend != "tensorflow":
     unbuilt.fit(*shard(x, y), verbose=0, callbacks=distribute())
     everyone = everyones(flat(unbuilt.get_weights()))

@@ -6,6 +6,7 @@ from keras_preamble import size
 from platoon_base.errors import PlatoonError
 
 from platoon_plugins.keras import broadcast_variables
+from refusing import raises
 
 x, y = data(8 * size * 2)
 sgd = keras.optimizers.SGD
@@ -20,12 +21,8 @@ def loaded(optimizer):
 
 for optimizer in (sgd, scaled):
     for train in (lambda model: model.fit(*shard(x, y), verbose=0), lambda model: model.train_on_batch(x, y)):
-        try:
+        with raises(PlatoonError, "a copy of a DistributedOptimizer", "callbacks=distribute()"):
             train(loaded(optimizer()))
-        except PlatoonError as exc:
-            assert "a copy of a DistributedOptimizer" in str(exc) and "callbacks=distribute()" in str(exc), exc
-        else:
-            raise AssertionError(optimizer)
     model = loaded(optimizer())
     broadcast_variables(model)
     own = x[rank::size], y[rank::size]

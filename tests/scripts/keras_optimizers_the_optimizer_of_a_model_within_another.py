@@ -2,6 +2,7 @@ from keras_preamble import DistributedOptimizer, data, dense, distribute, everyo
 from platoon_base.errors import PlatoonError
 
 import torch
+from refusing import raises
 
 x, y = data(8 * size * 4)
 
@@ -34,12 +35,8 @@ def made(optimizer):
 one, outer = made(keras.optimizers.SGD(0.5)), made(DistributedOptimizer(keras.optimizers.SGD(0.5)))
 one.fit(x, y, batch_size=8 * size, shuffle=False, verbose=0)
 fit = lambda: outer.fit(*shard(x, y), batch_size=8, shuffle=False, verbose=0, callbacks=distribute())
-try:
+with raises(PlatoonError, "self.inner_optimizer = self.inner.optimizer"):
     fit()
-except PlatoonError as exc:
-    assert "self.inner_optimizer = self.inner.optimizer" in str(exc), exc
-else:
-    raise AssertionError
 outer = made(DistributedOptimizer(keras.optimizers.SGD(0.5)))
 outer.inner_optimizer = outer.inner.optimizer
 fit()

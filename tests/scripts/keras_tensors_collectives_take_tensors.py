@@ -2,6 +2,7 @@ import numpy as np
 import torch
 from platoon_base import connect
 from platoon_base.errors import ConfigurationError
+from refusing import raises
 
 worker = connect()
 rank, size = worker.global_rank, worker.global_size
@@ -19,12 +20,8 @@ assert worker.advanced.reduce_scatter(torch.eye(2)).tolist() == [[2, 0], [0, 2]]
 
 
 def refused(text, call, *args, **options):
-    try:
+    with raises(ConfigurationError, text):
         call(*args, **options)
-    except ConfigurationError as exc:
-        assert text in str(exc), exc
-    else:
-        raise AssertionError("nothing raised")
 
 
 refused("dtype torch.bfloat16", worker.all_reduce, torch.ones(2, dtype=torch.bfloat16))

@@ -1,6 +1,7 @@
 from keras_preamble import data, distribute, rank
 
-from platoon_base.torch_loops import Bucket, EarlyAverages
+from platoon_base.torch_loops import EarlyAverages
+from platoon_base.torch_loops.flats import Bucket
 
 order = []
 Early = EarlyAverages
@@ -22,9 +23,9 @@ Early.arrived, Early.take = note_arrival, note_the_end
 fill = Bucket.fill
 
 
-def note_call(bucket, gradients):
+def note_call(bucket, gradients, header=None):
     order.append("call")
-    fill(bucket, gradients)
+    fill(bucket, gradients, header)
 
 
 def steps():  # each with the calls behind the backward pass of the one before

@@ -34,7 +34,7 @@ for name, rule in rules.items():
     updates = rule(all_reduce_grads(loss, params), params)
     step = theano.function([x], loss, updates=updates)
     nodes = [n for n in step.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
-    assert len(nodes) == 1 and type(nodes[0].op).__name__ == "AllReduceMean", nodes
+    assert len(nodes) == 1 and nodes[0].op.reduction == "mean", nodes
     steps.append(step)
     params = reference[name] = make_params(3)
     loss = loss_of(params)

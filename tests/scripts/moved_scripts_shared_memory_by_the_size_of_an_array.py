@@ -1,6 +1,7 @@
 import numpy
 
 from by_hand_preamble import worker
+from refusing import raises
 
 rank = worker.global_rank
 array = worker.shared(numpy.zeros((2, 3), dtype="float32"))
@@ -12,9 +13,5 @@ other[rank] = 10 + rank
 worker.handle.barrier("written")
 numpy.testing.assert_array_equal(array, [[1] * 3, [2] * 3])
 numpy.testing.assert_array_equal(other, [10, 11, 0, 0, 0, 0])
-try:
+with raises(ValueError, "got NoneType to share: pass an array"):
     worker.shared(None)
-except ValueError as exc:
-    assert "got NoneType to share: pass an array" in str(exc), exc
-else:
-    raise AssertionError("None was shared")

@@ -8,7 +8,7 @@ from outer_rules_head import learn, save, worker, x
 from watching import ending, until
 
 from platoon_base.centers.host import HostCenter
-from platoon_base.centers.round_kernels import RoundKernels
+from platoon_base.centers.host_kernels import RoundKernels
 from platoon_base.channels.client import ControlClient
 from platoon_base.rules import DiLoCo
 

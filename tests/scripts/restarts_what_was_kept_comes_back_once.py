@@ -1,6 +1,7 @@
 import os
 from platoon_base import connect
 from platoon_base.errors import ConfigurationError, ProtocolError
+from refusing import raises
 
 worker = connect()
 state = {"best": 0.5, "list": [1, "two", b"3", None]}
@@ -21,10 +22,6 @@ else:
         ("no data", object(), ProtocolError, "send only numbers, strings"),
         ("too large", bytes(100_000), ConfigurationError, "the limit is 262144"),
     ):
-        try:
+        with raises(error, text):
             worker.keep(name, value)
-        except error as exc:
-            assert text in str(exc), exc
-        else:
-            raise AssertionError(name)
     os.kill(os.getpid(), 9)

@@ -5,6 +5,7 @@ import signal
 from signal_handlers_head import pids, rank, worker
 from watching import progress, until, waits_in
 from platoon_base.errors import ConfigurationError
+from refusing import raises
 
 handled = []
 
@@ -16,12 +17,8 @@ def handler(number, frame):
     worker.sync_params()
     worker.lock()
     worker.unlock()
-    try:
+    with raises(ConfigurationError, "make this call in the training loop"):
         worker.reduce_metrics({})
-    except ConfigurationError as exc:
-        assert "make this call in the training loop" in str(exc), exc
-    else:
-        raise AssertionError("not refused")
     worker.request_stop("preempted")
     handled.append(worker.send_req("x"))
 

@@ -1,4 +1,4 @@
-from theano_ops_gpu_head import AllReduceSum, GpuAllReduce, T, all_reduce, nodes, rank, seen, theano, transfers
+from theano_ops_gpu_head import AllReduce, GpuAllReduce, T, all_reduce, nodes, rank, seen, theano, transfers
 import numpy as np
 
 
@@ -45,7 +45,7 @@ for mode in (usual, usual.excluding("gpuarray_graph_optimization"), "FAST_COMPIL
 i = T.lscalar("i")
 function = theano.function([i], [*all_reduce(b * 2, op="max"), *all_reduce(i * 2), *all_reduce(w, op="min")])
 found = nodes(function)
-assert [type(n.op) for n in found] == [GpuAllReduce, AllReduceSum, GpuAllReduce], found
+assert [type(n.op) for n in found] == [GpuAllReduce, AllReduce, GpuAllReduce], found
 assert all(n.op.ordered for n in found)
 seen.clear()
 assert function(rank)[1] == 2

@@ -6,18 +6,15 @@ from torch import nn
 from platoon_base import connect
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.torch_loops import GradientAverage
+from refusing import raises
 
 worker = connect()
 rank = worker.global_rank
 
 
 def refused(call, error, text):
-    try:
+    with raises(error, text):
         call()
-    except error as exc:
-        assert text in str(exc), exc
-    else:
-        raise AssertionError(f"not refused: {text}")
 
 
 refused(lambda: GradientAverage(worker, nn.Linear(2, 2 + rank)), LayoutMismatchError, "weight")
@@ -45,7 +42,7 @@ head.bias.requires_grad_(False)
 average = GradientAverage(worker, head)
 head.bias.requires_grad_(True)
 refused(average, ConfigurationError, "bias")
-refused(average, ConfigurationError, "make a new GradientAverage")
+refused(average, ConfigurationError, "create a new GradientAverage")
 
 
 def step_after(change, given=lambda model, optimizer: model):

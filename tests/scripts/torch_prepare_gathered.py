@@ -75,7 +75,7 @@ def refused(text, *objects, **settings):
 refused("pass models, optimizers", 3)
 refused("DistributedDataParallel: pass the model itself", type("DistributedDataParallel", (nn.Module,), {})())
 refused('pass "async" or "sync"', model, mode="both")
-refused("averaged gradients have neither", model, mode="sync", strategy=EASGD())
+refused("averaged gradients do not use", model, mode="sync", strategy=EASGD())
 refused('"linear" or "sqrt"', model, mode="sync", scaling=2)
 refused("pass a number", model, scaling="linear")
 refused("or one of them", model, scaling=2, strategy=EASGD())
@@ -103,7 +103,7 @@ if worker.global_size > 1:
     try:
         optimizer.step()
     except ConfigurationError as exc:
-        assert "another prepare has ended since" in str(exc)
+        assert "another prepare has ended" in str(exc)
     else:
         raise AssertionError
 if MODE == "async" and worker.global_size > 1:

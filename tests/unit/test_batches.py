@@ -340,17 +340,17 @@ BATCH = Batch(0, 4096, False, False, "tuple", [], [PART])
     [
         ({"parts": [Part("<f4", (2, 3), 4080)]}, "from byte 4080 on in a slot of 4096"),
         ({"parts": [Part("<f4", (1 << 61, 1 << 61), 0)]}, "in a slot of 4096"),
-        ({"parts": [Part("<f4", (-1,), 0)]}, "no message"),
+        ({"parts": [Part("<f4", (-1,), 0)]}, "not a message"),
         ({"parts": [Part("O", (2,), 0)]}, "not plain data"),
         ({"parts": [Part("<V8", (2,), 0)]}, "not plain data"),
         ({"parts": [Part("f4,f4", (2,), 0)]}, "not plain data"),
         ({"parts": [Part("nonsense", (2,), 0)]}, "not plain data"),
-        ({"parts": [Part("<f4", (1,) * 33, 0)]}, "no message"),
-        ({"parts": [PART] * 257}, "no message"),
+        ({"parts": [Part("<f4", (1,) * 33, 0)]}, "not a message"),
+        ({"parts": [PART] * 257}, "not a message"),
         ({"form": "dict"}, "1 arrays with 0 names"),
         ({"form": "array", "parts": []}, "0 arrays for a batch of one"),
-        ({"form": "code"}, "no message"),
-        ({"slot": -1}, "no message"),
+        ({"form": "code"}, "not a message"),
+        ({"slot": -1}, "not a message"),
     ],
 )
 def test_a_malformed_batch_is_refused(change, why):
@@ -369,7 +369,7 @@ def test_bytes_that_are_no_message_end_one_connection(address, frame):
         assert reader.receive().tolist() == [0, 1]
         server.send(np.arange(3))
         assert reader.receive().tolist() == [0, 1, 2]
-        assert b"no message about batches" in stranger.recv(4096)
+        assert b"not a message about batches" in stranger.recv(4096)
         assert stranger.recv(4096) == b""
 
 
@@ -385,7 +385,7 @@ def test_a_reader_refuses_what_is_no_batch(address, frame):
             other, _ = listener.accept()
             with other:
                 other.send(frame)
-                with pytest.raises(ProtocolError, match="refused|no message"):
+                with pytest.raises(ProtocolError, match="refused|not a message"):
                     reader.receive()
 
 

@@ -98,7 +98,7 @@ def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_who_waits_for_the_initial_values_of_the_first_host_is_said_once(table, monkeypatch, caplog, first):
-    monkeypatch.setattr(courier_table, "WARNING_S", -1.0)
+    monkeypatch.setattr(courier_table, "timeout", {"link": -1.0, "exchange": 0.2}.get)
     shared = Shared(Layout((ParameterSpec("w", (2,), "float32"),)), "ASGD", "")
     monkeypatch.setattr(CourierKeeper, "start", lambda *args: None)
     monkeypatch.setattr(CourierKeeper, "handle_order", lambda *args: None)
@@ -117,7 +117,7 @@ def test_who_waits_for_the_initial_values_of_the_first_host_is_said_once(table, 
 
 
 def test_a_host_that_has_never_had_a_link_to_another_one_is_given_up(table, monkeypatch):
-    monkeypatch.setattr(courier_table, "NO_LINK_S", -1.0)
+    monkeypatch.setattr(courier_table, "timeout", {"unlinked": -1.0, "wait": 300.0}.get)
     table.table.handle_news(1, LeftOut(2, "port 5", never=True))
     table.table.handle_news(0, LeftOut(2, "port 6", never=True))
     table.table.handle_news(0, LeftOut(1, "stalled"))

@@ -10,8 +10,7 @@ from processor_cuda import OnProcessor
 from rule_table import ON_DEVICES
 from scripts_here import script_path
 
-from platoon_base.centers.device_forms import operations
-from platoon_base.centers.device_source import kernel_source
+from platoon_base.centers.device_source import kernel_source, operations
 from platoon_base.devices.cuda import compile_source
 from platoon_base.devices.runtime import CudaRuntime
 from platoon_base.errors import BackendUnavailableError

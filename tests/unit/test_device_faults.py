@@ -6,7 +6,7 @@ import pytest
 
 from platoon_base.collectives.device_faults import SETTLED_S, find_fault
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
-from platoon_base.shm.calls import Call, sign
+from platoon_base.shm.liveness import Call, sign
 
 pytestmark = pytest.mark.base
 

@@ -13,7 +13,7 @@ from scripts_here import script_path
 from platoon_base.collectives import device_faults
 from platoon_base.collectives.device_faults import HAVE_GUARD, DeviceGuard, DeviceWatch
 from platoon_base.errors import WorkerLostError
-from platoon_base.shm.calls import Call
+from platoon_base.shm.liveness import Call
 from platoon_base.system.awake import awake
 
 pytestmark = [
@@ -66,7 +66,7 @@ class Semaphore:
 @pytest.fixture
 def rank_1(tmp_path, monkeypatch):
     """Start another rank; returns the liveness of both and a function that makes the guard of rank 0."""
-    monkeypatch.setattr(device_faults, "GRACE_S", 0.3)
+    monkeypatch.setattr(device_faults, "timeout", {"cause": 0.15}.get)
     path = tmp_path / "locks"
     path.write_bytes(b"")
     words = np.zeros(4, np.int64)

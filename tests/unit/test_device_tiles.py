@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupting import at_each_instruction
 
-from platoon_base.centers.device_directory import FINAL, NO_OWNER, DeviceDirectory, DirectoryLayout
+from platoon_base.centers.device_directory import FINAL, NO_OWNER, DeviceDirectory
 from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, split_element_code, tile_table
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout, ParameterSpec
@@ -89,27 +89,18 @@ def test_a_kernel_is_told_where_a_tile_of_a_large_parameter_begins(center_states
 
 
 ORDERS = [tuple(reversed(range(len(shape)))) for shape in SHAPES]  # as Fortran has them
-PLAN = DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3, center_states=2))
 
 
 @pytest.fixture
-def segments():
-    """One segment, opened twice, as two workers have it."""
-    name = f"{segment_prefix()}test{os.getpid()}-center"
-    with Segment.create(name, PLAN.size_bytes) as first, Segment.attach(name) as second:
-        yield first, second
-    Segment.unlink(name)
-
-
-@pytest.fixture
-def directories(segments):
+def directories():
     """Two handles of one directory, as the worker that makes it and one that opens it have them."""
-    first = DeviceDirectory(segments[0], PLAN)
-    first.begin(ORDERS)
-    second = DeviceDirectory.of(segments[1], layout_of(SHAPES))
+    name = f"{segment_prefix()}test{os.getpid()}-center"
+    first = DeviceDirectory.create(name, layout_of(SHAPES), 3, 2, ORDERS)
+    second = DeviceDirectory.attach(name, layout_of(SHAPES))
     yield first, second
     first.close()
     second.close()
+    Segment.unlink(name)
 
 
 def test_values_and_center_states_come_back_through_the_mirror(directories):

@@ -11,12 +11,11 @@ import time
 import pytest
 from rich.console import Console
 
+from platoon_base.cli.commands.jobs import listing
 from platoon_base.cli.display import Display, is_live, shows_ascii_only, summary
-from platoon_base.cli.history import Course, Track, sparkline
-from platoon_base.cli.job_list import listing
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.log_folder import tail
-from platoon_base.cli.recent import Recent
+from platoon_base.cli.recent import Course, Recent, Track, sparkline
 from platoon_base.cli.report import open_console
 from platoon_base.cli.table import plain_line, table
 from platoon_base.controller.outcome import Result, Snapshot, epochs_reached, first_failure, stop_cause
@@ -486,16 +485,6 @@ def test_a_script_is_listed_without_leading_folders_where_it_is_too_long(script,
     job = {"job": "3f2a", "age_s": 7, "workers": 1, "state": "1 training", "devices": ["cpu"], "logs": ""}
     heading, row, _ = listing([{**job, "script": script}])
     assert row[heading.index("script") :] == shown
-
-
-def test_jobs_are_listed_from_a_folder_that_is_gone(monkeypatch, tmp_path):
-    job = {"job": "3f2a", "age_s": 7, "workers": 1, "state": "1 training", "devices": ["cpu"]}
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    _, row, logs = listing([{**job, "script": "/srv/train.py", "logs": "/srv/logs"}])
-    assert row.endswith("  /srv/train.py")
-    assert logs == "  logs: /srv/logs"
 
 
 @pytest.mark.timeout(200)

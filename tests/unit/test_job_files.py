@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -21,8 +22,8 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import files as job_files
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.observing import kill
-from platoon_base.shm.hidden_names import HiddenName
-from platoon_base.shm.segments import SHM_FOLDER, Segment
+from platoon_base.shm.segments import SHM_FOLDER, HiddenName, Segment
+from platoon_base.system import job_paths
 from platoon_base.system.environment import NAMESPACE
 from platoon_base.system.own_files import open_log, write_where_named, write_whole
 
@@ -577,3 +578,9 @@ def test_a_file_that_the_user_names_goes_through_a_link_of_the_users_own_alone(t
     assert (tmp_path / "real").read_text() == "new"
     write_where_named(Path(os.devnull), b"x")
     assert not Path(os.devnull).is_file()
+
+
+def test_the_code_builds_all_paths_of_the_table_and_no_others():
+    texts = [path.read_text() for path in Path(job_paths.__file__).parents[1].rglob("*.py")]
+    built = {name for text in texts for name in re.findall(r"\bpath_of\([^\n]*?, [\"'](\w+)[\"']", text)}
+    assert built == set(job_paths.FILES) - {"failure"}  # made of the path of a log

@@ -11,9 +11,8 @@ from interrupting import at_each_instruction
 
 from platoon_base.errors import ProtocolError
 from platoon_base.sharding import Position
-from platoon_base.shm.job_state import JobState
-from platoon_base.shm.mirrored_rows import MIRRORED, copied_rows, put_rows
-from platoon_base.shm.progress_watch import ProgressWatch, stalled_text
+from platoon_base.shm.job_state import MIRRORED, JobState, copied_rows, put_rows
+from platoon_base.shm.liveness import ProgressWatch, stalled_text
 
 pytestmark = pytest.mark.base
 

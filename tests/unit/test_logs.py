@@ -4,8 +4,8 @@ import io
 
 import pytest
 
+from platoon_base.cli.commands.logs import LogView
 from platoon_base.cli.log_lines import LogLines
-from platoon_base.cli.log_view import LogView
 
 pytestmark = pytest.mark.base
 

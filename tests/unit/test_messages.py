@@ -74,7 +74,11 @@ REPLIES = [
     msg.UserReply(answer=["stop", 3, {"lr": 0.1}]),
     msg.UserReply(),
     msg.Seen(
-        workers=[msg.SeenWorker(rank=1, phase=2, launched=True, device="cuda0", progress=[3, 7, 2.5, "patience 3/15"])],
+        workers=[
+            msg.SeenWorker(
+                rank=1, phase=2, launched=True, device="cuda0", progress={"steps": 7, "limit": "patience 3/15"}
+            )
+        ],
         reported={"loss": 0.25, "best": "model é.npz"},
         stop="SIGINT",
         seconds=7.5,

@@ -1,5 +1,6 @@
 """The port for Prometheus, read by prometheus_client's own parsers of its two formats."""
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -15,7 +16,7 @@ from scripts_here import script_path
 from watching import PATIENCE_S, until
 
 from platoon_base.cli.commands.launch import command
-from platoon_base.cli.metrics_port import Metrics, MetricsPort
+from platoon_base.cli.metrics_port import MetricsPort
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant
@@ -55,10 +56,9 @@ def read(url, accept="text/plain"):
 
 @needs_client
 def test_prometheus_reads_workers_and_reported_values():
-    metrics = Metrics('a "train".py')
-    with MetricsPort(("127.0.0.1", 0), metrics) as port:
+    with contextlib.closing(MetricsPort(("127.0.0.1", 0), 'a "train".py')) as port:
         assert [name for name, *_ in samples(read(port.url))] == ["platoon_job_info"]
-        metrics.take(snapshot())
+        port.take(snapshot())
         found = samples(read(port.url))
         from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -118,7 +118,7 @@ def invoke(*words):
 @needs_client
 def test_a_port_that_is_taken_leaves_the_logs_of_an_earlier_run(tmp_path):
     (tmp_path / "rank0.log").write_text("of an earlier run")
-    with MetricsPort(("127.0.0.1", 0), Metrics("train.py")) as first:
+    with contextlib.closing(MetricsPort(("127.0.0.1", 0), "train.py")) as first:
         taken = first.url.rpartition(":")[2].partition("/")[0]
         words = ["-n", "1", "--log-dir", str(tmp_path), "--metrics-port", taken, str(script_path("metrics_until_told"))]
         ran = CliRunner().invoke(command, words)

@@ -12,10 +12,9 @@ import pytest
 from rule_table import OUTER, RULES, TABLE, arguments_of, by_the_equations, form_and_scalars
 
 from platoon_base import compat, connect, rules
-from platoon_base.centers import round_kernels
-from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan, apply, find_fused
+from platoon_base.centers import host_kernels
+from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan, RoundKernels, apply, find_fused, undo_bytes
 from platoon_base.centers.host_source import HEADER, header_text
-from platoon_base.centers.round_kernels import RoundKernels, undo_bytes
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules import Adopt, CenterState, Form, LocalState, OuterRule, Rule, require_rule
@@ -108,7 +107,7 @@ def test_outer_steps_are_the_equations_bit_by_bit(rule, dtype, by, monkeypatch):
     if by == "c":
         assert find_fused(rule.step_kernel, np.dtype(dtype)) is not None, REMEDY
     else:
-        monkeypatch.setattr(round_kernels, "find_fused", lambda *args: None)
+        monkeypatch.setattr(host_kernels, "find_fused", lambda *args: None)
     count, part, size = 3, 0.7, 999
     total, c, *states = draw(len(rule.form.arguments), size, dtype)
     total[~np.isfinite(total)] = 1  # what is not finite was left out of the sum
@@ -325,7 +324,7 @@ class Folder(importlib.machinery.PathFinder):
 sys.meta_path.insert(0, Folder)
 import numpy as np
 from platoon_base import connect, rules
-from platoon_base.centers.device_forms import operations
+from platoon_base.centers.device_source import operations
 from platoon_base.centers.host_source import header_text
 from platoon_base.rules.defaults import parse_rule
 

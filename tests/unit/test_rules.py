@@ -26,54 +26,12 @@ halves = st.sampled_from([1.0, 0.5, 0.25, 0.125])
 
 
 @EXAMPLES
-@given(values=whole, alpha=halves)
-def test_easgd_shrinks_the_distance_by_1_minus_2_alpha(values, alpha):
-    x, c, _ = values
-    distance = x - c
-    EASGD(alpha).sync(x, c)
-    np.testing.assert_array_equal(x - c, (1 - 2 * alpha) * distance)
-
-
-@EXAMPLES
-@given(values=whole, alpha=halves)
-def test_easgd_of_many_workers_is_a_product_of_matrices(values, alpha):
-    """One update of worker i mixes rows i and c by [[1 - a, a], [a, 1 - a]]."""
-    *workers, center = (v.copy() for v in values)
-    expected = np.array(values)
-    for i in range(2):
-        mix = np.eye(3)
-        mix[np.ix_([i, 2], [i, 2])] = [[1 - alpha, alpha], [alpha, 1 - alpha]]
-        expected = mix @ expected
-        EASGD(alpha).sync(workers[i], center)
-    np.testing.assert_array_equal([*workers, center], expected)
-
-
-@EXAMPLES
 @given(values=whole)
 def test_asgd_alone_changes_nothing(values):
     x, c, _ = values
     before, x_old = x.copy(), c.copy()
     ASGD().sync(x, c, (x_old,))
     np.testing.assert_array_equal(x, before)
-
-
-@EXAMPLES
-@given(
-    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(-50, 50), st.booleans()), max_size=40),
-    start=st.integers(-100, 100),
-)
-def test_asgd_adds_the_contributions_of_all_workers(steps, start):
-    """Four workers step by themselves and synchronize now and then; at the end the center has every step."""
-    center = np.array([float(start)])
-    workers = [(center.copy(), center.copy()) for _ in range(4)]
-    for rank, step, sync in steps:
-        x, x_old = workers[rank]
-        x += step
-        if sync:
-            ASGD().sync(x, center, (x_old,))
-    for x, x_old in workers:
-        ASGD().sync(x, center, (x_old,))
-    assert center[0] == start + sum(step for _, step, _ in steps)
 
 
 @pytest.mark.parametrize(("size", "alpha"), [(1, 0.9), (2, 0.45), (4, 0.225), (9, 0.1)])
@@ -202,22 +160,6 @@ def test_center_momentum_is_easgd_in_a_moving_frame(moves, alpha, gain):
         np.testing.assert_allclose(x - s_x, expected, rtol=1e-9, atol=1e-9)
     if not gain:
         np.testing.assert_array_equal(s, 0)
-
-
-def test_center_momentum_moves_the_center_as_far_as_it_says():
-    """Workers that all step alike pull steadily: in the end the center goes 1 + gain times as far as that of EASGD.
-
-    That one goes N / (N + 1) a round: the N steps are divided among the workers and the center.
-    """
-    rule = CenterMomentum(gain=1.5).resolved(4)
-    center, m, s = (np.zeros(1) for _ in range(3))
-    workers = [(np.zeros(1), np.zeros(1)) for _ in range(4)]
-    for _ in range(300):
-        before = float(center[0])
-        for x, s_x in workers:
-            x += 1.0
-            rule.sync(x, center, (s_x,), (m, s))
-    assert center[0] - before == pytest.approx(2.5 * 4 / 5, rel=1e-9)
 
 
 def test_alone_a_moved_frame_stays_and_momentum_ends_where_the_center_moves():

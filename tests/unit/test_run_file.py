@@ -43,6 +43,7 @@ def test_keys_are_the_long_names_of_options_and_the_command_line_wins(parse):
         hosts = ["n1", "n2"]
         checkpoint-every = 60
         host-timeout = 3
+        timeout = ["heartbeat=0.5", "silence=2"]
         fail-fast = true
         allow-failures = false
         resume = "kept"
@@ -50,8 +51,9 @@ def test_keys_are_the_long_names_of_options_and_the_command_line_wins(parse):
     params = parse(text, "-n", "4").params
     assert (params["script"], params["args"], params["workers"]) == ("train.py", ("--epochs", "10"), 4)
     assert (params["devices"], params["host_names"]) == ((), "n1,n2")
-    assert (params["checkpoint_every"], params["host_timeout"], str(params["resume"])) == (60.0, 3.0, "kept")
+    assert (params["checkpoint_every"], str(params["resume"])) == (60.0, "kept")
     assert (params["fail_fast"], params["allow_failures"]) == (True, False)
+    assert os.environ["PLATOON_TIMEOUTS"] == "heartbeat=0.5,silence=2,host=3"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from platoon_base.cli.charts import INK, Series, chart, timeline
-from platoon_base.cli.run_page import About, page
+from platoon_base.cli.observers import Observers
 from platoon_base.cli.run_recorder import Lane, Point, RunRecorder, Shares, Value
-from platoon_base.cli.run_report import RunReport, reporting
+from platoon_base.cli.run_report import About, RunReport, page
 from platoon_base.coordination.story import Entry
 
 pytestmark = pytest.mark.base
@@ -114,13 +114,13 @@ def test_a_page_of_many_workers_and_odd_names_is_read_as_it_was_meant():
 
 
 class BrokenReport(RunReport):
-    def write(self):
+    def close(self, result=None):
         raise ZeroDivisionError("in the page")
 
 
 def test_an_error_in_the_report_costs_the_report_and_not_the_job(tmp_path, caplog):
-    with reporting(BrokenReport(tmp_path / "run.html", "train.py", tmp_path)):
-        pass
-    assert "in the page" in caplog.text
-    with pytest.raises(KeyError, match="of the job"), reporting(BrokenReport(tmp_path / "x", "train.py", tmp_path)):
+    broken, other = BrokenReport(tmp_path / "x", "train.py", tmp_path), RunReport(tmp_path / "y", "train.py", tmp_path)
+    with pytest.raises(KeyError, match="of the job"), Observers([broken, other]):
         raise KeyError("of the job")
+    assert "stopped writing for the report: ZeroDivisionError: in the page" in caplog.text
+    assert "train.py" in (tmp_path / "y").read_text()

@@ -8,8 +8,7 @@ import pytest
 from platoon_base.coordination.roster import Roster
 from platoon_base.hosts.world import World
 from platoon_base.multihost.changes import StateChanges
-from platoon_base.shm.job_state import JobState
-from platoon_base.shm.mirrored_rows import MIRRORED, copied_rows, put_rows
+from platoon_base.shm.job_state import MIRRORED, JobState, copied_rows, put_rows
 
 pytestmark = pytest.mark.base
 

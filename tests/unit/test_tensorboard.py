@@ -132,7 +132,8 @@ def test_a_job_goes_on_where_they_cannot_be_written(platoon, tmp_path, run):
     (tmp_path / "board" / run).write_text("a file where a folder must be")
     done = platoon("launch", "-n", 2, "--tensorboard", "board", REPORTS)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("WARNING: stopped writing for TensorBoard: FileExistsError: ") == 1
+    said = " ".join(done.stdout.split())
+    assert said.count("WARNING stopped writing for TensorBoard: FileExistsError: ") == 1
 
 
 @needs_writer
@@ -142,7 +143,8 @@ def test_a_job_goes_on_where_the_disk_is_full(write_script, tmp_path):
     command = [sys.executable, script_path("tensorboard_full_disk"), "launch", "-n", "1", "--tensorboard", "board"]
     done = subprocess.run([*command, train], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("WARNING: stopped writing for TensorBoard: OSError: [Errno 27] File too large") == 1
+    said = " ".join(done.stdout.split())
+    assert said.count("WARNING stopped writing for TensorBoard: OSError: [Errno 27]") == 1
     assert "Exception in thread" not in done.stderr
 
 

@@ -5,9 +5,22 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
-from platoon_base.cli.tune import Run, Study, Tuning, rule_of_script
-from platoon_base.cli.tune_methods import Method, Point, Watched, built_in, guess, read_method, value_at
+from platoon_base.cli.start_options import StartOptions
+from platoon_base.cli.tune import (
+    Method,
+    Point,
+    Run,
+    Study,
+    Tuning,
+    Watched,
+    built_in,
+    guess,
+    read_method,
+    rule_of_script,
+    value_at,
+)
 from platoon_base.cli.tune_report import choose, lines, outcomes, picture
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import parse_rule
@@ -158,8 +171,8 @@ def test_the_built_in_methods_differ_and_name_rules(workers):
 
 def printed(runs, load=0.0):
     """Return what the command prints about runs of 30 steps."""
-    settings = ("auto", 1, 30, None, 9.0, None, False)
-    tuning = Tuning(Program("train.py"), [], ["cpu"] * 2, [], DEFAULT, Path(), load, *settings)
+    start = StartOptions(Console(), Program("train.py"), (), 2, (), "auto")
+    tuning = Tuning(start, ["cpu"] * 2, [], DEFAULT, Path(), load, 1, 30, None, 9.0, None, False)
     return list(lines(tuning, Study(runs, LOSS, 30, False)))
 
 

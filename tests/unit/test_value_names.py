@@ -2,7 +2,7 @@
 
 import pytest
 
-from platoon_base.cli.history import is_validation
+from platoon_base.cli.recent import is_validation
 
 pytestmark = pytest.mark.base
 

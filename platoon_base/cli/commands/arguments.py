@@ -7,17 +7,29 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import running
+from platoon_base.timeouts import ROWS, change
 from platoon_base.worker_process.program import Program
 
-__all__ = ["SCRIPT", "hint_of_misplaced", "job_argument", "program_and_args", "result_file"]
+__all__ = [
+    "SCRIPT",
+    "TIMEOUT",
+    "hint_of_misplaced",
+    "job_argument",
+    "program_and_args",
+    "result_file",
+    "timeout_alias",
+    "timeout_option",
+]
 
+_F = Callable[..., Any]
 SCRIPT = {"allow_interspersed_args": False}  # The words after the script are its own.
 
 
@@ -26,6 +38,34 @@ def _jobs(context: click.Context, parameter: click.Parameter, begin: str) -> lis
 
 
 job_argument = click.argument("job", default="", shell_complete=_jobs)
+
+
+# Eager: the other options of a command may depend on it.
+TIMEOUT: dict[str, Any] = {
+    "multiple": True,
+    "metavar": "NAME=SECONDS",
+    "is_eager": True,
+    "help": "Change a duration of the job, such as wait=900; docs/timeouts.md has the names.  [PLATOON_TIMEOUTS]",
+}
+
+
+def _change_timeouts(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> None:
+    if texts and not context.resilient_parsing:
+        change(os.environ, texts)
+
+
+timeout_option = click.option("--timeout", expose_value=False, callback=_change_timeouts, **TIMEOUT)
+
+
+def timeout_alias(option: str, name: str, text: str) -> Callable[[_F], _F]:
+    """Return an option of its own for one of the timeouts."""
+
+    def put(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
+        if seconds is not None and not context.resilient_parsing:
+            change(os.environ, [f"{name}={seconds:.12g}"], f"{option}, the timeout")
+
+    shown = f"{text}  [{ROWS[name].default:g}]"
+    return click.option(option, type=float, metavar="S", expose_value=False, callback=put, help=shown)
 
 
 def result_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:

@@ -6,11 +6,12 @@ import os
 
 import click
 
-from platoon_base.cli.commands.arguments import SCRIPT, program_and_args
+from platoon_base.cli.commands.arguments import SCRIPT, TIMEOUT, program_and_args
 from platoon_base.cli.launcher import require_runnable, worker_environment
 from platoon_base.job.files import JobFiles
 from platoon_base.job.starting import adopt_training
 from platoon_base.system.environment import JOB, RANK
+from platoon_base.timeouts import change
 from platoon_base.worker_process.program import python_main
 
 __all__ = ["command"]
@@ -18,9 +19,10 @@ __all__ = ["command"]
 
 @click.command("join", context_settings=SCRIPT)
 @click.option("-D", "--device", default="cpu", show_default=True, help="The device of the worker, such as cuda1.")
+@click.option("--timeout", "texts", **TIMEOUT)
 @click.argument("job")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | - | -m MODULE} [ARGS]...")
-def command(device: str, job: str, words: tuple[str, ...]) -> None:
+def command(device: str, texts: tuple[str, ...], job: str, words: tuple[str, ...]) -> None:
     """Run SCRIPT, or MODULE as python -m does, as one more worker of JOB (see `platoon jobs`)."""
     if words[0].startswith("-") and words[0] not in ("-", "-m"):
         raise click.UsageError(f"got {words[0]} after JOB: options come before JOB")
@@ -32,5 +34,6 @@ def command(device: str, job: str, words: tuple[str, ...]) -> None:
     environment.pop(RANK, None)
     if files.training is not None:
         adopt_training(environment, files.training)
+    change(environment, texts)
     worker = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
     os.execve(worker[0], worker, environment)  # Python reads PYTHONHASHSEED at its start.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,25 @@ import click
 
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
-from platoon_base.cli.commands.arguments import SCRIPT, hint_of_misplaced, program_and_args, result_file
-from platoon_base.cli.configuration import chosen_devices
+from platoon_base.cli.commands.arguments import (
+    SCRIPT,
+    result_file,
+    timeout_alias,
+)
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.deterministic import deterministic_job, deterministic_options
 from platoon_base.cli.display import summary
 from platoon_base.cli.engine_options import engine_options
 from platoon_base.cli.host_options import HostOptions, host_options
 from platoon_base.cli.json_file import write_json
-from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
+from platoon_base.cli.launcher import choose_center, launch, open_checkpoints
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
-from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
+from platoon_base.cli.observers import Observed, Observer, Observers
 from platoon_base.cli.other_host import other_hosts, serve_other_host
-from platoon_base.cli.run_file import config_option, of_script, of_workers
-from platoon_base.cli.run_report import RunReport, chart_notes, report_option, reporting
+from platoon_base.cli.run_file import config_option
 from platoon_base.cli.screen import TEES, Screen
-from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
-from platoon_base.cli.trace_file import trace_option, tracing
-from platoon_base.controller.processes import GRACE_S
+from platoon_base.cli.start_options import StartOptions, start_options
+from platoon_base.cli.trackers import tracker_options
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
@@ -38,8 +39,9 @@ from platoon_base.multihost.rendezvous import Introduction, fingerprint
 from platoon_base.rules import parse_rule
 from platoon_base.system.determinism import threads_of
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
+from platoon_base.system.job_paths import path_of
 from platoon_base.system.limits import available_cores
-from platoon_base.system.output import lenient_output
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process.breakpoints import lend_terminal
 
 __all__ = ["command"]
@@ -50,12 +52,6 @@ def _folder(context: click.Context, parameter: click.Parameter, name: str | None
     if name == "":
         raise click.BadParameter("got an empty name: name a folder")
     return None if name is None else Path(name)
-
-
-def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
-    if not 0 <= seconds < math.inf:  # also refuses NaN
-        raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
-    return seconds
 
 
 def _rule_text(text: str) -> str:
@@ -74,30 +70,7 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
 
 
 @click.command("launch", context_settings=SCRIPT)
-@click.option(
-    "-n",
-    "--workers",
-    type=int,
-    metavar="N",
-    callback=of_workers,
-    help="Number of workers, on the first N CUDA devices or on the CPU.",
-)
-@click.option(
-    "-D",
-    "--devices",
-    multiple=True,
-    metavar="DEV ...",
-    callback=of_workers,
-    help="One worker for each device, such as cuda0 cuda1. Or one word: cuda for all CUDA "
-    "devices, cpu (with -n), or auto, which is cuda if there is one and else cpu.  [auto]",
-)
-@click.option(
-    "--center",
-    type=click.Choice(CENTERS),
-    default="auto",
-    show_default=True,
-    help="Where the shared parameters are: in shared memory, or on the GPUs, a part on each.",
-)
+@start_options
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
@@ -145,14 +118,10 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     metavar="DIR",
     help="Continue from the newest checkpoint in DIR, if there is one, and save there.",
 )
-@click.option(
+@timeout_alias(
     "--grace",
-    type=float,
-    default=GRACE_S,
-    show_default=True,
-    metavar="S",
-    callback=_seconds,
-    help="Seconds that workers have to save their state after Ctrl-C. A second Ctrl-C ends them immediately.",
+    "grace",
+    "Seconds that workers have to save their state after Ctrl-C. A second Ctrl-C ends them immediately.",
 )
 @click.option(
     "--tee",
@@ -180,43 +149,28 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     callback=result_file,
     help="Write the summary as JSON to this file.",
 )
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module; run it as python -m does.")
 @engine_options
 @host_options
 @deterministic_options
-@tensorboard_option
-@report_option
-@trace_option
-@metrics_option
+@tracker_options
 @data_server_option
 @config_option
-@click.argument("script", type=click.Path())
-@click.argument("args", nargs=-1, type=click.UNPROCESSED, callback=of_script)
 def command(
-    workers: int | None,
-    devices: tuple[str, ...],
-    center: str,
     log_dir: Path | None,
     seed: int | None,
     max_restarts: int,
     checkpoint_every: float | None,
     resume: Path | None,
-    grace: float,
     tee: str,
     allow_failures: bool,
     fail_fast: bool,
     summary_file: Path | None,
-    module: bool,
     config: Path | None,
-    tensorboard: Path | None,
-    report_file: Path | None,
-    trace_file: Path | None,
-    metrics_port: tuple[str, int] | None,
     data_server: list[str],
-    script: str,
-    args: tuple[str, ...],
     hosts: HostOptions,
     deterministic: bool,
+    trackers: Callable[[Observed], list[Observer]],
+    **words: Any,
 ) -> None:
     """Run SCRIPT with ARGS as N workers of one job; - is a script on standard input, and -- ends the options.
 
@@ -244,31 +198,27 @@ def command(
     """  # noqa: D301
     if fail_fast and allow_failures:
         raise click.UsageError("got --fail-fast and --allow-failures, which contradict each other: leave one out")
-    lenient_output()
-    console = report.open_console()
-    report.log_to(console)
-    program, _ = program_and_args(["-m", script] if module else [script])
-    if hint := hint_of_misplaced(click.get_current_context(), program, args):
-        report.print_line(console, hint)
-    place = hosts.place
+    start = StartOptions.read(**words)
+    console, program, place = start.console, start.program, hosts.place
     if place.host:
-        sys.exit(serve_other_host(console, hosts, program, args, workers, devices, center, log_dir, data_server))
-    chosen = chosen_devices(workers, devices)
-    require_runnable(program, chosen.devices)
-    center = choose_center("host" if center == "auto" and place.hosts > 1 else center, chosen.devices)
+        sys.exit(serve_other_host(start, hosts, log_dir, data_server))
+    chosen = start.choose()
+    center = choose_center("host" if start.center == "auto" and place.hosts > 1 else start.center, chosen.devices)
     folder = log_dir or new_log_folder(program.title)
     fatal = "never" if allow_failures else "always" if fail_fast else "early"
-    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=grace, fail_fast=fatal)
+    options = JobOptions(
+        seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=timeout("grace"), fail_fast=fatal
+    )
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         table = None
         if place.hosts > 1:
-            here = Introduction(place, chosen.devices, fingerprint(program, args))
+            here = Introduction(place, chosen.devices, fingerprint(program, start.args))
             table = stack.enter_context(other_hosts(console, hosts, here, signals))
         size = len(chosen.devices) if table is None else table.world.size
         lines = [report.opening(chosen, center, folder, None if table is None else table.world)]
         if checkpoint_every is not None or resume is not None:
-            kept = resume or folder / "checkpoints"
+            kept = resume or path_of(folder, "checkpoints")
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
             options = options._replace(saving=saving, resume=checkpoint)
             lines.insert(0, report.resumed_from(kept, checkpoint, size))
@@ -277,21 +227,17 @@ def command(
             lines.append(f"each worker uses {threads_of(os.environ)}; another number of threads changes the bits")
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
-        served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
-        lines += chart_notes(report_file) + ([f"Prometheus can read {served.url}"] if served.url else [])
+        observers = trackers(Observed(program.title, " ".join(start.command), folder))
+        lines += filter(None, (each.opening for each in observers))
         # The logs come last, because this moves earlier ones.
         stack.enter_context(_open_logs(folder, options.saving))
         for line in lines:
             report.print_line(console, line)
         lend_terminal(size)
-        events = None if tensorboard is None else EventFiles(tensorboard)
-        run = None if report_file is None else RunReport(report_file, " ".join([*program.argv, *args]), folder)
-        screen_of_job = Screen(console, folder, size, tee, events, run, program.shown)
-        with tracing(trace_file, folder), reporting(run), screen_of_job as screen:
-            options = options._replace(observer=served.beside(screen.observe))
-            result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
-            if run is not None:
-                run.result = result
+        with Screen(console, folder, size, tee, program.shown) as screen, Observers([screen, *observers]) as observing:
+            options = options._replace(observer=observing.take)
+            result = launch(program, start.args, chosen.devices, folder, options, signals, data_server, table)
+            observing.result = result
         if allow_failures:
             result = result.with_failures_allowed()
         report.print_result(console, result, size, folder, screen.failures)

@@ -10,15 +10,14 @@ import sys
 import click
 
 from platoon_base.cli.commands.arguments import job_argument
-from platoon_base.cli.job_list import program_of
+from platoon_base.cli.commands.jobs import program_of
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.job.files import JobFiles, running
 from platoon_base.job.observing import Observer, kill
 from platoon_base.system.process import working_folder
+from platoon_base.timeouts import timeout
 
 __all__ = ["command"]
-
-_ANSWER_TIMEOUT_S = 5.0
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, seconds: float | None) -> float | None:
@@ -67,11 +66,11 @@ def command(grace: float | None, patience_s: float, by_force: bool, yes: bool, j
         kill(files)
         click.echo(f"killed {name}")
         return
-    with Observer(files, _ANSWER_TIMEOUT_S) as observer:
+    with Observer(files) as observer:
         try:
             observer.end(grace)
         except CollectiveTimeoutError as exc:
-            text = f"the launcher of {name} did not answer within {_ANSWER_TIMEOUT_S:g} s: try again, or"
+            text = f"the launcher of {name} did not answer within {timeout('answer'):g} s: try again, or"
             raise ConfigurationError(f"{text} kill it with `platoon stop --kill {files.job}`") from exc
         except WorkerLostError:
             pass  # It has just ended.

@@ -15,20 +15,17 @@ from platoon_base.cli import report
 from platoon_base.cli.charts import INSTALL, NO_CHARTS, has_charts
 from platoon_base.cli.commands.arguments import (
     SCRIPT,
-    hint_of_misplaced,
-    program_and_args,
     result_file,
 )
-from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
+from platoon_base.cli.configuration import require_one_host, require_this_host
 from platoon_base.cli.json_file import no_job_fails_by, write_json, write_text
-from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
+from platoon_base.cli.launcher import choose_center
 from platoon_base.cli.log_folder import new_log_folder
-from platoon_base.cli.tune import Tuning, require_optuna, tune
-from platoon_base.cli.tune_methods import Method, built_in, read_method
+from platoon_base.cli.start_options import StartOptions, start_options
+from platoon_base.cli.tune import Method, Tuning, built_in, read_method, require_optuna, tune
 from platoon_base.cli.tune_report import lines, page, picture, results
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.output import lenient_output
 
 __all__ = ["command"]
 
@@ -53,9 +50,7 @@ def _file(option: str, name: str, callback: Any, text: str) -> Callable[[_F], _F
 
 
 @click.command("tune", context_settings=SCRIPT)
-@click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, as for launch.")
-@click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="As for launch.  [auto]")
-@click.option("--center", type=click.Choice(CENTERS), default="auto", show_default=True, help="As for launch.")
+@start_options
 @click.option("--steps", type=_COUNT, metavar="K", help="Compare after K mini-batches per worker.")
 @click.option(
     "--minutes",
@@ -101,22 +96,20 @@ def _file(option: str, name: str, callback: Any, text: str) -> Callable[[_F], _F
 @_file("--summary", "summary_file", result_file, "Write all results as JSON.")
 @_file("--plot", "picture_file", _svg_file, "Draw the values of each method as SVG.")
 @_file("--report", "report_file", result_file, "Write table, advice and chart as an HTML page.")
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module.")
-@click.argument("script", type=click.Path())
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
-    workers: int | None,
-    devices: tuple[str, ...],
     texts: tuple[str, ...],
     every: bool,
     also: tuple[str, ...],
     summary_file: Path | None,
     picture_file: Path | None,
     report_file: Path | None,
-    module: bool,
-    script: str,
-    args: tuple[str, ...],
-    **settings: Any,
+    seeds: int,
+    steps: int | None,
+    minutes: float | None,
+    limit: float,
+    watch: str | None,
+    no_halving: bool,
+    **words: Any,
 ) -> None:
     """Run SCRIPT with ARGS with several methods for a short time, and report the best one.
 
@@ -138,37 +131,31 @@ def command(
     The script runs many times in this folder and writes its files each time. It must not resume
     from an earlier run.
     """  # noqa: D301
-    lenient_output()
-    console = report.open_console()
-    report.log_to(console)
-    program, _ = program_and_args(["-m", script] if module else [script])
-    if hint := hint_of_misplaced(click.get_current_context(), program, args):
-        report.print_line(console, hint)
+    start = StartOptions.read(**words)
+    console = start.console
     require_this_host(())
     require_one_host()
-    chosen = chosen_devices(workers, devices)
-    require_runnable(program, chosen.devices)
+    chosen = start.choose()
     count = len(chosen.devices)
     if count < 2:
         raise ConfigurationError("got one worker, and methods differ only with several: pass -n 2, or name two devices")
-    center, seeds = settings["center"], settings["seeds"]
-    choose_center(center, chosen.devices)
+    choose_center(start.center, chosen.devices)
     if every and texts:
         raise ConfigurationError("got --all and --method, which replaces the built-in methods: leave one out")
     require_optuna()
     plain, default, *others = built_in(count)[: None if every else _FEW]
     named = [read_method(text, count) for text in texts] if texts else [default, *others]
     named += [Method(count, words=tuple(shlex.split(words))) for words in also]
-    folder = new_log_folder(f"{program.title}-tune")
+    folder = new_log_folder(f"{start.program.title}-tune")
     methods = list(dict.fromkeys([plain, *named]))
     runs = f"{len(methods)} methods" + (f", {seeds} runs of each" if seeds > 1 else "")
-    report.print_line(console, f"{report.opening(chosen, center, folder)}, {runs}")
+    report.print_line(console, f"{report.opening(chosen, start.center, folder)}, {runs}")
     if report_file is not None and not has_charts():
         report.print_line(console, NO_CHARTS)
     with StopSignals() as signals:
         load = os.getloadavg()[0]
-        about = (program, args, chosen.devices, methods, default, folder, load)
-        tuning = Tuning(*about, **settings)
+        about = (start, chosen.devices, methods, default, folder, load)
+        tuning = Tuning(*about, seeds, steps, minutes, limit, watch, no_halving)
         study = tune(tuning, console, signals)
         report.print_line(console, "")
         for line in lines(tuning, study):

@@ -21,14 +21,11 @@ from types import ModuleType
 from typing import Any
 
 from platoon_base.system.own_locks import disown, own
+from platoon_base.timeouts import SHORT_POLL_S, timeout
 
-__all__ = ["TIMEOUT_S", "CompileLockTimeoutError", "FileLock", "install"]
+__all__ = ["CompileLockTimeoutError", "FileLock", "install"]
 
 log = logging.getLogger(__name__)
-
-# Much longer than any compilation of a single function.
-TIMEOUT_S = 600.0
-_POLL_INTERVAL_S = 0.005
 
 
 class CompileLockTimeoutError(TimeoutError):
@@ -42,9 +39,9 @@ class FileLock:
     empty.
     """
 
-    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, path: Path, timeout_s: float | None = None) -> None:
         self.path = path
-        self.timeout_s = timeout_s
+        self.timeout_s = timeout("compile") if timeout_s is None else timeout_s
         self.abandoned_by = ""
         # Opened at each acquisition: a forked copy of a descriptor would share the lock.
         self._descriptor: int | None = None
@@ -92,7 +89,7 @@ class FileLock:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise CompileLockTimeoutError(self._complaint(descriptor)) from None
-                time.sleep(_POLL_INTERVAL_S)
+                time.sleep(SHORT_POLL_S)
 
     def _names(self, descriptor: int) -> bool:
         """Return whether the path is still the locked file; the directory may have been cleared."""
@@ -122,7 +119,7 @@ def _signed_by(tmp_dir: str, pid: str, host: str) -> bool:
     return owner[0] == pid and owner[-1] == host
 
 
-def install(module: ModuleType, timeout_s: float = TIMEOUT_S) -> None:
+def install(module: ModuleType, timeout_s: float | None = None) -> None:
     """Put the kernel's lock in front of the directory lock of ``theano.gof.compilelock``."""
     compilelock: Any = module
     if getattr(compilelock.get_lock, "n_lock", 0):

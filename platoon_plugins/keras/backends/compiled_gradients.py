@@ -23,9 +23,8 @@ class CompiledAverage(GradientAverage):
         super().__init__(worker)
         self._failure: PlatoonError | None = None
 
-    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
+    def _forget(self) -> None:
         self._failure = None
-        super().attach(policy, like, calls)
 
     def average(self, batch: Batch) -> list[Any]:
         """Return averages in a traced program; None for weights without a gradient."""

@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.aligned import writable
-from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
+from platoon_plugins.keras.backends.jax_gradients import JaxAverage
 from platoon_plugins.keras.backends.jax_state import STATE, StepState
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.gradients import GradientAverage
@@ -24,10 +24,9 @@ from platoon_plugins.keras.sums import BatchLosses
 
 if hasattr(jax, "ffi"):
     from platoon_plugins.keras.backends.jax_arrays import on_cuda
-    from platoon_plugins.keras.backends.jax_gradients import JaxAverage
     from platoon_plugins.keras.backends.jax_groups import VariableGroup
 else:  # JAX before 0.5.
-    on_cuda = JaxAverage = VariableGroup = None
+    on_cuda = VariableGroup = None
 
 __all__ = ["backend"]
 
@@ -36,6 +35,12 @@ Array = np.ndarray[Any, Any]
 # Moves the memory of donated arrays to new arrays and deletes other arrays on it. JAX copies
 # memory that NumPy views share.
 _taken_over = jax.jit(lambda values: values, donate_argnums=0)
+
+
+def _sent_as(before: Any, value: Array) -> Any:
+    """Start the copy of a value to the device of an array."""
+    # For a committed array where there was none, JAX would compile the training step again.
+    return jax.device_put(value, before.sharding if getattr(before, "committed", True) else None)
 
 
 class _JaxVariable(KerasVariable):
@@ -67,12 +72,17 @@ class _JaxVariable(KerasVariable):
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
         """Copy the value, as JAX would otherwise share aligned memory with NumPy."""
-        self.array = jnp.array(value, self.dtype, copy=True)
+        if self.on_host():
+            self.array = jnp.array(value, self.dtype, copy=True)
+        else:  # The copy to the device may read the memory later.
+            self.array = _sent_as(self.array, np.array(value, jnp.dtype(self.dtype)))
 
     def prefetch(self) -> None:
         """Start a copy of the value from a device; `borrow` waits for it."""
         if not self.on_host():
             self.array.copy_to_host_async()
+
+    prefetch_value = prefetch
 
     def borrow(self) -> Array:
         """Return the value's memory itself if possible: copies take longer than the rule."""
@@ -94,8 +104,7 @@ class _JaxVariable(KerasVariable):
         if value is not None:
             self.array = value
         elif not self.on_host():
-            self._sent = jax.device_put(np.asarray(array, self.dtype), self.array.sharding)
-            self.array = self._sent
+            self.array = self._sent = _sent_as(self.array, np.asarray(array, self.dtype))
         elif not np.may_share_memory(array, self.view()):
             super().give_back(array)
 
@@ -160,12 +169,12 @@ class _Jax(Keras3):
         model.jax_state_sync()
 
     def average(self, worker: Any) -> GradientAverage:
-        return CallbackAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
+        return JaxAverage(worker, self.settle)
 
     def gradient_device(self, model: Any) -> int | None:
         """Return the driver's number of the CUDA device with all trainable weights, or None."""
         devices = {device for weight in model.trainable_weights for device in weight.value.devices()}
-        if JaxAverage is None or len(devices) != 1:
+        if on_cuda is None or len(devices) != 1:
             return None
         (device,) = devices
         return int(device.local_hardware_id) if device.platform == "gpu" else None
@@ -174,10 +183,10 @@ class _Jax(Keras3):
         """Average gradients on the devices, if each worker has its own device and NCCL."""
         ordinal = self.gradient_device(model)
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
-        were_there = average.lags
+        were_there = average.on_device
         average.place(worker.advanced.device_all_reduce(ordinal) if all(on_devices) else None)
         # The step may have been traced for the other place.
-        if average.lags != were_there and model.train_function is not None:
+        if average.on_device != were_there and model.train_function is not None:
             model.make_train_function(force=True)
             model.train_function = self._guarded(model, average)
 

@@ -38,6 +38,11 @@ class JaxArray(CudaArray):
         if failure is not None:
             raise failure
 
+    @classmethod
+    def read(cls, arrays: Sequence[JaxArray], queue: Queue) -> None:
+        values = jax.block_until_ready([array.value for array in arrays])
+        queue([value.unsafe_buffer_pointer() for value in values], 0)
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.value, dtype)
 
@@ -45,7 +50,8 @@ class JaxArray(CudaArray):
         if key is not Ellipsis:
             raise TypeError(f"got [{key!r}]: JAX arrays are immutable; set all values with [...]")
         given = values.value if isinstance(values, JaxArray) else np.broadcast_to(values, self.shape)
-        self.value = jnp.array(given, self.dtype, copy=True, device=device_of(self.value.sharding))
+        device = device_of(self.value.sharding) if getattr(self.value, "committed", True) else None
+        self.value = jnp.array(given, self.dtype, copy=True, device=device)
 
     def __getitem__(self, key: Any) -> JaxArray:
         return JaxArray(self.value[key])
@@ -80,6 +86,16 @@ class JaxArrays(Sequence[JaxArray]):
         if failure is not None:
             raise failure
         return None
+
+    def copies(self) -> list[Any]:
+        """Return copies of the values, made by one program, for `restore`."""
+        copied, failure = change_now(self.values, False, _nothing)
+        if failure is not None:
+            raise failure
+        return copied
+
+    def restore(self, copies: list[Any]) -> None:
+        self.put(range(len(copies)), copies)
 
     @property
     def values(self) -> list[Any]:
@@ -228,7 +244,7 @@ class _Program:
                 self._work = None
             return found, self._failure
 
-    def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
+    def __call__(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
         """Queue the current work; its exception is stored for the caller of `run`."""
         try:
             if self._work is not None:
@@ -248,6 +264,10 @@ def change_now(values: list[Any], donated: bool, queue: Queue) -> tuple[list[Any
     if failure is not None:
         _begin_anew()
     return changed, failure
+
+
+def _nothing(addresses: list[int], stream: int) -> None:
+    """Queue nothing."""
 
 
 _programs = [_Program(donates) for donates in (False, True)]

@@ -1,7 +1,8 @@
-"""Averages of JAX's gradients that stay on CUDA devices, while the host is one batch ahead."""
+"""Averages of JAX's gradients; those on CUDA devices stay there, and the host is a batch ahead."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -11,19 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError
 from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback
-from platoon_plugins.keras.backends import xla_calls
-from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
-from platoon_plugins.keras.gradients import (
-    DONE,
-    MIN_WEIGHT,
-    Batch,
-    GradientAverage,
-    GradientHeader,
-    require_as_many,
-)
+from platoon_plugins.keras.backends.compiled_gradients import CompiledAverage
+from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientHeader
+
+if hasattr(jax, "ffi"):
+    from platoon_plugins.keras.backends import xla_calls
+else:  # JAX before 0.5.
+    xla_calls = None  # type: ignore[assignment]
 
 __all__ = ["JaxAverage"]
 
@@ -34,7 +33,7 @@ _WIDE = np.dtype(np.float64)
 _KEPT = 1000
 
 
-class JaxAverage(CallbackAverage):
+class JaxAverage(CompiledAverage):
     """Averages gradients of JAX; on a device they are summed between the step's kernels."""
 
     # The header follows the gradients, or with compression precedes them. The host reads a batch's
@@ -44,37 +43,27 @@ class JaxAverage(CallbackAverage):
         super().__init__(worker)
         self._settle_programs = settle
         self._sums: Any = None  # A DeviceAllReduce.
+        self._compiled: tuple[Any, Callable[[], Any]] = None, self._sums_without_gradients
         self._queued = _Queued()
-        # Keeps the handlers alive, as compiled programs only have their numbers.
-        self._device_calls: dict[Any, _Call] = {}
-        self._compressed_calls: dict[Any, _CompressedCall] = {}
-        self._fillers: dict[bool, _Filler] = {}
-        self._begin()
+        # Handlers by kinds of calls, as compiled programs only have their numbers.
+        self._handlers: dict[Any, Callable[..., None]] = {}
+        self._forget()
 
-    def _begin(self) -> None:
+    def _forget(self) -> None:
+        super()._forget()
+        if self.on_device:
+            self._settle_programs()
         self._queued.forget()
         self._per_batch = 0
         self._due = self._visible = self._queued.count
 
     def place(self, sums: Any) -> None:
         """Prepare for gradients on a device, summed by a `DeviceAllReduce`; None for the host."""
-        self._sums = sums
-
-    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Start a fit; raise if an earlier one left gradients waiting on some devices."""
-        if self.on_device:
-            require_as_many(self.worker, self._queued.count)
-            self._settle_programs()
-        self._begin()
-        super().attach(policy, like, calls)
+        self._sums, self.on_device = sums, sums is not None
 
     @property
-    def on_device(self) -> bool:
-        return self._sums is not None
-
-    @property
-    def lags(self) -> bool:
-        return self.on_device
+    def _calls_made(self) -> int:
+        return self._queued.count
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
         """Return the averages: on a device, in the memory of a CPU program, or by copies."""
@@ -83,14 +72,31 @@ class JaxAverage(CallbackAverage):
         if self.on_device:
             weight = jnp.maximum(jnp.asarray(weight, np.float32), MIN_WEIGHT)
             return self._sums_over_workers(batch._replace(weight=weight), counts=True, is_sum=is_sum)
-        if jax.default_backend() != "cpu":
-            return super().average_in_program(batch)
-        if is_sum not in self._fillers:
-            self._fillers[is_sum] = _Filler(self, is_sum)
-        return xla_calls.call_in_place(self._fillers[is_sum], batch.gradients, weight)
+        if xla_calls is not None and jax.default_backend() == "cpu":
+            fill = self._handler(is_sum, self._fill_in_place, is_sum)
+            return xla_calls.call_in_place(fill, batch.gradients, weight)
+        shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in batch.gradients]
+        call = self._handler(("copies", is_sum), self._fill_copies, is_sum)
+        averages: Sequence[Any] = io_callback(call, shapes, list(batch.gradients), weight, ordered=True)
+        return averages
 
-    def queue(
-        self, blocks: Sequence[xla_calls.Block], stream: int, like: list[Array], names: Sequence[Any], counts: bool
+    def _handler(self, kind: Any, call: Callable[..., None], *first: Any) -> Callable[..., None]:
+        """Return a call with its first arguments, always the same object for a kind of call."""
+        if kind not in self._handlers:
+            self._handlers[kind] = functools.partial(call, *first)
+        return self._handlers[kind]
+
+    def _fill_in_place(self, is_sum: bool, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
+        self.fill(Batch(ins, None if is_sum else scalar, [True] * len(ins)), outs)
+
+    def _fill_copies(self, is_sum: bool, gradients: Sequence[Any], weight: Any) -> list[Array]:
+        ins = [np.asarray(gradient, order="C") for gradient in gradients]
+        outs = [np.empty_like(array) for array in ins]
+        self._fill_in_place(is_sum, outs, ins, weight)
+        return outs
+
+    def _queue(
+        self, like: list[Array], names: Sequence[Any], counts: bool, blocks: Sequence[xla_calls.Block], stream: int
     ) -> None:
         """Queue the sums of flat buffers, the last of which ends with the header; XLA calls it."""
         # `like` and `names` are those of the trace: `expect` may have been called since.
@@ -116,8 +122,8 @@ class JaxAverage(CallbackAverage):
             self._failure = exc
             self._queued.fail()
 
-    def queue_compressed(
-        self, blocks: Sequence[xla_calls.Block], stream: int, feedback: Sequence[ErrorFeedback]
+    def _queue_compressed(
+        self, feedback: Sequence[ErrorFeedback], blocks: Sequence[xla_calls.Block], stream: int
     ) -> None:
         """Queue the sums of flat buffers after those of their header; XLA calls it."""
         self.require_sound()
@@ -146,36 +152,33 @@ class JaxAverage(CallbackAverage):
             self._take(self._visible)
         return super()._latest()
 
-    def settle(self) -> None:
-        if not self.on_device:
-            return
-        self._settle_programs()
-        calls = self._queued.count
-        self._take(calls)
-        # The flags of this epoch must not affect the first step of the next.
-        self._all.flags[:] = 0
-        self._due = self._visible = calls
+    def _catch_up(self) -> None:
+        if self.on_device:
+            self._settle_programs()
+            self._due = self._visible = self._queued.count
+            self._take(self._due)
 
     def require_sound(self) -> None:
         super().require_sound()
         if self.on_device:
             self._sums.require_sound()
 
-    def is_last_call(self) -> bool:
-        if not self.on_device:
-            return super().is_last_call()
-        self._call_without_gradients()
-        self._take(self._queued.count)
-        return bool((self._all.flags == DONE).all())
-
     def _call_without_gradients(self) -> None:
         if not self.on_device:
             super()._call_without_gradients()
             return
+        if self._sums.compresses:  # It looks at the weights before it goes on.
+            self._sums_without_gradients()
+        else:
+            if self._compiled[0] is not self.like:
+                self._compiled = self.like, jax.jit(self._sums_without_gradients)
+            self._compiled[1]()
+        self.require_sound()
+
+    def _sums_without_gradients(self) -> Any:
         zeros = [jnp.zeros(array.shape, array.dtype) for array in self.like]
         batch = Batch(zeros, jnp.zeros((), np.float32), [False] * len(zeros))
-        self._sums_over_workers(batch, counts=False, is_sum=False)
-        self.require_sound()
+        return self._sums_over_workers(batch, counts=False, is_sum=False)[0]
 
     def _sums_over_workers(self, batch: Batch, counts: bool, is_sum: bool) -> list[Any]:
         """Return the averages of weighted gradients, or sums; ``counts`` if they are of a step."""
@@ -187,7 +190,9 @@ class JaxAverage(CallbackAverage):
         narrow = [i for i, gradient in enumerate(gradients) if gradient.dtype != _WIDE]
         kinds = [(wide, _WIDE), (narrow, np.dtype(np.float32))] if wide else [(narrow, np.dtype(np.float32))]
         flats = [_flat([gradients[i] for i in indices], weight, dtype) for indices, dtype in kinds]
-        call = self._call_of(gradients, counts)
+        kind = (*self._names, *((gradient.shape, gradient.dtype) for gradient in gradients))
+        like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
+        call = self._handler((counts, kind), self._queue, like, self._names, counts)
         divisor: Any = None
         if self._sums.compresses:
             # After a gradient: otherwise XLA may make this call once for all steps of a loop.
@@ -199,7 +204,9 @@ class JaxAverage(CallbackAverage):
             # Divide first: residuals are of averages.
             if not is_sum:
                 flats = [flat / _total(weights).astype(flat.dtype) for flat in flats]
-            sums = xla_calls.call_on_stream(self._compressed_call_of(gradients), flats, after=[header])
+            feedback = [ErrorFeedback() for _ in flats]
+            call = self._handler(("compressed", kind), self._queue_compressed, feedback)
+            sums = xla_calls.call_on_stream(call, flats, after=[header])
         else:
             sums = xla_calls.call_on_stream(call, [*flats[:-1], jnp.concatenate([flats[-1], header])])
             if not is_sum:
@@ -213,22 +220,6 @@ class JaxAverage(CallbackAverage):
                 averages[i] = part.astype(gradients[i].dtype)
         return averages
 
-    def _call_of(self, gradients: Sequence[Any], counts: bool) -> _Call:
-        kind = (counts, *self._kind_of(gradients))
-        if kind not in self._device_calls:
-            like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
-            self._device_calls[kind] = _Call(self, like, self._names, counts)
-        return self._device_calls[kind]
-
-    def _kind_of(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
-        return (*self._names, *((gradient.shape, gradient.dtype) for gradient in gradients))
-
-    def _compressed_call_of(self, gradients: Sequence[Any]) -> _CompressedCall:
-        kind = self._kind_of(gradients)
-        if kind not in self._compressed_calls:
-            self._compressed_calls[kind] = _CompressedCall(self)
-        return self._compressed_calls[kind]
-
     def _take(self, calls: int) -> None:
         """Read the header of call number ``calls``, and drop those of earlier calls."""
         taken = self._queued.take(calls, self.require_sound)
@@ -239,37 +230,6 @@ class JaxAverage(CallbackAverage):
         self._all = header
         if len(header.used) == len(self.like):
             header.require_used_alike(self.like)
-
-
-class _Filler:
-    """Handler that averages gradients in the memory of a program on the CPU."""
-
-    def __init__(self, average: JaxAverage, is_sum: bool) -> None:
-        self._average, self._is_sum = average, is_sum
-
-    def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
-        self._average.fill(Batch(ins, None if self._is_sum else scalar, [True] * len(ins)), outs)
-
-
-class _Call:
-    """Handler that queues averages of a step's gradients, or those of a worker without batches."""
-
-    def __init__(self, average: JaxAverage, like: list[Array], names: Sequence[Any], counts: bool) -> None:
-        self._average, self._like, self._names, self._counts = average, like, names, counts
-
-    def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        self._average.queue(blocks, stream, self._like, self._names, self._counts)
-
-
-class _CompressedCall:
-    """Handler that queues compressed averages of gradients, and keeps their residuals."""
-
-    def __init__(self, average: JaxAverage) -> None:
-        self._average = average
-        self._feedback = [ErrorFeedback() for _ in range(2)]  # One for each of two dtypes.
-
-    def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        self._average.queue_compressed(blocks, stream, self._feedback)
 
 
 class _Queued:
@@ -314,8 +274,9 @@ class _Queued:
                 require_sound()
                 if time.monotonic() > deadline:
                     raise CollectiveTimeoutError(
-                        f"waited {DEFAULT_TIMEOUT_S:g} s for a compiled step to average its gradients: {calls} averages"
-                        f" were expected, {self.count} were begun; let a train_step average in all steps, or in none"
+                        f"waited {DEFAULT_TIMEOUT_S:g} s for a compiled step to average its "
+                        f"gradients: {calls} averages were expected, {self.count} were started; "
+                        "let a train_step average in all steps, or in none"
                     )
                 self._changed.wait(1.0)
             while len(self._on_way) > self.count - calls:

@@ -161,7 +161,7 @@ class StepCall:
         if self._failure is not None:
             raise self._failure
 
-    def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
+    def __call__(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
         """Make the calls; an exception is stored for the thread that started the step."""
         work = self._take()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,16 +13,9 @@ import numpy as np
 import torch
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.torch_loops import EarlyAverages, Flats
+from platoon_base.torch_loops import EarlyAverages, FlatAverage
 from platoon_base.worker import ErrorFeedback
-from platoon_plugins.keras.gradients import (
-    DONE,
-    MIN_WEIGHT,
-    Batch,
-    GradientAverage,
-    GradientHeader,
-    require_as_many,
-)
+from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientAverage, GradientHeader
 
 __all__ = ["TorchAverage", "require_dense_layers"]
 
@@ -31,8 +24,6 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Tensor = Any
 
-# Number of steps after which a header is read, so that the host can be ahead of the device.
-LAG = 1
 # Size of a bucket for averages in the backward pass: that of DistributedDataParallel, or more if
 # the devices average more in BUCKET_S (280 MB over NVLink). Each further call took 0.4 to 0.7 ms
 # (two workers on one H100).
@@ -46,9 +37,9 @@ class TorchAverage(GradientAverage):
     """Averages gradients: on the host in their own memory, on a device in flat buffers."""
 
     # g := u mean_i(w_i g_i / u) / mean_i(w_i), where u is the largest weight of an earlier step.
-    # The header follows the gradients and is read `LAG` steps later, in the same step on all
-    # workers. With compression it precedes them and w_i g_i / sum_i w_i is summed: residuals are of
-    # averages.
+    # The header follows the gradients and is read one step later, in the same step on all workers,
+    # so that the host can be ahead of the device. With compression it precedes them and
+    # w_i g_i / sum_i w_i is summed: residuals are of averages.
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
@@ -57,30 +48,27 @@ class TorchAverage(GradientAverage):
         self._early_weight: Callable[[], Any] = lambda: 1.0
         # None unless averages start in the backward pass.
         self._bucket_bytes: int | None = None
-        self._flats: Flats | None = None
-        self._compresses_there = False  # Whether averages on the device are compressed.
-        # Residuals by the variables of the gradients, and the bucket.
-        self._feedback: dict[Any, ErrorFeedback] = {}
-        self._sent: Array = np.empty(0, np.float32)
-        self._on_way: deque[_Arriving] = deque()
-        self._idle: list[_Arriving] = []
+        self._flats: FlatAverage | None = None
+        # Residuals of buckets, by the variables of the gradients.
+        self._feedback: dict[Any, dict[int, ErrorFeedback]] = defaultdict(lambda: defaultdict(ErrorFeedback))
+        self._arriving = _Arriving(worker.global_size)
         self._exchanges = 0  # Averages of all buckets in this fit.
-        self._calls_made = 0
 
     def place(self, device: torch.device | None) -> None:
         self.watch_none()
-        self._device = device
+        self._device, self.on_device = device, device is not None
         self._flats = None
 
     def watch_backward(self, weights: Sequence[Tensor], weight_of_batch: Callable[[], Any]) -> EarlyAverages | None:
         """Start averages in the backward pass of this fit if that is faster on all workers."""
         # Each training step must be within `EarlyAverages.step` of the result.
         self.watch_none()
-        if self._device is not None and self._compresses_on(self._device):
-            # The weights of all batches must be known before the first average.
+        device = self._device
+        # With compression the weights of all batches must be known before the first average.
+        if device is None or self.worker.advanced.compresses(torch.empty(0, device=device)):
             return None
-        if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
-            self._early = EarlyAverages(weights, self._fill_early, self._average_bucket, self._device, _CHANGED)
+        if sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
+            self._early = EarlyAverages(weights, self._fill_early, self._combine_early, device, _CHANGED)
             self._early_weight = weight_of_batch
         return self._early
 
@@ -111,17 +99,9 @@ class TorchAverage(GradientAverage):
         super().detach()
         self.watch_none()
 
-    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Start a fit; raise if an earlier one left gradients waiting on some devices."""
-        self._on_way.clear()
-        super().attach(policy, like, calls)
+    def _forget(self) -> None:
+        self._arriving.pending = False
         self._exchanges = 0
-        if self.on_device:
-            require_as_many(self.worker, self._calls_made)
-
-    @property
-    def on_device(self) -> bool:
-        return self._device is not None
 
     def average(self, batch: Batch) -> list[Tensor | None]:
         """Return the averages of a batch; on a device the next call overwrites them."""
@@ -141,165 +121,96 @@ class TorchAverage(GradientAverage):
             self._expect([_zeros_like(gradient) for gradient in gradients])
         begun = 0 if self._early is None else self._early.take(gradients)
         self._agree_on_buckets()
-        with torch.no_grad():
-            flats = self._flats_of_like()
-            weight = _bounded(batch.weight)
-            self._put_header(flats, weight, batch.used)
-            if self._compresses_there:
-                arriving = self._add_up_compressed(flats, batch, weight)
-            else:
-                arriving = self._average(flats, batch, weight, begun)
+        flats = self._exchange(batch, begun)
         if all(batch.used):
             return list(flats.views)
-        used = arriving.header().used
+        used = self._arriving.header().used
         return [view if any_uses else None for view, any_uses in zip(flats.views, used > 0)]
 
-    def _average(self, flats: Flats, batch: Batch, weight: Any, begun: int) -> _Arriving:
-        """Average gradients and the header together, except buckets that have started."""
-        usual, size = self._usual_weight, self.worker.global_size
-        for bucket in flats.buckets[begun:]:
-            bucket.fill(batch.gradients)
-            bucket.scale(weight / usual)
+    @torch.no_grad()
+    def _exchange(self, batch: Batch | None, begun: int = 0) -> FlatAverage:
+        """Average the header and a batch, None for zeros, except buckets that have started."""
+        flats, usual = self._flats_of_like(), self._usual_weight
+        gradients, divisor, used = ([None] * len(self.like), None, 0) if batch is None else batch
+        weight = 0.0 if batch is None else _bounded(divisor)
+        size, rank, on_device = self.worker.global_size, self.worker.global_rank, torch.is_tensor(weight)
+        self._mine.used[:] = used
+        self._mine.weights[rank] = 1.0 if on_device else weight
+        header = flats.header_of(self._mine.array.tolist())
+        weights, buckets = flats.header[size : 2 * size], flats.buckets[begun:]
+        if flats.compresses:
+            header[0].copy_(header[1])
+        else:
+            flats.fill(buckets, gradients, 1.0 if divisor is None else weight / usual, header)
+        if on_device:
+            weights[rank] = weight
         if begun and self._early is not None:
             self._early.wait()
-        arriving = self._exchange(flats, begun)
-        if batch.weight is None:
-            flats.scale(size)
-        else:
-            flats.divide(flats.header[size : 2 * size].sum() / usual)
-        return arriving
-
-    def _add_up_compressed(self, flats: Flats, batch: Batch, weight: Any) -> _Arriving:
-        """Average the header, and sum gradients that are divided by the weights of all workers."""
-        arriving, size = self._send_header(flats), self.worker.global_size
-        total = (flats.header[size : 2 * size].double().sum() * size).clamp(min=MIN_WEIGHT)
-        for bucket in flats.buckets:
-            bucket.fill(batch.gradients)
-            bucket.scale(1.0 if batch.weight is None else weight / total)
-        self._average_buckets(flats)
-        return arriving
-
-    def _send_header(self, flats: Flats) -> _Arriving:
-        """Average the header alone, and read that of an earlier step."""
-        self._make_room()
-        self._calls_made += 1
-        self.worker.all_reduce(flats.header, "mean", dest=flats.header)
-        return self._fetch(flats)
+        self._catch_up()
+        if flats.compresses:
+            self._calls_made += 1
+            flats.combine(flats.header)
+            self._arriving.fetch(flats.header)
+            # Without any batch nobody uses the result, and residuals would be lost.
+            if batch is None and not self._arriving.header().weights.any():
+                return flats
+            total = (weights.double().sum() * size).clamp(min=MIN_WEIGHT)
+            flats.fill(buckets, gradients, 1.0 if divisor is None else weight / total)
+            flats.feedback = self._feedback[tuple(self._names)]
+        self._exchanges += 1
+        watched = self._early is not None and self._bucket_bytes is None
+        with flats.timed() if watched else contextlib.nullcontext():
+            for number in range(begun, len(flats.buckets)):
+                self._calls_made += 1
+                flats.combine_bucket(number)
+        if not flats.compresses:
+            self._arriving.fetch(flats.header)
+            if divisor is not None:
+                flats.divide(weights.sum() / usual)
+            elif batch is not None:
+                flats.scale(size)
+        return flats
 
     def _fill_early(self, number: int, gradients: Mapping[int, Tensor]) -> None:
         """Queue the copy of gradients into their bucket, on torch's current stream."""
-        if not number:
-            self._exchanges += 1
+        flats = self._flats_of_like()
         with torch.no_grad():
-            bucket = self._flats_of_like().buckets[number]
-            bucket.fill(gradients)
-            bucket.scale(_bounded(self._early_weight()) / self._usual_weight)
+            flats.fill([flats.buckets[number]], gradients, _bounded(self._early_weight()) / self._usual_weight)
         self._calls_made += 1
 
-    def _average_bucket(self, number: int) -> None:
-        """Average a filled bucket; in the backward pass another thread calls it."""
-        bucket = self._flats_of_like().buckets[number]
-        with torch.no_grad():
-            if self._compresses_there:
-                kept = self._feedback.setdefault((*self._names, number), ErrorFeedback())
-                self.worker.all_reduce(bucket.gradients, "sum", dest=bucket.gradients, feedback=kept)
-            else:
-                self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
-
-    def settle(self) -> None:
-        while self._on_way:
-            self._take_oldest()
-        self._all.flags[:] = 0  # These flags must not affect the next epoch.
-
-    def is_last_call(self) -> bool:
-        """Make a call without gradients and wait; return whether all epochs have ended."""
-        if not self.on_device:
-            return super().is_last_call()
-        self._call_without_gradients()
-        return bool((self._on_way[-1].header().flags == DONE).all())
+    def _combine_early(self, number: int) -> None:
+        self._flats_of_like().combine_bucket(number)
 
     def _call_without_gradients(self) -> None:
         if not self.on_device:
             super()._call_without_gradients()
             return
         self._agree_on_buckets()
-        with torch.no_grad():
-            flats = self._flats_of_like()
-            for bucket in flats.buckets:
-                bucket.fill([None] * len(self.like))
-            self._put_header(flats, 0.0, 0)
-            if not self._compresses_there:
-                self._exchange(flats)
-            # Without any batch nobody uses the result, and residuals would be lost.
-            elif self._send_header(flats).header().weights.any():
-                self._average_buckets(flats)
+        self._exchange(None)
 
-    def _put_header(self, flats: Flats, weight: Any, used: Any) -> None:
-        """Write this rank's header after the gradients."""
-        rank, on_device = self.worker.global_rank, torch.is_tensor(weight)
-        self._mine.used[:] = used
-        self._mine.weights[rank] = 1.0 if on_device else weight
-        if not np.array_equal(self._sent, self._mine.array):
-            self._sent = self._mine.array.copy()
-            flats.template = torch.from_numpy(self._sent).to(flats.header.device)
-        flats.header.copy_(flats.template)
-        if on_device:
-            flats.header[self.worker.global_size + rank] = weight
-
-    def _exchange(self, flats: Flats, begun: int = 0) -> _Arriving:
-        """Average the buckets that were not started early; read the header of an earlier step."""
-        self._make_room()
-        if not begun:
-            self._exchanges += 1
-        watched = self._early is not None and self._bucket_bytes is None
-        with flats.timed() if watched else contextlib.nullcontext():
-            self._average_buckets(flats, begun)
-        return self._fetch(flats)
-
-    def _average_buckets(self, flats: Flats, begun: int = 0) -> None:
-        for number in range(begun, len(flats.buckets)):
-            self._calls_made += 1
-            self._average_bucket(number)
-
-    def _make_room(self) -> None:
-        """Read the headers that are `LAG` steps old."""
-        while len(self._on_way) >= LAG:
-            self._take_oldest()
-
-    def _fetch(self, flats: Flats) -> _Arriving:
-        arriving = self._idle.pop() if self._idle else _Arriving(self.worker.global_size)
-        arriving.fetch(flats.header)
-        self._on_way.append(arriving)
-        return arriving
-
-    def _take_oldest(self) -> None:
-        arriving = self._on_way.popleft()
-        header = arriving.header()
-        self._idle.append(arriving)
+    def _catch_up(self) -> None:
+        if not self._arriving.pending:
+            return
+        self._arriving.pending = False
         # `used` may describe other gradients.
         ranks = slice(0, 2 * self.worker.global_size)
-        self._all.array[ranks] = header.array[ranks]
+        self._all.array[ranks] = self._arriving.header().array[ranks]
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
-    def _compresses_on(self, device: Any) -> bool:
-        """Return whether averages on a device are compressed; collective for a new device."""
-        return self._compresses and self.worker.advanced.compresses(torch.empty(0, device=device))
-
-    def _flats_of_like(self) -> Flats:
+    def _flats_of_like(self) -> FlatAverage:
         if self._flats is None or self._flats.like is not self.like:
-            self._flats = Flats(self.like, self._mine.array.size, self._device, self._bucket_bytes)
-            self._sent = np.empty(0, np.float32)
-            self._compresses_there = self._compresses_on(self._device)
+            self._flats = FlatAverage(self.worker, self.like, self._mine.array.size, self._device, self._bucket_bytes)
             if self._early is not None and self._bucket_bytes is not None:
                 self._early.expect([bucket.members for bucket in self._flats.buckets])
         return self._flats
 
 
 class _Arriving:
-    """The header of one call, copied from the device to the host during other work."""
+    """The latest header, copied from the device to the host during other work."""
 
     def __init__(self, size: int) -> None:
         self._size = size
+        self.pending = False  # Whether the header affects no step yet.
         self._host = torch.empty(0)
         self._event: Any = None
         self._header: GradientHeader | None = None
@@ -313,7 +224,7 @@ class _Arriving:
         if on_cuda:
             self._event = self._event or torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(header.device))
-        self._header = None
+        self._header, self.pending = None, True
 
     def header(self) -> GradientHeader:
         """Wait for the copy, and return the header."""
@@ -356,16 +267,17 @@ def _view_or_copy(gradient: Any) -> Array | None:
 def _zeros_like(gradient: Tensor | None) -> Array:
     if gradient is None:
         raise ConfigurationError(
-            "got gradients of other weights than those of the model, and none for some: pass apply() the weights too"
+            "got gradients of other weights than those of the model, and none for some: pass the weights to apply() too"
         )
     return np.zeros(tuple(gradient.shape), str(gradient.dtype).removeprefix("torch."))
 
 
 _CHANGED = (
-    "got gradients that changed behind the backward pass in which their average had begun, and not so in the first "
-    "steps of this fit: change them in each step or in none, or in a train_step of your own"
+    "got gradients that changed after the backward pass in which their average had started, "
+    "which did not happen in the first steps of this fit: change them in each step or in none, "
+    "or in your own train_step"
 )
-_DENSE = "it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
+_DENSE = "it cannot be averaged; make the layer's gradient dense, for example with sparse=False"
 
 
 def require_dense_layers(model: Any) -> None:

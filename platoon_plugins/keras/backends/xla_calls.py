@@ -15,7 +15,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ gates: Any = None  # The C extension, if it was built.
 try:
     gates = importlib.import_module("platoon_plugins.keras.backends._gates")
 except ImportError as exc:
-    log.debug("the C extension is missing (%s): each call out of a compiled program comes to Python", exc)
+    log.debug("the C extension is missing (%s), so each call from a compiled program runs in Python", exc)
 
 Array = np.ndarray[Any, Any]
 _TARGET, _STREAM_TARGET = "platoon_call_in_place", "platoon_call_on_stream"
@@ -125,13 +125,6 @@ class _Frame(ctypes.Structure):
     ]
 
 
-class Filler(Protocol):
-    """Handler that fills the results of a call; it must outlive the program."""
-
-    def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
-        """Fill ``outs``, which may share memory with ``ins``; an exception ends the program."""
-
-
 class Block(NamedTuple):
     """Memory of ``size`` elements, valid for kernels that are queued during the call."""
 
@@ -179,15 +172,9 @@ def _free_again(number: int) -> None:
     heapq.heappush(_free, number)
 
 
-class Queuer(Protocol):
-    """Handler that queues work between kernels; it must outlive the program."""
-
-    def queue(self, blocks: Sequence[Block], stream: int) -> None:
-        """Queue changes of ``blocks`` on a CUDA stream (0 on the CPU); errors end the program."""
-
-
-# The handlers of calls, by their numbers in the programs.
-_fillers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# The handlers of calls, by their numbers in the programs. They must outlive the programs, which an
+# exception of theirs ends.
+_handlers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 # Sizes and dtypes of the results, by the same numbers.
 _kinds: dict[int, list[tuple[int, np.dtype[Any]]]] = {}
 _free = [] if gates is None else [*range(gates.GATES)]  # Free numbers of gates.
@@ -196,20 +183,21 @@ _numbers = itertools.count(len(_free))  # Numbers of calls without a gate.
 _latest: tuple[Any, Any] = (None, None)
 
 
-def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[Any]:
-    """Return the results of ``filler.fill`` for float arrays, without a copy, in a CPU program."""
-    # The calls of one program are made in the order in which they were traced.
-    *outs, _ = _call(_TARGET, filler, [*arrays, jnp.asarray(scalar, np.float32)])
+def call_in_place(fill: Callable[..., None], arrays: Sequence[Any], scalar: Any) -> list[Any]:
+    """Return what ``fill(outs, ins, scalar)`` makes of float arrays, in memory of a CPU program."""
+    # ``outs`` may share memory with ``ins``. The calls of one program are made in the order in which
+    # they were traced.
+    *outs, _ = _call(_TARGET, fill, [*arrays, jnp.asarray(scalar, np.float32)])
     return outs
 
 
 def call_on_stream(
-    queuer: Queuer, arrays: Sequence[Any], after: Sequence[Any] = (), gate: Gate | None = None
+    queue: Callable[..., None], arrays: Sequence[Any], after: Sequence[Any] = (), gate: Gate | None = None
 ) -> list[Any]:
-    """Return the results of the work that ``queuer.queue`` queues for one or more float arrays."""
+    """Return float arrays as changed by the work that ``queue(blocks, stream)`` queues on CUDA."""
     # Calls are made in the order in which they were traced, and after `after` is computed. With a
     # `gate` the calls always have the same arrays, and a program makes one.
-    return _call(_STREAM_TARGET, queuer, arrays, after, gate)
+    return _call(_STREAM_TARGET, queue, arrays, after, gate)
 
 
 def _call(
@@ -220,7 +208,7 @@ def _call(
     # remove the call, as its results are used, or merge calls, as their numbers differ.
     global _latest
     number = next(_numbers) if gate is None else gate.number
-    _fillers[number] = handler
+    _handlers[number] = handler
     _kinds[number] = [(math.prod(array.shape), np.dtype(array.dtype)) for array in ins]
     if gate is None:
         weakref.finalize(handler, _kinds.pop, number).atexit = False
@@ -244,13 +232,13 @@ def _call(
 def _in_place(frame: Any) -> None:
     *outs, _ = _arrays(frame.results)
     *ins, scalar = _arrays(frame.arguments)[: len(outs) + 1]
-    _fillers[_number_of(frame)].fill(outs, ins, float(scalar))
+    _handlers[_number_of(frame)](outs, ins, float(scalar))
 
 
 def _on_cuda(frame: Any) -> None:
     arguments = _StreamArguments(ctypes.sizeof(_StreamArguments), None, frame.context, None)
     if frame.api.contents.get_stream(ctypes.byref(arguments)):
-        raise RuntimeError("XLA gave no stream")
+        raise RuntimeError("XLA passed no stream")
     _queue(frame, arguments.stream or 0)
 
 
@@ -261,7 +249,7 @@ def _on_cpu(frame: Any) -> None:
 def _queue(frame: Any, stream: int) -> None:
     number = _number_of(frame)
     blocks = [Block(address, *kind) for address, kind in zip(_addresses(frame), _kinds[number])]
-    _fillers[number].queue(blocks, stream)
+    _handlers[number](blocks, stream)
 
 
 def _addresses(frame: Any) -> list[int]:
@@ -287,7 +275,7 @@ def _answer(make_call: Callable[[Any], None], pointer: Any) -> int | None:
         elif frame.stage == _EXECUTE:
             make_call(frame)
     except BaseException as exc:
-        log.debug("a call out of a compiled program failed", exc_info=True)
+        log.debug("a call from a compiled program failed", exc_info=True)
         message = f"{type(exc).__name__}: {exc}".encode()
         arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, _INTERNAL)
         error: int | None = frame.api.contents.make_error(ctypes.byref(arguments))
@@ -313,12 +301,12 @@ def _size(buffer: Any) -> int:
 
 
 _Handler = ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_Frame))
-# Keeps the handlers alive, as XLA only has their addresses.
-_handlers = [_Handler(functools.partial(_answer, make_call)) for make_call in (_in_place, _on_cpu, _on_cuda)]
+# Keeps the entries alive, as XLA only has their addresses.
+_entries = [_Handler(functools.partial(_answer, make_call)) for make_call in (_in_place, _on_cpu, _on_cuda)]
 
 
 def _register() -> None:
-    in_place, *on_streams = _handlers
+    in_place, *on_streams = _entries
     if gates is not None:
         first, second = (ctypes.cast(handler, _Pointer).value for handler in on_streams)
         on_streams = [_Handler(address) for address in gates.stand_before(first, second)]
