@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -207,7 +208,7 @@ class Slots:
         with self._table(_JOIN_TIMEOUT_S) as taken:
             if not taken:
                 raise CollectiveTimeoutError(
-                    f"waited {_JOIN_TIMEOUT_S:g} s for another worker that joins: is it stopped (SIGSTOP)? End it"
+                    f"waited {_JOIN_TIMEOUT_S:g} s for another worker that is joining: is it stopped (SIGSTOP)? End it"
                 )
             slots = self.every()
             if not any(map(self._lives, slots)):  # The last workers that leave keep their weight.
@@ -215,11 +216,11 @@ class Slots:
             living = [slot for slot in slots if self._lives(slot) and slot.owner != self._rank]
             prepared = [slot for slot in slots if slot.owner == FREE and slot.weight]
             earlier = [slot for slot in slots if slot.owner == self._rank]
-            donor = max(living, key=_weight, default=None)
+            donor = max(living, key=operator.attrgetter("weight"), default=None)
             if donor is None or (prepared and not earlier):
                 # If no worker lives, continue from the slot with the largest weight.
                 left = [slot for slot in slots if not self._leaves(slot)] or slots
-                index, donor = max(prepared or [*earlier, *left], key=_weight).index, None
+                index, donor = max(prepared or [*earlier, *left], key=operator.attrgetter("weight")).index, None
             else:
                 unused = earlier or [slot for slot in slots if not (self._lives(slot) or self._leaves(slot))]
                 index = unused[0].index if unused else self._add()
@@ -250,7 +251,7 @@ class Slots:
 
     def _require_open(self) -> None:
         if self.closed:
-            raise ConfigurationError("this worker's slot is closed: nothing can be done after close()")
+            raise ConfigurationError("this worker's slot is closed: it cannot be used after close()")
 
     def _start_of(self, index: int) -> int:
         return self._first + index * self._slot.nbytes
@@ -308,7 +309,3 @@ class Slots:
         for stripe in donor.locks.visit(split):
             copy_all(cut(values, stripe.pieces), stripe.center)
         own.locks.visit_every(put)
-
-
-def _weight(slot: Slot) -> int:
-    return slot.weight

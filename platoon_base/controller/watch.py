@@ -18,13 +18,11 @@ from platoon_base.errors import PlatoonError
 from platoon_base.system.limits import no_descriptor_text
 from platoon_base.system.process import readable
 from platoon_base.system.signals import catches
+from platoon_base.timeouts import timeout
 
 __all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "exit_status"]
 
 log = logging.getLogger(__name__)
-
-# A worker that has joined must hold its lock within this time; it takes milliseconds.
-_JOIN_S = 10.0
 
 
 def exit_status(returncode: int) -> int:
@@ -123,7 +121,7 @@ class LockHolder:
     def __init__(self, holds_lock: Callable[[], bool], has_left: Callable[[], bool]) -> None:
         self._holds_lock = holds_lock
         self._has_left = has_left
-        self._deadline: float | None = time.monotonic() + _JOIN_S
+        self._deadline: float | None = time.monotonic() + timeout("appear")
 
     def poll(self) -> Ended | None:
         """Return status 0 once it has released its lock, or has not acquired it in time."""

@@ -10,10 +10,9 @@ from platoon_base.courier import messages as between
 from platoon_base.courier.carriage import Carriage, PlainCarriage
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
 from platoon_base.system.awake import awake
+from platoon_base.timeouts import timeout
 
 __all__ = ["HostsRound"]
-
-_PATIENCE_S = 5.0  # Time to wait for a requested center, before another host is asked.
 
 
 class RoundCourier(Protocol):
@@ -164,7 +163,7 @@ class HostsRound:
             self._fetching = []
             return
         latest = self._fetching[-1] if self._fetching else None
-        if latest in conversations.values() and now < self._fetched_at + _PATIENCE_S:
+        if latest in conversations.values() and now < self._fetched_at + timeout("fetch"):
             return
         for conversation in conversations.values():
             if conversation not in self._fetching:

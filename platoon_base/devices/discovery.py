@@ -14,6 +14,7 @@ from typing import NamedTuple
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import available_cores
+from platoon_base.timeouts import timeout
 
 __all__ = [
     "CPU_DEFAULT",
@@ -35,7 +36,6 @@ _ALL = ("auto", "cuda")
 KINDS = (*_ALL, "cpu")  # Words of -D that allow -n.
 _NAME = re.compile(r"cpu|cuda(\d+)|opencl\d+:\d+")
 _OLD_NAME = re.compile(r"gpu(\d*)")  # Names of Theano before 0.9.
-_QUERY_TIMEOUT_S = 60
 _PYGPU_QUERY = """
 import pygpu.gpuarray as g
 def count(kind, platform):
@@ -125,10 +125,10 @@ def _ask_driver(environment: frozenset[tuple[str, str]]) -> CudaDevices:
     command = [sys.executable, "-I", "-S", "-c", _DRIVER_QUERY]
     try:
         done = subprocess.run(
-            command, env=dict(environment), capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False
+            command, env=dict(environment), capture_output=True, text=True, timeout=timeout("query"), check=False
         )
     except subprocess.TimeoutExpired:
-        return CudaDevices(0, f"the driver did not answer within {_QUERY_TIMEOUT_S} s", [])
+        return CudaDevices(0, f"the driver did not answer within {timeout('query'):g} s", [])
     if done.returncode:
         return CudaDevices(0, f"the query of the driver failed with exit status {done.returncode}", [])
     return CudaDevices(*json.loads(done.stdout.splitlines()[-1]))
@@ -187,10 +187,10 @@ def list_devices() -> list[str]:
     """Return the devices Theano can compute on, ``"cpu"`` first; raise without a working pygpu."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PYGPU_QUERY], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False
+            [sys.executable, "-c", _PYGPU_QUERY], capture_output=True, text=True, timeout=timeout("query"), check=False
         )
     except subprocess.TimeoutExpired as exc:
-        raise BackendUnavailableError(f"pygpu did not answer within {_QUERY_TIMEOUT_S} s: is a GPU stuck?") from exc
+        raise BackendUnavailableError(f"pygpu did not answer within {timeout('query'):g} s: is a GPU stuck?") from exc
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise BackendUnavailableError(

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import NamedTuple
 
+from platoon_base.timeouts import timeout
+
 __all__ = ["SETUP", "Check", "importable", "installed", "last_line"]
 
-_TIMEOUT_S = 120
 # In characters.
 _MAX_REASON = 120
 _PREPARE = "from platoon_base import compat; compat.apply(); "
@@ -76,11 +77,11 @@ def last_line(code: str, environment: Mapping[str, str]) -> tuple[str, str]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
+            timeout=timeout("query"),
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "", f"it takes over {_TIMEOUT_S} s"
+        return "", f"it takes over {timeout('query'):g} s"
     lines = done.stdout.strip().splitlines() or [""]
     return lines[-1], _why(done.stderr) if done.returncode else ""
 

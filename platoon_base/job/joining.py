@@ -15,7 +15,7 @@ from platoon_base.job.hello import send_hello
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.environment import DEVICE, JOB, RANK
 from platoon_base.system.warn import warn_once
-from platoon_base.timeouts import POLL_S
+from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.handle import Worker
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["connect", "connect_at_port", "connected", "files_of", "join", "single_worker"]
 
-_APPEARS_S = 10.0
 _current: Worker | None = None
 _current_pid = 0
 _files: weakref.WeakKeyDictionary[Worker, JobFiles] = weakref.WeakKeyDictionary()
@@ -81,7 +80,7 @@ def connect_at_port(port: int, timeout_s: float, device: str = "cpu") -> Worker:
     """
     if connected() is not None:
         raise ConfigurationError("this process has joined a job already: a process is one worker of one job")
-    files = _find_at_port(port, time.monotonic() + min(timeout_s, _APPEARS_S))
+    files = _find_at_port(port, time.monotonic() + min(timeout_s, timeout("appear")))
     return _keep(join(files.folder, device=device, timeout_s=timeout_s))
 
 

@@ -250,8 +250,8 @@ class _HostRendezvous:
             peer = self._link.peers[member.session]
             was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > timeout("silence")
             if member.silent and not was_silent:
-                how = "has disconnected" if peer.gone else "is silent"
-                log.warning("host %d (%s) %s before all hosts had joined", host, member.name, how)
+                what = "lost the connection to" if peer.gone else "no heartbeat from"
+                log.warning("%s host %d (%s) before all hosts had joined", what, host, member.name)
             elif was_silent and not member.silent:
                 log.warning("host %d (%s) sends heartbeats again", host, member.name)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.averaged_easgd import AveragedEASGD
-from platoon_base.rules.center import Rule, member, precise_enough
+from platoon_base.rules.center import Rule, member, precise_enough, require_rule
 from platoon_base.rules.center_momentum import CenterMomentum
+from platoon_base.schedule import EveryN
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
-__all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule", "rule_names"]
+__all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule", "prepared_rule", "rule_names"]
 
 DEFAULT_PERIOD = Rule.period  # Batches between synchronizations.
 
@@ -28,6 +29,44 @@ def default_rule(period: int | None = None, dtypes: Iterable[Any] = ()) -> Rule:
     # Adapters synchronize at each batch; loops of users have longer periods.
     averages = period == AveragedEASGD.period and precise_enough(dtypes)
     return AveragedEASGD() if averages else CenterMomentum()
+
+
+def prepared_rule(mode: str | None, strategy: Any = None, sync_every: Any = None, scaling: Any = None) -> Any:
+    """Return the rule for the arguments of a `prepare`: "auto" by default, None for "sync"."""
+    if mode not in (None, "async", "sync"):
+        raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
+    if mode == "sync" and not (strategy is None and sync_every is None):
+        raise ConfigurationError(
+            'got mode="sync" with strategy or sync_every, which averaged gradients do not use: '
+            'pass mode="async" for them'
+        )
+    if mode == "sync" and scaling not in (None, "none", "linear", "sqrt"):
+        raise ConfigurationError(
+            f'got scaling={scaling!r} for averaged gradients: pass "none", "linear" or "sqrt", '
+            "by which the learning rate is scaled"
+        )
+    number = isinstance(scaling, (int, float)) and not isinstance(scaling, bool)
+    if mode == "async" and not (scaling in (None, "none") or number):
+        raise ConfigurationError(f'got scaling={scaling!r} with mode="async": pass a number, such as 2, or "none"')
+    if scaling is not None and strategy is not None:
+        raise ConfigurationError(
+            f"got scaling={scaling!r} and strategy={strategy!r}: pass only one of the two, "
+            "or strategy=AveragedEASGD(scale=...)"
+        )
+    if strategy is not None:
+        require_rule(strategy, "strategy")
+    if sync_every is not None:
+        try:
+            EveryN(sync_every)
+        except ConfigurationError as exc:
+            raise ConfigurationError(
+                f"got sync_every={sync_every!r}: it counts batches and must be a whole number >= 1"
+            ) from exc
+    if mode == "sync":
+        return None
+    if scaling is not None:
+        return AveragedEASGD(scale=None if scaling == "none" else float(scaling))
+    return "auto" if strategy is None else strategy
 
 
 def default_period(rule: Rule | str | None = "auto") -> int:

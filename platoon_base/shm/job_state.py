@@ -1,13 +1,14 @@
-"""State of a running job in shared memory: the stop flag, votes to stop, and progress."""
+"""State of a running job in shared memory: stop flag, votes, progress, also that of other hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.errors import ProtocolError
+from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.schedule import votes_suffice
 from platoon_base.sharding import START, Position
 from platoon_base.shm.phases import BINS, PARTS, PHASES, PhaseTimes
 from platoon_base.shm.schema import Part, Schema, Views, Word
@@ -22,6 +23,7 @@ __all__ = [
     "WORKER_LOCKS",
     "JobState",
     "Progress",
+    "StopVotes",
     "as_words",
     "copied_rows",
     "position_of",
@@ -298,3 +300,58 @@ def put_rows(job_state: JobState, ranks: Sequence[int], rows: Any, shift_s: floa
         table[rank]["ending"] = b""  # It belongs to an earlier process of this rank.
     as_words(table)[at, :_MIRRORED_WORDS] = as_words(new)[:, :_MIRRORED_WORDS]
     job_state.stop_votes[at] = new["vote"]
+
+
+class StopVotes:
+    """Votes of all workers of a job, in rounds that all workers number alike."""
+
+    def __init__(self, job_state: JobState, rank: int) -> None:
+        # A vote is the number of its round: votes need no clearing, and rounds may overlap.
+        self.number = 0
+        self._votes = job_state.stop_votes
+        self._closed = False
+        self._rank = rank
+        self._seen = b""  # Votes at the last poll; `_voters` had cast them.
+        self._voters: frozenset[int] = frozenset()
+
+    def open(self, number: int) -> None:
+        """Enter round ``number``, at least 1 and new each time; this worker has not voted in it."""
+        if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 1:
+            raise ConfigurationError(f"got round {number!r}: rounds of votes are counted from 1")
+        self._require_part()
+        if self._votes[self._rank] == number:
+            self._votes[self._rank] = 0
+        self.number = int(number)
+        self._seen = b""
+
+    def cast(self) -> None:
+        """Vote to stop in the open round; idempotent."""
+        self._require_open()
+        self._require_part()
+        self._votes[self._rank] = self.number
+
+    def voters(self) -> set[int]:
+        """Return the ranks that voted in the open round, including workers that have left since."""
+        self._require_open()
+        votes = self._votes.tobytes()
+        if votes != self._seen:
+            cast = np.frombuffer(votes, dtype=self._votes.dtype) == self.number
+            self._seen, self._voters = votes, frozenset(np.flatnonzero(cast).tolist())
+        return set(self._voters)
+
+    def passed(self, policy: str, participants: Collection[int]) -> bool:
+        """Return whether the votes of ``participants`` suffice; see `votes_suffice`."""
+        return votes_suffice(policy, self.voters(), participants)
+
+    def close(self) -> None:
+        """Detach from the shared memory; the votes keep their last values."""
+        self._closed = True
+        self._votes = self._votes.copy()
+
+    def _require_part(self) -> None:
+        if self._closed:
+            raise ConfigurationError("this worker has left the job: it cannot vote after close()")
+
+    def _require_open(self) -> None:
+        if not self.number:
+            raise ConfigurationError("no round of votes is open: call open(number) first")

@@ -11,6 +11,7 @@ from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.flats import FlatAverage
 from platoon_base.torch_loops.gathered import gather_for_metrics, print, save
 from platoon_base.torch_loops.gradients import GradientAverage
+from platoon_base.torch_loops.loaders import is_divided
 from platoon_base.torch_loops.state import average_buffers, moments_of, tensors_beside
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = [
     "GradientAverage",
     "average_buffers",
     "gather_for_metrics",
+    "is_divided",
     "is_main",
     "moments_of",
     "prepare",

@@ -19,7 +19,7 @@ from platoon_base.seeds import Common
 from platoon_base.sharding import shard_bounds
 from platoon_base.worker import SAME_DATA_REMEDY, Worker, warn_once
 
-__all__ = ["Cut", "Part", "deal", "divided", "rows_of"]
+__all__ = ["Cut", "Part", "deal", "divided", "is_divided", "rows_of"]
 
 _ROUNDS_AHEAD = 32  # Changing generators takes longer than drawing row numbers.
 
@@ -131,7 +131,7 @@ class Part:
         self.batch_size, self.drops = loader.batch_size, loader.drop_last
         self.iterable = isinstance(loader.dataset, IterableDataset)
         self.cut: Cut | None = _TENSORS if self.iterable else None if loader.batch_sampler is None else _INDICES
-        self.divides = worker.global_size > 1 and not _is_divided(loader, worker)
+        self.divides = worker.global_size > 1 and not is_divided(loader, worker)
         self.count: int | None = None  # batches of this worker
         self.trains = False  # whether a backward pass followed one of its batches
         self.sizes: collections.deque[int] = collections.deque()
@@ -212,7 +212,7 @@ def divided(loader: Any, part: Part, around: Callable[[Part, Iterator[Any]], Ite
     return made
 
 
-def _is_divided(loader: Any, worker: Worker) -> bool:
+def is_divided(loader: Any, worker: Worker) -> bool:
     """Return whether a DistributedSampler divides a loader; raise if it does so for other ranks."""
     samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler
     for sampler in samplers:
@@ -220,7 +220,8 @@ def _is_divided(loader: Any, worker: Worker) -> bool:
             if (sampler.rank, sampler.num_replicas) != (worker.global_rank, worker.global_size):
                 raise ConfigurationError(
                     f"got a DistributedSampler for rank {sampler.rank} of {sampler.num_replicas} in worker "
-                    f"{worker.global_rank} of {worker.global_size}: leave the sampler out, prepare divides the rows"
+                    f"{worker.global_rank} of {worker.global_size}: leave the sampler out, or pass "
+                    "rank=rank() and num_replicas=world_size()"
                 )
             return True
     return False

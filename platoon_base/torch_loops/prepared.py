@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connect
 from platoon_base.learning_rate import scaled
-from platoon_base.rules import Rule, require_rule
-from platoon_base.schedule import EveryN
+from platoon_base.rules import Rule, prepared_rule
 from platoon_base.seeds import seed_alike
 from platoon_base.torch_loops.loaders import Part, divided
 from platoon_base.torch_loops.loops import AsyncLoop, Loop, SyncLoop, begin, current, passing
@@ -87,7 +86,8 @@ def prepare(
     ConfigurationError
         If the arguments cannot work.
     """
-    _require_settings(mode, strategy, sync_every, scaling, on_nonfinite)
+    prepared_rule(mode, strategy, sync_every, scaling)
+    require_on_nonfinite(on_nonfinite)
     kinds = [_kind_of(each) for each in objects]
     worker = connect() if worker is None else worker
     if worker.global_size > 1 or worker.advanced.launched:
@@ -164,30 +164,6 @@ def _kind_of(each: Any) -> str:
         f"got {name}: pass models, optimizers, DataLoaders and schedulers of torch; other "
         "objects, such as a GradScaler, need no prepare"
     )
-
-
-def _require_settings(mode: str, strategy: Any, sync_every: Any, scaling: Any, on_nonfinite: str) -> None:
-    if mode not in ("async", "sync"):
-        raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
-    if mode == "sync" and not (strategy is None and sync_every is None):
-        raise ConfigurationError(
-            'got mode="sync" with strategy or sync_every, which averaged gradients do not use: '
-            'pass mode="async" for them'
-        )
-    number = isinstance(scaling, (int, float)) and not isinstance(scaling, bool)
-    if mode == "sync" and scaling not in (None, "none", "linear", "sqrt"):
-        raise ConfigurationError(f'got scaling={scaling!r} for averaged gradients: pass "none", "linear" or "sqrt"')
-    if mode == "async" and not (scaling in (None, "none") or number):
-        raise ConfigurationError(f'got scaling={scaling!r} with mode="async": pass a number, such as 2, or "none"')
-    if scaling is not None and strategy is not None:
-        raise ConfigurationError(
-            f"got scaling={scaling!r} and strategy={strategy!r}: pass strategy=AveragedEASGD(scale=...), or one of them"
-        )
-    if strategy is not None:
-        require_rule(strategy, "strategy")
-    if sync_every is not None:
-        EveryN(sync_every)
-    require_on_nonfinite(on_nonfinite)
 
 
 def _scale(optimizers: list[Any], size: int, how: str) -> None:

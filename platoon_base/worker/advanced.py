@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.coordination import messages as msg
+from platoon_base.shm.job_state import StopVotes
 from platoon_base.shm.phases import COLLECTIVE
-from platoon_base.shm.stop_votes import StopVotes
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.array_sums import Summed, sum_arrays
 from platoon_base.worker.connection import Connection

@@ -27,8 +27,6 @@ Array = np.ndarray[Any, Any]
 
 _BLOCK = 1 << 15  # The caches hold this many elements.
 _COMPARE_AGAIN_S = 1.0
-# Usually a host that made the latest round sends its center; after this time it is fetched.
-_FETCH_AFTER_S = 3.0
 
 
 class _Sent(NamedTuple):
@@ -155,7 +153,7 @@ def await_latest_round(client: ControlClient, center: HostsRounds, timeout_s: fl
                 "workers arrived: is the network slow or down? Read the logs of the launchers, "
                 "or pass a longer timeout_s"
             )
-        if now - began > _FETCH_AFTER_S:
+        if now - began > timeout("fetch"):  # Usually a host that made it sends it.
             center.want(compared.latest)
         wait_until(functools.partial(_has_made, center, compared.latest), min(_COMPARE_AGAIN_S, timeout_s))
 

@@ -36,10 +36,6 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
 
     def evaluate_together(self, training: Training, name: str, stream: Any, sharded: bool) -> dict[str, Any] | None:
         """Evaluate the stream; a collective call. Return None if this main loop has to end."""
-        with training.worker.validating():
-            return self._evaluate_together(training, name, stream, sharded)
-
-    def _evaluate_together(self, training: Training, name: str, stream: Any, sharded: bool) -> dict[str, Any] | None:
         training.end_round()
         meeting = training.meet(name)
         if meeting is None:
@@ -75,7 +71,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
             self._compile()
         count = 0
         if self._aggregate_fun is not None:
-            for batch in _epoch(batches):
+            for batch in batches.get_epoch_iterator(as_dict=True):
                 self.process_batch(batch)
                 # Progress keeps the waiting workers from timing out.
                 worker.progress()
@@ -136,11 +132,6 @@ class _EveryNth:
         return islice(batches, self._shard.global_rank, None, self._shard.global_size)
 
 
-def _epoch(stream: Any) -> Iterator[Any]:
-    batches: Iterator[Any] = stream.get_epoch_iterator(as_dict=True)
-    return batches
-
-
 class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type: ignore[misc]
     """`DataStreamMonitoring` divided among the workers, with the same records on each.
 
@@ -195,7 +186,8 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
                 "got before_training=True, and the workers have no common values before training "
                 "starts: pass before_first_epoch=True"
             )
-        values = self._evaluator.evaluate_together(training, _title(self), self.data_stream, self._sharded)
+        with training.worker.validating():
+            values = self._evaluator.evaluate_together(training, _title(self), self.data_stream, self._sharded)
         if values is not None:
             self.add_records(self.main_loop.log, values.items())
 

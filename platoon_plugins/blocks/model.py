@@ -29,6 +29,8 @@ __all__ = [
     "updates_of",
 ]
 
+log = logging.getLogger(__name__)
+
 
 def updates_of(algorithm: Any) -> list[tuple[Any, Any]]:
     """Return the shared variables that an algorithm updates, each with its new symbolic value."""
@@ -98,9 +100,6 @@ def require_loaded_model(main_loop: Any) -> None:
 
 def _names(names: Any) -> str:
     return ", ".join(sorted(names)) or "nothing"
-
-
-log = logging.getLogger(__name__)
 
 
 class Statistics:

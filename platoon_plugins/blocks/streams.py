@@ -39,6 +39,10 @@ __all__ = [
     "unpacked",
 ]
 
+Array = np.ndarray[Any, Any]
+
+log = logging.getLogger(__name__)
+
 
 class StreamAbove(AbstractDataStream):  # type: ignore[misc]
     """A stream above another one; attributes that it lacks are those of ``stream``."""
@@ -79,8 +83,6 @@ def streams_below(stream: Any) -> list[Any]:
         return [] if below is None else [below]
     return list(merged)
 
-
-Array = np.ndarray[Any, Any]
 
 _NUMERIC_KINDS = "biufc"
 
@@ -205,8 +207,6 @@ def _array(data: Any) -> Array:
             # This is raised by NumPy 1.24 and later. The caller reports dtype object.
             return np.empty(0, object)
 
-
-log = logging.getLogger(__name__)
 
 _REMEDY = (
     "Each worker reads the whole stream and keeps every N-th batch, so the streams must give the "

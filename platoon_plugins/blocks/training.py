@@ -15,6 +15,7 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, Plat
 from platoon_base.rules import Rule, at_period, default_rule, overlap_of, shares_moments, waits
 from platoon_base.schedule import part_is_over
 from platoon_base.theano_ops import vary_noise
+from platoon_base.timeouts import timeout
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule, warn_of_sums
 from platoon_plugins.blocks.model import Statistics, hyperparameters, moments_of, step_rule_state, trained_parameters
@@ -22,6 +23,8 @@ from platoon_plugins.blocks.same_data import require_dealt_out
 from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
 
 __all__ = ["END", "Settings", "Training", "Vote", "refuse_on_nonfinite"]
+
+log = logging.getLogger(__name__)
 
 END = "the end of training"
 
@@ -50,15 +53,12 @@ def _at_different_points(points: dict[int, str]) -> str:
     )
 
 
-log = logging.getLogger(__name__)
-
 _SAME_MODEL = (
     "averaged gradients keep models the same only if all workers make the same steps: use the "
     "same step rule and learning rate on all of them, and the same extensions that change "
     "parameters or the learning rate"
 )
 # Short, as the main loop has an error to report.
-_LEAVING_TIMEOUT_S = 10.0
 _numbers = itertools.count(1)
 
 
@@ -399,7 +399,7 @@ class Training:
             )
         self.finished, self._evaluated = True, []
         try:
-            self._leave(_LEAVING_TIMEOUT_S)
+            self._leave(timeout("end"))
         except PlatoonError as leaving:
             # The main loop reports the first error.
             log.warning("rank %d left the job without the center's values: %s", self.worker.global_rank, leaving)

@@ -14,7 +14,7 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import COMPUTE, LOADING, VALIDATION
-from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.marks import change_class
 from platoon_plugins.keras.optimizers import average_of_model
@@ -27,6 +27,7 @@ __all__ = [
     "bounds_of",
     "hooks_into_batches",
     "in_center",
+    "listed",
     "make_first",
     "make_last",
     "saves_in_mid_epoch",
@@ -290,6 +291,15 @@ def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:
     firsts = {id(callback.fits): i for i, callback in enumerate(callbacks) if isinstance(callback, _First)}
     lasts = [(i, callback.fits) for i, callback in enumerate(callbacks) if isinstance(callback, _Last)]
     return [(firsts[id(fits)], i, fits) for i, fits in lasts if id(fits) in firsts]
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """Return the callbacks of a ``fit`` as a list: Keras also takes one, or nested ones."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    if not callbacks:
+        return []
+    return list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks)
 
 
 def hooks_into_batches(callback: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
-from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.modes import Mode
 
 __all__ = ["Evaluation"]

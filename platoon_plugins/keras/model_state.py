@@ -15,7 +15,7 @@ from platoon_base.fingerprint import checksum
 from platoon_base.rules import shares_moments, waits
 from platoon_base.worker import checksums, copy_first_values, make_equal
 from platoon_plugins.keras import backends
-from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.optimizers import all_optimizers, average_of_model, wrap_again
 from platoon_plugins.keras.statistics import decay_for
 

@@ -17,7 +17,7 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.rules import Rule, overlap_of, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch, checksums, copy_values
-from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.gradients import average_of
 from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.model_state import state_checksum, state_of
@@ -25,6 +25,8 @@ from platoon_plugins.keras.optimizers import begin_averages, end_averages, keeps
 from platoon_plugins.keras.same_data import described
 
 __all__ = ["Asynchronous", "Mode", "Synchronous", "abandon_center"]
+
+log = logging.getLogger(__name__)
 
 
 class Mode:
@@ -69,9 +71,6 @@ def constraints_of(weights: Sequence[Any]) -> Callable[[], object] | None:
             weight.set_value(np.array(keras.ops.convert_to_numpy(constraint(variable))))
 
     return apply
-
-
-log = logging.getLogger(__name__)
 
 
 class Asynchronous(Mode):

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import keras
 
-from platoon_base import AveragedEASGD, Worker, connect
+from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import scaled
-from platoon_base.rules import Rule, require_rule
-from platoon_base.schedule import EveryN
+from platoon_base.rules import Rule, prepared_rule
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends, marks, seeds
-from platoon_plugins.keras.callbacks import bounds_of
+from platoon_plugins.keras.callbacks import bounds_of, listed
 from platoon_plugins.keras.fit_arguments import batch_of, build, divide
 from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
 from platoon_plugins.keras.learning_rate import scale_schedule
@@ -31,8 +30,6 @@ from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
 from platoon_plugins.keras.training import train_by_rule
 
 __all__ = ["prepare"]
-
-_MODES = ("async", "sync")
 
 
 def prepare(
@@ -109,23 +106,12 @@ def prepare(
     """
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"got {type(model).__name__}: pass a Keras model, prepare(model)")
-    if mode is not None and mode not in _MODES:
-        raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
-    if mode == "sync" and not (strategy is None and sync_every is None):
-        raise ConfigurationError(
-            'got mode="sync" with strategy or sync_every, which averaged gradients do not use: '
-            'pass mode="async" for them'
-        )
-    if strategy is not None:
-        require_rule(strategy, "strategy")
-    if sync_every is not None:
-        _require_period(sync_every)
-    require_settings(strategy, sync_every, policy, leader_only, on_nonfinite)
+    require_settings(None, None, policy, leader_only, on_nonfinite)
     worker = connect() if worker is None else worker
     others = {"policy": policy, "leader_only": leader_only, "on_nonfinite": on_nonfinite, "worker": worker}
     chosen = "async" if mode is None and not (strategy is None and sync_every is None) else mode
     settings = _Settings(chosen, strategy, sync_every, scaling, others)
-    settings.rule(settings.require_scaling(settings.mode_of(model)))
+    settings.rule(settings.mode_of(model))
     marks.prepared[model] = settings._replace(
         intent=worker.advanced.intend(
             "prepare",
@@ -136,15 +122,6 @@ def prepare(
     for name, new in (("fit", _fit), ("fit_generator", _fit), ("train_on_batch", _train_on_batch)):
         patch(keras.Model, name, new)
     return model
-
-
-def _require_period(sync_every: int) -> None:
-    try:
-        EveryN(sync_every)
-    except ConfigurationError as exc:
-        raise ConfigurationError(
-            f"got sync_every={sync_every!r}: it counts batches and must be a whole number >= 1"
-        ) from exc
 
 
 class _Settings(NamedTuple):
@@ -167,35 +144,15 @@ class _Settings(NamedTuple):
         averages = any(average_of(each) is not None or is_marked(each) for each in all_optimizers(model))
         return self.mode or ("sync" if averages else "async")
 
-    def require_scaling(self, mode: str) -> str:
-        """Return the mode; raise if it does not allow this ``scaling``."""
-        value = self.scaling
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if mode == "sync" and value not in (None, "none", "linear", "sqrt"):
-            raise ConfigurationError(
-                f'got scaling={value!r} for averaged gradients: pass "none", "linear" or "sqrt", '
-                "by which the learning rate is scaled"
-            )
-        if mode == "async" and not (value in (None, "none") or number):
-            raise ConfigurationError(f'got scaling={value!r} with mode="async": pass a number, such as 2, or "none"')
-        if mode == "async" and value is not None and self.strategy is not None:
-            raise ConfigurationError(
-                f"got scaling={value!r} and strategy={self.strategy!r}: pass only one of the two, "
-                "or strategy=AveragedEASGD(scale=...)"
-            )
-        return mode
-
     def rule(self, mode: str) -> Any:
-        if mode == "sync":
-            return None
-        if self.scaling is not None:
-            return AveragedEASGD(scale=None if self.scaling == "none" else float(self.scaling))
-        return "auto" if self.strategy is None else self.strategy
+        return prepared_rule(mode, self.strategy, self.sync_every, self.scaling)
 
-    def make_ready(self, model: Any) -> str:
-        """Give the model the optimizers of its mode, which ``compile`` may have replaced."""
+    def make_ready(self, model: Any) -> Any:
+        """Give the model the optimizers of its mode, and return the rule."""
+        # A `compile` may have replaced them.
         self.intent.used = True
-        mode = self.require_scaling(self.mode_of(model))
+        mode = self.mode_of(model)
+        rule = self.rule(mode)
         if mode == "sync":
             changed = [self._average(each) for each in outer_optimizers(model)]
             compiler = {"tensorflow": "XLA", "torch": "torch.compile"}.get(keras.backend.backend())
@@ -214,7 +171,7 @@ class _Settings(NamedTuple):
             train_by_rule(model)
         if any(changed):
             model.train_function = None
-        return mode
+        return rule
 
     def _average(self, optimizer: Any) -> bool:
         if self.scaling not in (None, "none") and average_of(optimizer) is None and is_marked(optimizer):
@@ -271,7 +228,7 @@ def _fit(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
     if settings is None:
         return plain(model, *args, **options)
     bound = signature_of(plain).bind(model, *args, **options)
-    callbacks = _listed(bound.arguments.get("callbacks"))
+    callbacks = listed(bound.arguments.get("callbacks"))
     if bounds_of(callbacks) and settings.mode == "sync" and settings.worker.global_size > 1:
         settings.make_ready(model)
     if bounds_of(callbacks) or (settings.worker.global_size == 1 and not settings.worker.advanced.launched):
@@ -279,7 +236,7 @@ def _fit(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
     values = bound.arguments
     rule: Any = "auto"
     if settings.worker.global_size > 1:
-        rule = settings.rule(settings.make_ready(model))
+        rule = settings.make_ready(model)
         _scale_schedules(model, settings.worker)
         divide(model, values, settings.worker)
         # Other back ends build the model before the first callback.
@@ -287,15 +244,6 @@ def _fit(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
             build(model, values)
     values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
     return plain(model, **_by_name(bound))
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    """Return the callbacks of a ``fit`` as a list: Keras also takes one, or nested ones."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    if not callbacks:
-        return []
-    return list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks)
 
 
 def _train_on_batch(plain: Any, model: Any, *args: Any, **options: Any) -> Any:

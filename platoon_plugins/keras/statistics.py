@@ -25,10 +25,12 @@ from platoon_base.worker import (
     default_rule_of,
     warn_once,
 )
-from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.marks import patch
 
 __all__ = ["Statistics", "decay_for", "watch_batch_normalization"]
+
+log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
@@ -96,8 +98,6 @@ class Statistics:
 def _rule_of(variable: Any) -> str:
     return getattr(variable, "rule", None) or default_rule_of(variable.get_value(borrow=True).dtype)
 
-
-log = logging.getLogger(__name__)
 
 _KERAS_3 = hasattr(keras, "ops")
 _NAMES = "momentum", "renorm_momentum"

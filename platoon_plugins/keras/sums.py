@@ -15,6 +15,8 @@ from platoon_base import Worker
 
 __all__ = ["ADDED", "BatchLosses", "losses_of", "only_adds"]
 
+Array = np.ndarray[Any, Any]
+
 _CALLS_ADD = ("assign_add", "assign_sub")
 _FRAMEWORKS = ("keras", "tensorflow", "torch", "jax", "jaxlib")
 
@@ -95,7 +97,6 @@ def _is_code(value: Any) -> bool:
     return isinstance(value, types.CodeType)
 
 
-Array = np.ndarray[Any, Any]
 _FETCHED_AT_ONCE = 256
 ADDED = (
     "got a model whose layers add losses (add_loss), and averaged gradients: such a loss is "

@@ -20,6 +20,7 @@ from platoon_plugins.keras.callbacks import (
     bounds_of,
     hooks_into_batches,
     in_center,
+    listed,
     make_first,
     make_last,
     saves_in_mid_epoch,
@@ -176,7 +177,7 @@ def is_distributed(callbacks: list[Any]) -> bool:
 def take_in(callbacks: Any) -> Any:
     """Return the callbacks of a fit, with those beside the list of `distribute` moved into it."""
     # Otherwise each worker would write checkpoints, and decide by its own data.
-    given = list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks) if callbacks else []
+    given = listed(callbacks)
     bounds = bounds_of(given)
     if not bounds:
         return callbacks

@@ -43,17 +43,13 @@ def shard_loader(loader: Any, worker: Worker) -> Any:
     # DistributedSampler for this rank is returned unchanged.
     from torch.utils.data import DataLoader, IterableDataset
 
-    rank, size = worker.global_rank, worker.global_size
+    from platoon_base.torch_loops import is_divided
+
+    size = worker.global_size
     options = {name: getattr(loader, name) for name in _COPIED if hasattr(loader, name)}
     if isinstance(loader.dataset, IterableDataset):
         return DataLoader(_iterable(loader, worker), batch_size=None)
-    divided = _distributed_sampler(loader)
-    if divided is not None:
-        if (divided.rank, divided.num_replicas) != (rank, size):
-            raise ConfigurationError(
-                f"got a DistributedSampler for rank {divided.rank} of {divided.num_replicas} in worker {rank} of "
-                f"{size}: pass num_replicas=world_size() and rank=rank(), or leave the sampler out"
-            )
+    if is_divided(loader, worker):
         return loader
     if not draws_from_all(loader):
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -86,13 +82,6 @@ def _named(loader: Any) -> str:
     if type(own).__name__ == "SequentialSampler":
         own = loader.batch_sampler
     return f"the DataLoader with {type(own).__name__}"
-
-
-def _distributed_sampler(loader: Any) -> Any:
-    from torch.utils.data import DistributedSampler
-
-    samplers = loader.sampler, loader.batch_sampler, _sampler(loader)
-    return next((each for each in samplers if isinstance(each, DistributedSampler)), None)
 
 
 def draws_from_all(loader: Any) -> bool:

@@ -15,7 +15,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, at_period, default_period, default_rule, shares_moments
 from platoon_base.worker import start_training
 from platoon_plugins.keras import marks, seeds
-from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.data import is_sharded
 from platoon_plugins.keras.evaluation import Evaluation
 from platoon_plugins.keras.marks import unmark

@@ -7,6 +7,7 @@ from typing import Any
 
 from platoon_base import Rule, Worker
 from platoon_base.errors import ConfigurationError
+from platoon_base.rules import prepared_rule
 from platoon_plugins.lasagne.gradients import all_reduce_grads
 from platoon_plugins.lasagne.sync import sync_updates
 
@@ -65,15 +66,9 @@ def prepare(
             "lasagne.updates.adam, followed by its arguments; for existing updates call "
             "sync_updates"
         )
+    rule = prepared_rule(mode, strategy, sync_every)
     if mode == "sync":
-        if not (strategy is None and sync_every is None):
-            raise ConfigurationError(
-                'got mode="sync" with strategy or sync_every, which averaged gradients do not use: pass mode="async"'
-            )
         return update(all_reduce_grads(loss_or_grads, params, average=average, worker=worker), params, *args, **kwargs)
-    if mode not in (None, "async"):
-        raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
     if average is not None:
         raise ConfigurationError(f'got average={average!r}, which is for averaged gradients: pass mode="sync" with it')
-    rule = "auto" if strategy is None else strategy
     return sync_updates(update(loss_or_grads, params, *args, **kwargs), params, rule, sync_every, worker=worker)

@@ -321,7 +321,7 @@ def test_the_names_of_other_jobs_are_answered_with_what_there_is(platoon, launch
     until(lambda: not any(map(is_alive, job.pids)))  # until then the job lives in its workers
     done = platoon("top", job.job)
     assert done.returncode == 2
-    assert f"job {job.job} is dead" in done.stderr or "no job of yours" in done.stderr
+    assert f"job {job.job} is dead" in done.stderr or "you have no running job" in done.stderr
 
 
 def test_a_job_of_another_user_is_named_as_such(platoon):

@@ -64,7 +64,7 @@ def test_the_timeouts_of_the_first_host_reach_workers_and_couriers_of_all_hosts(
         hosts.start(code, *(["--timeout", "wait=99"] if host else options), host=host)
     assert hosts.wait() == [0, 0], hosts.output(0)
     assert [hosts.said(rank, rank) for rank in (0, 1)] == [[[77.0, 77.0, 0.01, ["wait=77,exchange=0.01"]]]] * 2
-    assert "PLATOON_TIMEOUTS=wait=99 is left out: the job was launched with PLATOON_TIMEOUTS=wait=77" in hosts.output(1)
+    assert "ignoring PLATOON_TIMEOUTS=wait=99: the job was launched with PLATOON_TIMEOUTS=wait=77" in hosts.output(1)
 
 
 def test_what_one_worker_does_all_see(hosts):

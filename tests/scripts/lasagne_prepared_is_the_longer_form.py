@@ -42,6 +42,6 @@ assert any((a != b).any() for a, b in zip(*ends))  # the two modes differ
 model = Model()
 with pytest.raises(ConfigurationError, match="pass the function"):
     prepare(adam(model.loss, model.params), model.loss, model.params)
-for words, match in (({"mode": "fast"}, "'fast'"), ({"mode": "sync", "sync_every": 2}, "neither")):
+for words, match in (({"mode": "fast"}, "'fast'"), ({"mode": "sync", "sync_every": 2}, "do not use")):
     with pytest.raises(ConfigurationError, match=match):
         prepare(adam, model.loss, model.params, **words)

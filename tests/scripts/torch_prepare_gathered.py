@@ -78,7 +78,7 @@ refused('pass "async" or "sync"', model, mode="both")
 refused("averaged gradients do not use", model, mode="sync", strategy=EASGD())
 refused('"linear" or "sqrt"', model, mode="sync", scaling=2)
 refused("pass a number", model, scaling="linear")
-refused("or one of them", model, scaling=2, strategy=EASGD())
+refused("one of the two", model, scaling=2, strategy=EASGD())
 refused("whole number", model, sync_every=0)
 refused("call it on a batch before", nn.LazyLinear(2))
 if worker.global_size > 1:

@@ -3,8 +3,7 @@
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.shm.job_state import JobState
-from platoon_base.shm.stop_votes import StopVotes
+from platoon_base.shm.job_state import JobState, StopVotes
 
 pytestmark = pytest.mark.base
 

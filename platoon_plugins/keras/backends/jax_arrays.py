@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,23 +158,12 @@ class _Part(JaxArrays):
         return self._whole[[self._indices[i] for i in index] if isinstance(index, list) else self._indices[index]]
 
 
-class Later(Protocol):
-    """A program that gets many arrays next, and can change them when it starts."""
-
-    def put_off(self, indices: Sequence[int], queue: Queue) -> bool:
-        """Let the program call ``queue`` for some arrays; return False if it cannot."""
-
-    def flush(self) -> None:
-        """Make the deferred calls that the program has not made."""
-
-    def values(self) -> list[Any]:
-        """Return the arrays, changed by all calls so far."""
-
-
 class AwaitedArrays(JaxArrays):
     """Arrays that a program gets next and changes itself, unless they are read before."""
 
-    def __init__(self, later: Later, count: int, like: object) -> None:
+    # `later` puts off changes until the program starts, see `jax_groups.StepCall`.
+
+    def __init__(self, later: Any, count: int, like: object) -> None:
         super().__init__([None] * count, True, like)
         self.are_to_be_given_back = False
         self._later = later

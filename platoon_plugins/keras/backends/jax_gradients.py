@@ -117,7 +117,7 @@ class JaxAverage(CompiledAverage):
                 self._sums.add_up(block.address, block.size, block.dtype.name, stream)
             self._queued.add(self._sums.fetch(header, count, stream))
             if not self._per_batch:
-                self._queued.keep(_KEPT)
+                self._queued.take(self._queued.count - _KEPT, self.require_sound)
         except PlatoonError as exc:
             self._failure = exc
             self._queued.fail()
@@ -172,7 +172,7 @@ class JaxAverage(CompiledAverage):
         else:
             if self._compiled[0] is not self.like:
                 self._compiled = self.like, jax.jit(self._sums_without_gradients)
-            self._compiled[1]()
+            jax.block_until_ready(self._compiled[1]())  # Then the call is counted, see `_catch_up`.
         self.require_sound()
 
     def _sums_without_gradients(self) -> Any:
@@ -250,15 +250,6 @@ class _Queued:
             self._on_way.append(fetched)
             self.count += 1
             self._changed.notify_all()
-
-    def keep(self, calls: int) -> None:
-        """Drop all headers except those of the latest calls."""
-        while True:
-            with self._changed:
-                if len(self._on_way) <= calls:
-                    return
-                oldest = self._on_way.popleft()
-            oldest.values()
 
     def fail(self) -> None:
         """Wake the thread in `take`, which then raises the error of a call."""

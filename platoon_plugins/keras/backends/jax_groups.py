@@ -14,7 +14,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,27 +28,21 @@ from platoon_plugins.keras.backends.jax_state import Place, StepState
 
 __all__ = ["VariableGroup"]
 
+Array = np.ndarray[Any, Any]
+
 log = logging.getLogger(__name__)
 
 # Interval of checks for a failed step while waiting for its call.
 _POLL_INTERVAL_S = 1.0
 
 
-class Lists(Protocol):
-    """The arrays between two steps."""
-
-    def get_all(self, places: Sequence[Place]) -> list[Any]: ...
-
-    def put_all(self, places: Sequence[Place], arrays: Sequence[Any]) -> None: ...
-
-
 class StepCall:
-    """The call at the start of a model's compiled step; the `Later` of the step's arrays."""
+    """The call at the start of a model's compiled step; it changes the step's arrays."""
 
     # On devices JAX makes the call in the thread that starts the step. On the CPU it may be later:
     # a step with changes then waits for the calls of all earlier steps.
 
-    def __init__(self, lists: Lists, places: Sequence[Place]) -> None:
+    def __init__(self, lists: StepState, places: Sequence[Place]) -> None:
         self.places = places
         self._lists = lists
         self._gate: Any = xla_calls.gate_of(self)
@@ -64,7 +58,7 @@ class StepCall:
         self._failure: BaseException | None = None
 
     @classmethod
-    def made(cls, lists: Lists, places: Sequence[Place]) -> StepCall | None:
+    def made(cls, lists: StepState, places: Sequence[Place]) -> StepCall | None:
         """Return a StepCall; None if no gate is free."""
         call = cls(lists, places)
         return None if call._gate is None else call
@@ -197,9 +191,6 @@ def queue_all(work: Sequence[tuple[Sequence[int], Queue]], addresses: list[int],
     """Make deferred calls, each with the addresses of its arrays."""
     for indices, queue in work:
         queue([addresses[i] for i in indices], stream)
-
-
-Array = np.ndarray[Any, Any]
 
 
 class VariableGroup:

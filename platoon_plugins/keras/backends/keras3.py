@@ -11,7 +11,7 @@ import numpy as np
 from keras.src.backend.common import global_state
 
 from platoon_base.sharding import shard_seed
-from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
+from platoon_plugins.keras.backends import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, warn_of_added, watched
 from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
