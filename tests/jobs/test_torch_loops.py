@@ -37,6 +37,10 @@ def test_rounds_follow_the_algorithms_of_the_papers(run_job, rule):
     run_job(script_path("torch_loops_papers"), workers=3, args=[rule]).require_success()
 
 
+def test_large_weights_of_averaged_gradients_are_exact(run_job):
+    run_job(script_path("torch_loops_large_weights"), workers=3).require_success()
+
+
 def test_mistakes_are_refused(run_job):
     run_job(script_path("torch_loops_refused")).require_success()
 
