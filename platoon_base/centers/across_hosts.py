@@ -110,7 +110,7 @@ class Overwrites:
 
     def await_all_hosts(self, count: int, timeout_s: float) -> None:
         """Wait until all other hosts have an overwrite, or raise `CollectiveTimeoutError`."""
-        what = "the other hosts to get the center that this worker has overwritten"
+        what = "the other hosts to receive the center that this worker has overwritten"
         await_hosts(lambda: self.spread >= count, timeout_s, what)
 
 
@@ -118,8 +118,8 @@ def await_hosts(done: Callable[[], bool], timeout_s: float, what: str) -> None:
     """Wait until the courier has done something, or raise `CollectiveTimeoutError`."""
     if not wait_until(done, timeout_s):
         raise CollectiveTimeoutError(
-            f"waited {timeout_s:g} s for {what}: is the network slow or cut, or a host suspended? Look into the "
-            "logs of the launchers and couriers, or give a longer timeout_s"
+            f"waited {timeout_s:g} s for {what}: is the network slow or down, or a host "
+            "suspended? Read the logs of the launchers and couriers, or pass a longer timeout_s"
         )
 
 
@@ -353,8 +353,8 @@ class HostsMeans:
         finite = [i for i, each in enumerate(totals) if all(map(is_finite, each.arrays))]
         if len(finite) < len(totals):
             log.warning(
-                "the centers of %d of %d hosts hold NaN or infinity, and are left out of the mean: has training "
-                "diverged? A lower learning rate helps",
+                "the centers of %d of %d hosts have a NaN or an infinity and are left out of the "
+                "mean: has training diverged? A lower learning rate helps",
                 len(totals) - len(finite),
                 len(totals),
             )

@@ -234,7 +234,7 @@ class DirectoryMirror:
     def _await_mirror(self, may_wait: bool) -> None:
         if not may_wait:
             raise CollectiveTimeoutError(
-                "a center on devices is mirrored on the host by workers that do not wait themselves"
+                "for a center on devices, only workers that are not waiting copy it to the host"
             )
         time.sleep(_SETTLE_S)
         number, deadline = self._directory.want_mirror(), time.monotonic() + _MIRROR_S

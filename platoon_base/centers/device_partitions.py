@@ -68,8 +68,9 @@ class Partitions:
                 return
             if time.monotonic() > deadline:
                 raise CollectiveTimeoutError(
-                    f"waited {timeout_s:g} s for the parts of the center that ranks {missing} make: do they share "
-                    "parameters too? Look into their logs, or give a longer timeout_s"
+                    f"waited {timeout_s:g} s for the parts of the center that ranks {missing} "
+                    "create: do they share parameters too? Read their logs, or pass a longer "
+                    "timeout_s"
                 )
             time.sleep(_PAUSE_S)
 

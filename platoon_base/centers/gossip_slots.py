@@ -208,7 +208,7 @@ class Slots:
         with self._table(_JOIN_TIMEOUT_S) as taken:
             if not taken:
                 raise CollectiveTimeoutError(
-                    f"waited {_JOIN_TIMEOUT_S:g} s for another worker that joins: is it stopped (SIGSTOP)? End it"
+                    f"waited {_JOIN_TIMEOUT_S:g} s for another worker that is joining: is it stopped (SIGSTOP)? End it"
                 )
             slots = self.every()
             if not any(map(self._lives, slots)):  # The last workers that leave keep their weight.
@@ -251,7 +251,7 @@ class Slots:
 
     def _require_open(self) -> None:
         if self.closed:
-            raise ConfigurationError("this worker's slot is closed: nothing can be done after close()")
+            raise ConfigurationError("this worker's slot is closed: it cannot be used after close()")
 
     def _start_of(self, index: int) -> int:
         return self._first + index * self._slot.nbytes

@@ -239,7 +239,7 @@ class HostCenter(OnHost):
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's; False if a stripe stayed locked."""
         if self.across_hosts is None:
-            raise ConfigurationError("this center is that of a job on one host: there is no other to replace it")
+            raise ConfigurationError("this center belongs to a job on one host: there is no other center to replace it")
         return self.across_hosts.replace(values, states, number)
 
     def _put_all(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> bool:
@@ -382,7 +382,7 @@ class HostCenter(OnHost):
 
 def _required(shift: Shift | None) -> Shift:
     if shift is None:
-        raise ConfigurationError("this center is that of a job on one host: no other moves it")
+        raise ConfigurationError("this center belongs to a job on one host: no other host updates it")
     return shift
 
 

@@ -55,7 +55,7 @@ class Plan:
         self._center = list(center)
         for state in (*local_states, *center_states):
             if len(state) != len(self._center):
-                raise ConfigurationError(f"got a state of {len(state)} arrays, the center has {len(self._center)}")
+                raise ConfigurationError(f"got a state of {len(state)} arrays, and the center has {len(self._center)}")
         self._local_states = [tuple(state[i] for state in local_states) for i in range(len(center))]
         self._center_states = [tuple(state[i] for state in center_states) for i in range(len(center))]
         self._states = len(local_states), len(center_states)
@@ -77,8 +77,9 @@ class Plan:
         # ``local`` must not overlap the center; only `apply` checks that.
         if (len(rule.local_state), len(rule.center_state)) != self._states:
             raise ConfigurationError(
-                f"got {rule!r} with the states {sum(names_of(rule), ())}, the plan has "
-                f"{self._states[0]} local and {self._states[1]} center states: make a plan for this rule"
+                f"got {rule!r} with the states {sum(names_of(rule), ())}, and the plan has "
+                f"{self._states[0]} local and {self._states[1]} center states: make a plan for "
+                "this rule"
             )
         aligned = self._require_fit(local)
         fused = self.fused_form(rule) if aligned else None
@@ -90,7 +91,7 @@ class Plan:
     def _require_fit(self, local: Sequence[Array]) -> bool:
         """Raise unless ``local`` can be used; return whether all of it is aligned."""
         if len(local) != len(self._center):
-            raise ConfigurationError(f"got {len(local)} arrays, the center has {len(self._center)}")
+            raise ConfigurationError(f"got {len(local)} arrays, and the center has {len(self._center)}")
         aligned = True
         for x, c in zip(local, self._center):
             if x.flags.carray and x.shape == c.shape and x.dtype == c.dtype:
@@ -98,7 +99,7 @@ class Plan:
             _require_like(x, c)
             if not x.flags.c_contiguous:
                 raise ConfigurationError(
-                    "got a non-contiguous array: pass C-contiguous arrays, such as numpy.ascontiguousarray makes"
+                    "got a non-contiguous array: pass C-contiguous arrays, as numpy.ascontiguousarray returns them"
                 )
             aligned = False
         return aligned
@@ -148,8 +149,8 @@ def apply(rule: Rule, pieces: Sequence[PieceArrays]) -> tuple[int, int] | None:
     for _, _, own, shared in pieces:
         if (len(own), len(shared)) != (len(rule.local_state), len(rule.center_state)):
             raise ConfigurationError(
-                f"got {len(own)} local and {len(shared)} center states, "
-                f"{rule!r} needs {' and '.join(map(str, names_of(rule)))}"
+                f"got {len(own)} local and {len(shared)} center states, and {rule!r} needs "
+                f"{' and '.join(map(str, names_of(rule)))}"
             )
     own_states = [[piece[2][i] for piece in pieces] for i in range(len(rule.local_state))]
     shared_states = [[piece[3][i] for piece in pieces] for i in range(len(rule.center_state))]
@@ -179,8 +180,9 @@ def _find_fused(kernel: str, dtype: str) -> Fused | None:
 def _require_like(array: Array, center: Array) -> None:
     if array.ndim != 1 or array.shape != center.shape or array.dtype != center.dtype:
         raise ConfigurationError(
-            f"got an array of shape {array.shape} and dtype {array.dtype}, the center's has {center.shape} and "
-            f"{center.dtype}: pass 1-d arrays of the shared parameters' dtypes and sizes"
+            f"got an array of shape {array.shape} and dtype {array.dtype}, and the center's has "
+            f"{center.shape} and {center.dtype}: pass 1-d arrays of the shared parameters' dtypes "
+            "and sizes"
         )
     if not array.flags.writeable:
         raise ConfigurationError("got a read-only array: a synchronization changes it; pass a copy")
@@ -197,7 +199,7 @@ def _require_disjoint(arrays: Sequence[Array]) -> None:
     for (_, stop), (start, _) in zip(spans, spans[1:]):
         if start < stop:
             raise ConfigurationError(
-                "got arrays that overlap in memory: one update would read what another has written; pass copies"
+                "got arrays that overlap in memory, so one update would read the result of another: pass copies"
             )
 
 

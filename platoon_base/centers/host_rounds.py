@@ -125,7 +125,9 @@ class Rounds:
                 between = lock_all(deadline) and self.between()
                 if between or awake() > deadline:
                     if not between:
-                        log.warning("no moment between two rounds within %g s: this copy mixes two rounds", patience_s)
+                        log.warning(
+                            "found no time between two rounds within %g s, so this copy mixes two rounds", patience_s
+                        )
                     visit()
                     return
             finally:

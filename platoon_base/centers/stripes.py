@@ -211,7 +211,7 @@ class StripeLocks:
             raise self.timeout_error(left, timeout_s)
         left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
         if left_out.keys() - self.left_out.keys():
-            log.warning("rank %d leaves out locked stripes: %s", self._rank, self.timeout_error(left, patience_s))
+            log.warning("rank %d skips locked stripes: %s", self._rank, self.timeout_error(left, patience_s))
         self.left_out = left_out
         return min(refusals, default=None)
 
@@ -252,7 +252,7 @@ class StripeLocks:
 
     def _require_open(self) -> None:
         if self._segment.closed:
-            raise ConfigurationError("the center is closed: nothing can be done after close()")
+            raise ConfigurationError("the center is closed: it cannot be used after close()")
 
     def _byte_of(self, stripe: Stripe) -> int:
         return self._first + HOLDER.itemsize * stripe.index
@@ -301,6 +301,6 @@ class StripeLocks:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
         who = ", ".join(_NAMES.get(r, f"rank {r}") for r in ranks) or "another worker"
         return CollectiveTimeoutError(
-            f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
-            "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
+            f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: is "
+            "it stopped (SIGSTOP) or swapping? Read its log, or pass a longer timeout_s"
         )

@@ -277,8 +277,8 @@ class HostCollective:
 
     def _refuse_second(self) -> NoReturn:
         exc = ConfigurationError(
-            "got a call during another call of this group, by another thread or a signal handler: the ranks could not "
-            "tell them apart; use one group per thread"
+            "got a call during another call of this group, by another thread or a signal "
+            "handler, so the ranks could not tell the calls apart: use one group per thread"
         )
         self.refuse(exc)
         raise exc
@@ -312,7 +312,7 @@ class HostCollective:
         if why and set(missing) & set(self._exchange.missing()):
             if self._shared.open_memory.broken:  # That rank reported its failure before it left.
                 raise self._failure.reason()
-            raise WorkerLostError(f"{self._named(header)} cannot end: {why}")
+            raise WorkerLostError(f"{self._named(header)} cannot complete: {why}")
         if awake() < deadline:
             return deadline
         # Slow ranks get more time.
@@ -323,8 +323,9 @@ class HostCollective:
         moved = {rank: self._liveness.moved([rank]) for rank in ranks}
         still = [f"rank {rank} ({stalled_text(at)})" for rank, at in moved.items() if at + timeout_s <= now]
         raise CollectiveTimeoutError(
-            f"{self._named(header)} waited {timeout_s:g} s for {', '.join(still)}: does every rank make the same "
-            "calls in the same order? Look into their logs, or give a longer timeout_s"
+            f"{self._named(header)} waited {timeout_s:g} s for {', '.join(still)}: does every "
+            "rank make the same calls in the same order? Read their logs, or pass a longer "
+            "timeout_s"
         )
 
     def _named(self, header: Array) -> str:
@@ -367,11 +368,11 @@ class GroupFailure:
                 segment.unlock(LOCK_BYTE)
 
     def reason(self) -> PlatoonError:
-        text = self.written() or "the reason is unknown; look into the logs"
+        text = self.written() or "the reason is unknown; read the logs"
         if self._shared.open_memory.broken == DIFFERED:
             return ConfigurationError(text)
         return WorkerLostError(
-            f"the collective of {listed(self._ranks)} is broken since a call of one of them failed: {text}"
+            f"the collective of {listed(self._ranks)} has been unusable since a call of one of them failed: {text}"
         )
 
     def written(self) -> str:
@@ -390,8 +391,9 @@ class GroupFailure:
 
     def closed_meanwhile(self, call: int) -> WorkerLostError:
         return WorkerLostError(
-            f"collective call {call} of rank {self._rank} cannot end: another thread or a signal handler of that rank "
-            "closed this collective meanwhile; close it after the last call"
+            f"collective call {call} of rank {self._rank} cannot complete: another thread or a "
+            "signal handler of that rank closed this collective meanwhile; close it after the "
+            "last call"
         )
 
     def mismatch(self, call: int, called: Mapping[int, Array]) -> ConfigurationError:

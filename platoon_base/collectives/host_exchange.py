@@ -136,7 +136,9 @@ class GroupSegment:
     @classmethod
     def create(cls, name: Name, ranks: tuple[int, ...], chunk_bytes: int) -> GroupSegment:
         if chunk_bytes < 4096 or chunk_bytes % 4096 or chunk_bytes // len(ranks) < 64:
-            raise ConfigurationError(f"got chunk_bytes={chunk_bytes}: must be a multiple of 4096, 64 or more a rank")
+            raise ConfigurationError(
+                f"got chunk_bytes={chunk_bytes}: it must be a multiple of 4096, and at least 64 per rank"
+            )
         # Two ranks move as much memory either way, but combining the whole takes one wait per step instead of two.
         direct_bytes = DIRECT_BYTES if len(ranks) > 2 else 2**62
         views = _GROUP.create(name, chunk_bytes=chunk_bytes, direct_bytes=direct_bytes, **_members(ranks))

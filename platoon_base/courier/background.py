@@ -145,7 +145,7 @@ class BackgroundExchanges:
         try:
             self._exchange(center, host, link, pair, is_held)
         except BrokenStreamError as exc:
-            log.warning("the exchanges with host %d begin anew: %s", host, exc)
+            log.warning("restarting the exchanges with host %d: %s", host, exc)
             self.forget(host)
             return False
         return True
@@ -266,7 +266,10 @@ class BackgroundExchanges:
         if not center.move(moves, overwrites.written, with_average=not self.workers[self._world.host]):
             self._unmoved = moves
             if unmoved is None:
-                log.warning("a worker holds a part of the center for long: that part moves with a later exchange")
+                log.warning(
+                    "a worker holds the lock of a part of the center for long, so that part "
+                    "is updated by a later exchange"
+                )
         self._busy_s += time.process_time() - began
 
     def _corrections(self, own: OwnCopy, hosts: frozenset[int]) -> list[Array]:
@@ -291,8 +294,9 @@ class BackgroundExchanges:
         if host not in self._diverged:
             self._diverged.add(host)
             log.warning(
-                "the center of host %d holds NaN or infinity: exchanges leave it out until its values are finite "
-                "again; if training has diverged there, lower the learning rate",
+                "the center of host %d has a NaN or an infinity and is left out of exchanges "
+                "until its values are finite again; if training has diverged there, lower the "
+                "learning rate",
                 host,
             )
         return False

@@ -250,5 +250,5 @@ class Conversation:
         elif self.totals_buffer is not None:
             head = self.totals_buffer.head
             if not ((head >= 0) & (head < _MOST_COUNT)).all():
-                raise BrokenStreamError("got totals whose round or counts are no numbers of any")
+                raise BrokenStreamError("got totals whose round or counts are not numbers")
             self._round = self.totals_buffer.number

@@ -125,7 +125,7 @@ class Courier:
                 if host < self._world.host and self._tokens.get(host) != token:
                     self._tokens[host], self._ports[host] = token, port
                     self._opening.call(host, Address(address, port, bytes.fromhex(token)))
-                    self._disconnect(host, "its courier is another one now")
+                    self._disconnect(host, "its courier was replaced")
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
@@ -185,8 +185,8 @@ class Courier:
                 silent_s = now - self._conversations[host].heard_at
                 if silent_s > timeout("link"):
                     found[host] = (
-                        f"nothing has come from host {host} for {silent_s:.0f} s: is the network slow or cut, or is "
-                        "that host, or its courier, stopped or overloaded?"
+                        f"no data from host {host} for {silent_s:.0f} s: is the network slow or "
+                        "down, or is that host, or its courier, stopped or overloaded?"
                     )
             elif now > self._unlinked_since.setdefault(host, now) + timeout("link"):
                 found[host] = self._why_unlinked(host, now - self._unlinked_since[host])
@@ -200,11 +200,11 @@ class Courier:
     def _why_unlinked(self, host: int, seconds: float) -> str:
         if host < self._world.host and host in self._tokens:
             why = self._opening.why([host]).removeprefix("; ") or "no answer"
-            what = f"host {self._world.host} gets no connection to port {self._ports[host]} of host {host} ({why})"
+            what = f"host {self._world.host} cannot connect to port {self._ports[host]} of host {host} ({why})"
         else:
             address = self._listener.address
             what = f"no connection of host {host} has arrived at {address.host} port {address.port}"
-        return f"{what} for {seconds:.0f} s. Do the hosts reach each other at all ports (firewalls, security groups)?"
+        return f"{what} for {seconds:.0f} s. Can the hosts reach each other on all ports (firewalls, security groups)?"
 
     def _exchange(self, center: OpenCenter) -> None:
         if self._overwriting is not None:
@@ -212,7 +212,7 @@ class Courier:
         is_round = self._rounds is not None and self._rounds.under_way
         if isinstance(center.across_hosts, HostsMeans):
             for host in self._background.step(center, self._conversations, is_round):
-                self._disconnect(host, "nothing goes by it")
+                self._disconnect(host, "it carries no data")
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
 
@@ -325,7 +325,7 @@ class Courier:
         """Replace this host's center by a newer one; False if a part of it was locked."""
         size = self._layout.nbytes
         if len(whole) != size * (1 + len(center.states)) + _TAIL.size:
-            log.warning("host %d sends a center of %d bytes, which is that of another rule", host, len(whole))
+            log.warning("host %d sends a center of %d bytes, which is for another rule", host, len(whole))
             return True
         number, stamp = _TAIL.unpack_from(whole, len(whole) - _TAIL.size)
         if self._filled and stamp <= center.overwrites.stamp and number <= self._made(center):

@@ -317,7 +317,7 @@ class StopVotes:
     def open(self, number: int) -> None:
         """Enter round ``number``, at least 1 and new each time; this worker has not voted in it."""
         if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 1:
-            raise ConfigurationError(f"got round {number!r}: rounds of votes are counted from 1 on")
+            raise ConfigurationError(f"got round {number!r}: rounds of votes are counted from 1")
         self._require_part()
         if self._votes[self._rank] == number:
             self._votes[self._rank] = 0

@@ -93,7 +93,7 @@ class Segment:
         except OSError as exc:
             self.close()
             self.unlink(self.name)
-            text = f"the job's folder cannot be written to ({exc}): has something removed it?"
+            text = f"cannot write to the job's folder ({exc}): was it removed?"
             raise ConfigurationError(text) from exc
         if before:
             self.unlink(before)
@@ -160,7 +160,7 @@ class Segment:
             raise
 
     def _closed_error(self) -> ConfigurationError:
-        return ConfigurationError(f"shared memory {self.name} is closed: nothing can be done after close()")
+        return ConfigurationError(f"shared memory {self.name} is closed: it cannot be used after close()")
 
     @property
     def closed(self) -> bool:
@@ -216,7 +216,8 @@ def _create(name: Name) -> tuple[int, str]:
         except (OSError, posix_ipc.Error) as exc:
             raise BackendUnavailableError(_no_shared_memory(exc)) from exc
     raise ConfigurationError(
-        f"shared memory {tried} is another user's, who took the name first: see `ls -l {SHM_FOLDER}`, and start again"
+        f"shared memory {tried} belongs to another user, who took the name first: see `ls -l "
+        f"{SHM_FOLDER}`, and start again"
     )
 
 
@@ -276,17 +277,19 @@ def _out_of_memory_text(size_bytes: int) -> BackendUnavailableError:
 
 def _no_shared_memory(why: Exception) -> str:
     return (
-        f"no shared memory can be made in {SHM_FOLDER} ({why}): mount a tmpfs there that you can write to (mount -t "
-        f"tmpfs tmpfs {SHM_FOLDER}; docker run --shm-size=...), and see `platoon doctor`"
+        f"cannot create shared memory in {SHM_FOLDER} ({why}): mount a tmpfs there that you can "
+        f"write to (mount -t tmpfs tmpfs {SHM_FOLDER}; docker run --shm-size=...), and see "
+        "`platoon doctor`"
     )
 
 
 def _not_found(name: str, why: Exception) -> str:
     return (
-        f"shared memory {name} cannot be opened ({why}). Either its job has ended; or something has removed its names "
-        f"from {SHM_FOLDER}, such as systemd-logind when you logged out (set RemoveIPC=no in /etc/systemd/logind.conf, "
-        "or run `loginctl enable-linger`) or a cleanup; or the job is in a container with another /dev/shm (share it, "
-        "as with docker run --ipc). Workers that run go on and are saved, but none can join the job or be started again"
+        f"cannot open shared memory {name} ({why}). Either its job has ended; or its names were "
+        f"removed from {SHM_FOLDER}, for example by systemd-logind when you logged out (set "
+        "RemoveIPC=no in /etc/systemd/logind.conf, or run `loginctl enable-linger`); or the job "
+        "is in a container with another /dev/shm (share it, for example with docker run --ipc). "
+        "Running workers continue and are saved, but none can join the job or be restarted"
     )
 
 

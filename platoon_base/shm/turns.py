@@ -113,7 +113,7 @@ class Turns:
             if now > deadline:
                 why = self._text(first) if first is not None else "another process holds the lock of the turns"
                 raise CollectiveTimeoutError(
-                    f"{waits} for {timeout_s:g} s: {why}. Look into the log of that rank, or give a longer timeout_s"
+                    f"{waits} for {timeout_s:g} s: {why}. Read the log of that rank, or pass a longer timeout_s"
                 )
             tries += 1
             time.sleep(0.0 if tries < _YIELDS else pause)
@@ -134,8 +134,8 @@ class Turns:
             return None
         if cause:
             raise WorkerLostError(
-                f"rank {first} has its turn before this one and is lost ({cause}): start the job again, with --resume "
-                "if it keeps checkpoints"
+                f"rank {first} has its turn before this one and is lost ({cause}): start the job "
+                "again, with --resume if it has checkpoints"
             )
         return first
 

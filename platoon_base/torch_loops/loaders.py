@@ -191,6 +191,8 @@ def divided(loader: Any, part: Part, around: Callable[[Part, Iterator[Any]], Ite
     base: Any = type(loader)
 
     class Divided(base):  # type: ignore[misc]
+        platoon_prepared = True
+
         def __iter__(self) -> Iterator[Any]:
             return around(part, part.batches(super().__iter__))
 

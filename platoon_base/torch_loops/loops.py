@@ -8,8 +8,9 @@ import contextlib
 import functools
 import math
 import random
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,7 @@ class Loop:
         self._rows, self._read, self._counted = 1.0, False, False
         self._loss, self._weight, self._show_at = 0.0 * torch.zeros(()).double(), 0.0, 0.0
         self._handles: list[Any] = []
+        self.backward_ends = _untraced(self._after_backward)
         self._group_of: dict[int, int] = {}  # The group of each parameter that prepared objects train.
         self._touched: set[int] = set()  # Groups with new gradients.
         self._frozen: list[tuple[Any, Tensor]] = []  # Parameters without gradients, with their group.
@@ -73,12 +75,12 @@ class Loop:
             torch.manual_seed(seed % 2**63)
 
     def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
-        self.models += models
-        self.averaged += averaged
-        for optimizer in optimizers:
+        self.models += [each for each in models if not _among(each, self.models)]
+        self.averaged += [each for each in averaged if not _among(each, self.averaged)]
+        for optimizer in [each for each in optimizers if not _among(each, self.optimizers)]:
             self.optimizers.append(optimizer)
-            optimizer.register_step_pre_hook(self.before_step)
-            self._handles.append(optimizer.register_step_post_hook(self.after_step))
+            optimizer.register_step_pre_hook(_untraced(self.before_step))
+            self._handles.append(optimizer.register_step_post_hook(_untraced(self.after_step)))
         of_models = {id(parameter) for each in self.models for parameter in each.parameters()}
         beside = [p for each in optimizers for p in _parameters_of(each) if id(p) not in of_models]
         for group in [*models, beside]:
@@ -90,7 +92,7 @@ class Loop:
         if not parameters:
             return
         number = self._new_group(group)
-        touch = functools.partial(_touch, self._touched, number)
+        touch = _untraced(functools.partial(_touch, self._touched, number))
         for parameter in parameters:
             self._group_of[id(parameter)] = number
             self._handles.append(parameter.register_post_accumulate_grad_hook(touch))
@@ -170,7 +172,7 @@ class Loop:
 
     # Steps.
 
-    def after_backward(self, tensors: Any) -> None:
+    def _after_backward(self, tensors: Any) -> None:
         """Process a backward pass, unless it was that of other models."""
         self._watch_unfrozen()
         touched = sorted(self._touched)
@@ -222,7 +224,8 @@ class Loop:
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Process the begin of ``optimizer.step()``; return other arguments for it, or None."""
-        if self._closed:
+        loop = current()
+        if self._closed and not (loop is not None and _among(optimizer, loop.optimizers)):
             raise ConfigurationError(
                 f"got a step of {type(optimizer).__name__}, whose training another prepare has "
                 "ended: pass all models and optimizers of a loop to prepare before its first step"
@@ -467,6 +470,26 @@ class AsyncLoop(Loop):
             self.leave()
 
 
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile calls, but does not look through."""
+    disabled: list[Any] = []
+
+    def call(*args: Any, **options: Any) -> Any:
+        dynamo = sys.modules.get("torch._dynamo")  # Its import takes seconds.
+        if dynamo is None:
+            return function(*args, **options)
+        if not disabled:
+            disabled.append(dynamo.disable(function))
+        return disabled[0](*args, **options)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call
+
+
+def _among(one: Any, objects: Sequence[Any]) -> bool:
+    return any(one is each for each in objects)
+
+
 def _touch(touched: set[int], number: int, parameter: Tensor) -> None:
     touched.add(number)
 
@@ -546,7 +569,7 @@ def _watch() -> None:
             plain(tensors, *args, **options)
         finally:
             _inside.clear()
-        loop.after_backward(tensors)
+        loop.backward_ends(tensors)
 
     @functools.wraps(scale)
     def scale_loss(self: Any, outputs: Any) -> Any:
@@ -559,7 +582,7 @@ def _watch() -> None:
     def switch(self: Any, mode: bool = True) -> Any:
         switched = train(self, mode)
         loop = current()
-        if loop is not None and any(self is model for model in loop.models):
+        if loop is not None and any(self in (model, getattr(model, "_orig_mod", None)) for model in loop.models):
             loop.switches(mode)
         return switched
 

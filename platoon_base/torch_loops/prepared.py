@@ -5,6 +5,7 @@ Importing this module seeds generators alike on all workers, see `platoon_base.s
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -120,6 +121,8 @@ def _prepared(objects: Any, kinds: list[str], worker: Worker, settings: Any) -> 
 
 
 def _changed(each: Any, kind: str, worker: Worker, loop: Loop) -> Any:
+    if hasattr(type(each), _PREPARED):
+        return each
     if kind == "loader":
         loop.loaders += 1
         part = Part(each, worker, loop.loaders, 2 if any(map(_has_batch_norm, loop.models)) else 1)
@@ -136,6 +139,9 @@ def _has_batch_norm(model: Any) -> bool:
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
+_PREPARED = "platoon_prepared"  # The attribute of the classes of prepared loaders and schedulers.
+# Optimizers whose learning rates are scaled.
+_scaled: weakref.WeakSet[Any] = weakref.WeakSet()
 _KINDS = {
     "averaged": AveragedModel,
     "model": torch.nn.Module,
@@ -149,6 +155,8 @@ def _kind_of(each: Any) -> str:
     name = type(each).__name__
     if name in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
         raise ConfigurationError(f"got a model in {name}: pass the model itself, which prepare trains on all workers")
+    if isinstance(each, torch.nn.Module) and any(map(torch.nn.parameter.is_lazy, each.parameters())):
+        raise ConfigurationError(f"got {name} with parameters that have no shape yet: call it on a batch before")
     for kind, types in _KINDS.items():
         if isinstance(each, types):
             return kind
@@ -159,13 +167,15 @@ def _kind_of(each: Any) -> str:
 
 
 def _scale(optimizers: list[Any], size: int, how: str) -> None:
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+    new = [optimizer for optimizer in optimizers if optimizer not in _scaled]
+    for group in (group for optimizer in new for group in optimizer.param_groups):
         if "initial_lr" in group:
             raise ConfigurationError(
                 f"got scaling={how!r} and a scheduler of the learning rate: scale the rates where they are made, by "
                 "platoon_base.learning_rate.scaled(rate, world_size(), how), and leave scaling out"
             )
         group["lr"] = group["lr"] * scaled(1.0, size, how)
+    _scaled.update(new)
 
 
 def _follow(scheduler: Any, worker: Worker) -> None:
@@ -192,7 +202,7 @@ def _follow(scheduler: Any, worker: Worker) -> None:
                 ) from error
 
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    scheduler.__class__ = type(base.__name__, (base,), {**names, "step": step})
+    scheduler.__class__ = type(base.__name__, (base,), {**names, "step": step, _PREPARED: True})
 
 
 if connect().global_size > 1:

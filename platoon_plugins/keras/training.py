@@ -86,6 +86,8 @@ class Training:
         self.stopping = Stopping(worker, model, self._mode, settings.policy)
         # Batches in this epoch: counted ones, and the last one after the current ones.
         self._counted = self._last = 0
+        # The number of batches in an epoch, if Keras knows it.
+        self._steps: int | None = None
         self._closed = False
         self._shares_next = False
         self._resumption: Resumption | None = None
@@ -264,11 +266,14 @@ class Training:
             self._backend.seed(seed, self._model)
         self._reshuffling.epoch_begins(epoch)
         self._epoch, self._counted, self._last, self._closed = epoch, 0, 0, False
+        self._steps = params.get("steps")
         report_epoch_begin(self._worker, epoch, params)
 
     def batch_begins(self, batch: int) -> None:
         """Count the batches so far, synchronize if it is due, and stop if the votes suffice."""
-        self._last = batch + (getattr(self._model, "steps_per_execution", None) or 1)
+        several = getattr(self._model, "steps_per_execution", None) or 1
+        left = (self._steps or 0) - batch  # The last execution may be shorter.
+        self._last = batch + (min(several, left) if left > 0 else several)
         self._count_to(batch)
         self.stopping.batch_begins()
         # TensorFlow cannot end its threads within a data set that calls Python.

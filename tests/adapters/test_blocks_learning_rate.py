@@ -114,7 +114,7 @@ def test_a_schedule_that_counts_batches_and_is_not_scaled_is_told(solo_worker, m
     ("call", "complaint"),
     [
         (lambda w: LearningRateWarmup(0.1, worker=w), "pass the shared variable of the step rule"),
-        (lambda w: LearningRateWarmup(theano.shared(0.1), steps_per_epoch=0, worker=w), "1 at least"),
+        (lambda w: LearningRateWarmup(theano.shared(0.1), steps_per_epoch=0, worker=w), "at least 1"),
         (lambda w: scale_schedule(lambda n, old: old, worker=w), "also takes the old value"),
     ],
 )

@@ -242,7 +242,7 @@ def test_patience_goes_on_in_a_worker_that_is_started_again(run_job):
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda w: evaluate(None, [1, 2], [1], 1, worker=w), "as many"),
+        (lambda w: evaluate(None, [1, 2], [1], 1, worker=w), "the same number of rows"),
         (lambda w: evaluate(None, [], [], 1, worker=w), "at least one"),
         (lambda w: evaluate(None, [1], [1], 0, worker=w), "batch_size"),
         (lambda w: list(iterate_minibatches(np.ones(3), np.ones(2), 1, worker=w)), "the same number of rows"),

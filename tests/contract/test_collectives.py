@@ -692,7 +692,7 @@ def test_groups_that_cannot_be_are_refused(make_here):
             HostCollective.attach(group.name, (0, 2), 1, Willing())
         with pytest.raises(ConfigurationError, match="something else"):
             HostCollective.attach(other.name, (0, 1), 1, Willing())
-        with pytest.raises(ConfigurationError, match="cannot be opened"):
+        with pytest.raises(ConfigurationError, match="cannot open shared memory"):
             HostCollective.attach(f"{group.name}-more", (0, 1), 1, Willing())
         Segment.unlink(other.name)
 

@@ -197,13 +197,6 @@ def test_reading_the_consensus_changes_it_for_nobody(job):
             np.testing.assert_array_equal(a, b)
 
 
-def test_the_mean_of_equal_values_is_that_value(job):
-    start = model(0)
-    real = job(GoSGD(), start, 3)
-    for got, want in zip(real.mean(), start):
-        np.testing.assert_array_equal(got, want)
-
-
 def test_the_weight_of_a_dead_worker_is_left_out(job):
     real = job(GoSGD(probability=1e-12), [np.zeros(4)], 3)
     for rank in range(3):

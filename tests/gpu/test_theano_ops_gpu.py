@@ -28,11 +28,6 @@ def run_on_device(opencl, run_job):
 
 
 @pytest.mark.slow
-def test_values_of_all_ops_and_dtypes(run_on_device):
-    run_on_device("theano_ops_gpu_values")
-
-
-@pytest.mark.slow
 def test_what_lies_on_the_device_stays_there(run_on_device):
     run_on_device("theano_ops_gpu_stays_there")
 

@@ -463,9 +463,9 @@ def test_a_job_lives_though_the_names_of_its_memory_are_gone_or_out_of_sight(pla
 IN_NO_FOLDER = "mkdir gone; cd gone; rmdir ../gone"
 ODD_SYSTEMS = {
     "no working folder": (IN_NO_FOLDER, 2, "platoon: the working directory was removed"),
-    "read-only memory": ("mount -t tmpfs -o ro none /dev/shm", 2, "no shared memory can be made in /dev/shm"),
+    "read-only memory": ("mount -t tmpfs -o ro none /dev/shm", 2, "cannot create shared memory in /dev/shm"),
     "no memory": ("mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9", 2,
-                  "platoon: no shared memory can be made in /dev/shm"),
+                  "platoon: cannot create shared memory in /dev/shm"),
     "no proc": ("mount -t tmpfs none /proc", 0, "2 workers on the CPU"),
 }  # fmt: skip
 

@@ -96,7 +96,7 @@ def test_without_checkpoints_they_begin_anew_once_all_have_failed(launch, tmp_pa
     assert summary["restarts"] == 1
     assert summary["end"] == 30
     assert [starts(log) for log in logs] == [["starts at (0, 0, 0) late False with 0.0"] * 2] * 2
-    assert "cannot end: rank 1 is lost (cpu, killed by SIGKILL, see " in logs[0]
+    assert "cannot complete: rank 1 is lost (cpu, killed by SIGKILL, see " in logs[0]
     assert str(tmp_path / "logs" / "rank1.log") in logs[0]
 
 

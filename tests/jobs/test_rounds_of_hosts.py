@@ -235,3 +235,8 @@ def test_a_worker_that_leaves_completes_its_round_first(platoon, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     with np.load(max((tmp_path / "kept").glob("*.npz"))) as checkpoint:
         np.testing.assert_array_equal(checkpoint["center/0"], np.full(10, 1.5))
+
+
+def test_who_takes_the_center_over_again_goes_on_from_there(run_job):
+    outcome = run_job(script_path("rounds_of_hosts_overlap_restore")).require_success()
+    assert outcome.reported["x 0"] == outcome.reported["x 1"]

@@ -31,6 +31,16 @@ def test_a_module_trains_with_every_kind_of_rule(run_job, rule):
     run_job(script_path("torch_loops_rules"), args=[rule]).require_success()
 
 
+@pytest.mark.parametrize("rule", ["LocalSGD", "DiLoCo"])
+def test_rounds_follow_the_algorithms_of_the_papers(run_job, rule):
+    """Six rounds of five steps of AdamW, on three workers, to 1e-5."""
+    run_job(script_path("torch_loops_papers"), workers=3, args=[rule]).require_success()
+
+
+def test_large_weights_of_averaged_gradients_are_exact(run_job):
+    run_job(script_path("torch_loops_large_weights"), workers=3).require_success()
+
+
 def test_mistakes_are_refused(run_job):
     run_job(script_path("torch_loops_refused")).require_success()
 

@@ -80,11 +80,24 @@ refused('"linear" or "sqrt"', model, mode="sync", scaling=2)
 refused("pass a number", model, scaling="linear")
 refused("one of the two", model, scaling=2, strategy=EASGD())
 refused("whole number", model, sync_every=0)
+refused("call it on a batch before", nn.LazyLinear(2))
 if worker.global_size > 1:
     refused("equal settings", loaders[0], mode="async" if MODE == "sync" else "sync")
     scheduled = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
     torch.optim.lr_scheduler.StepLR(scheduled, 1)
     refused("a scheduler of the learning rate", scheduled, mode="sync", scaling="sqrt")
+    # A second training with the same objects, which are not prepared twice.
+    again = prepare(model, optimizer, loaders[0], mode=MODE, scaling="linear" if MODE == "sync" else None)
+    assert again[2] is loaders[0]
+    for _ in range(2):
+        prepare(model, optimizer, loaders[0], mode=MODE, scaling="linear" if MODE == "sync" else None)
+    assert optimizer.param_groups[0]["lr"] == 0.001 * (2 if MODE == "sync" else 1)
+    for x, _ in loaders[0]:
+        optimizer.zero_grad()
+        model(x.float()).square().mean().backward()
+        optimizer.step()
+    values = worker.all_gather(model.weight.detach())
+    assert torch.equal(values[0], values[1])
     # Another training has begun, so the first one is over.
     prepare(nn.Linear(1, 1), mode=MODE)
     try:

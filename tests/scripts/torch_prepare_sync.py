@@ -12,7 +12,7 @@ from platoon_base.torch_loops import prepare
 
 WORKERS = connect().global_size
 generator = torch.Generator().manual_seed(0)
-X = torch.randn(130, 6, generator=generator, dtype=torch.float64)
+X = torch.randn(131, 6, generator=generator, dtype=torch.float64)
 Y = torch.sin(X.sum(1, keepdim=True))
 
 
@@ -77,7 +77,7 @@ def closure(model, ready, loader):
     return calls
 
 
-found, right = compare("closure", closure, batch=65)
+found, right = compare("closure", closure, batch=66)
 assert found == right > 3
 
 
@@ -158,6 +158,22 @@ def compiled(model, ready, loader):
 
 
 compare("compiled", compiled)
+
+
+def compiled_step(model, ready, loader):
+    model, optimizer, loader = ready(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+
+    @torch.compile(backend="eager")
+    def step(x, y):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    for x, y in loader:
+        step(x, y)
+
+
+compare("compiled step", compiled_step)
 
 
 def unfrozen(model, ready, loader):

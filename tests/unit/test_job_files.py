@@ -233,7 +233,7 @@ def test_a_name_that_is_known_is_never_used_again(files):
         assert job_files.in_use(files.center)
     Segment.unlink(files.center)
     assert not (SHM_FOLDER / second.name[1:]).exists()
-    with pytest.raises(ConfigurationError, match="cannot be opened"):
+    with pytest.raises(ConfigurationError, match="cannot open shared memory"):
         Segment.attach(files.center)
 
 
@@ -276,7 +276,7 @@ def test_a_name_that_somebody_else_has_taken_is_passed_over(files, tmp_path):
 
 def test_without_the_folder_of_the_job_no_memory_is_made(files):
     shutil.rmtree(files.folder)
-    with pytest.raises(ConfigurationError, match="has something removed it"):
+    with pytest.raises(ConfigurationError, match="was it removed"):
         Segment.create(files.center, 4096)
 
 

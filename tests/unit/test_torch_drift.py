@@ -44,8 +44,18 @@ SHAPES = [(), (1,), (63,), (65,), (200,), (3, 70), (2, 3, 4, 5), (7, 0), (0,), (
 TENSORS = [torch.arange(math.prod(shape)).reshape(shape) * 1e-4 + 1 for shape in SHAPES]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [2, 7])
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+# Each dtype with one number of workers; `make test` leaves the others out.
+@pytest.mark.parametrize(
+    ("dtype", "count"),
+    [
+        pytest.param(dtype, count, marks=[pytest.mark.product] * (i % 2 == j))
+        for i, dtype in enumerate(DTYPES)
+        for j, count in enumerate((2, 7))
+    ],
+)
 def test_equal_parameters_are_never_refused(dtype, count):
     workers = Workers([tensor.to(dtype) for tensor in TENSORS], count)
     for _ in range(1100):  # the number of a turn is one of 1024

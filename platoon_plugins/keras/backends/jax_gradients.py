@@ -172,7 +172,7 @@ class JaxAverage(CompiledAverage):
         else:
             if self._compiled[0] is not self.like:
                 self._compiled = self.like, jax.jit(self._sums_without_gradients)
-            self._compiled[1]()
+            jax.block_until_ready(self._compiled[1]())  # Then the call is counted, see `_catch_up`.
         self.require_sound()
 
     def _sums_without_gradients(self) -> Any:
