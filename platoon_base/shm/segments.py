@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import io
 import mmap
@@ -19,12 +18,15 @@ import struct
 from pathlib import Path
 from typing import Any, Union
 
-import posix_ipc
-
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.system.limits import available_memory
 from platoon_base.system.own_files import open_own
 from platoon_base.system.own_locks import disown, own
+
+with contextlib.suppress(ImportError):  # On other systems a script runs alone, without segments.
+    import fcntl
+
+    import posix_ipc
 
 __all__ = ["SHM_FOLDER", "HiddenName", "Name", "Segment", "abandoned", "in_use"]
 
