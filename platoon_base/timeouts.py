@@ -24,8 +24,10 @@ __all__ = [
     "SHORT_POLL_S",
     "Row",
     "adopt",
+    "adopt_job",
     "change",
     "of_job",
+    "require_coupled",
     "timeout",
 ]
 
@@ -88,29 +90,36 @@ _ALIASES = {TIMEOUT_S: "wait", HOSTS_EVERY_S: "exchange"}
 _DEFAULTS = {name: row.default for name, row in ROWS.items()}
 
 
-_current: dict[str, float] = {}  # in this process; empty until they are read
+_current: dict[str, dict[str, float]] = {}  # "all" in this process; empty until they are read
 
 
 def timeout(name: str) -> float:
     """Return the duration ``name``, as this process's environment sets it."""
-    if not _current:
-        found = {**_DEFAULTS, **_given(os.environ)}
-        _require_coupled(found)
-        _current.update(found)
-    return _current[name]
+    found = _current.get("all")
+    if found is None:
+        require_coupled(os.environ)
+        found = _current["all"] = {**_DEFAULTS, **_given(os.environ)}
+    return found[name]
 
 
 def change(environment: MutableMapping[str, str], texts: Sequence[str], origin: str = "--timeout") -> None:
-    """Change durations in an environment by texts like ``"heartbeat=1"``, which win over its own."""
-    found = {**_given(environment), **_parsed(",".join(texts), origin)}
-    _require_coupled({**_DEFAULTS, **found})
-    adopt(environment, _text(found))
+    """Change durations in an environment by texts like ``"heartbeat=1"``, which win over its own.
+
+    Couplings are checked by `require_coupled`, after all changes.
+    """
+    adopt(environment, _text({**_given(environment), **_parsed(",".join(texts), origin)}))
 
 
 def of_job(environment: Mapping[str, str]) -> str:
     """Return the changes that all hosts of a job need, as text."""
     found = _given(environment)
     return _text({name: value for name, value in found.items() if name != "rendezvous"})
+
+
+def adopt_job(environment: MutableMapping[str, str], text: str) -> None:
+    """Replace all changes of an environment by those of a job, but for the host's own ``rendezvous``."""
+    own = {name: value for name, value in _given(environment).items() if name == "rendezvous"}
+    adopt(environment, _text({**_parsed(text, TIMEOUTS), **own}))
 
 
 def adopt(environment: MutableMapping[str, str], text: str) -> None:
@@ -143,7 +152,7 @@ def _parsed(text: str, origin: str) -> dict[str, float]:
 
 
 def _text(found: Mapping[str, float]) -> str:
-    return ",".join(f"{name}={value:.12g}" for name, value in found.items())
+    return ",".join(f"{name}={found[name]:.12g}" for name in ROWS if name in found)
 
 
 def _number(name: str, text: str, got: str) -> float:
@@ -158,7 +167,9 @@ def _number(name: str, text: str, got: str) -> float:
     return found
 
 
-def _require_coupled(found: Mapping[str, float]) -> None:
+def require_coupled(environment: Mapping[str, str]) -> None:
+    """Raise `ConfigurationError` if durations of an environment do not fit together."""
+    found = {**_DEFAULTS, **_given(environment)}
     for name, row in ROWS.items():
         if row.of and found[name] < row.times * found[row.of]:
             least, most = row.times * found[row.of], found[name] / row.times
@@ -168,4 +179,4 @@ def _require_coupled(found: Mapping[str, float]) -> None:
             )
 
 
-DEFAULT_TIMEOUT_S = timeout("wait")  # for signatures
+DEFAULT_TIMEOUT_S = {**_DEFAULTS, **_given(os.environ)}["wait"]  # For signatures.

@@ -189,7 +189,7 @@ class Peer:
 
     def broke(self, now: float) -> None:
         """Record that the connection broke; a cut is detected by silence only."""
-        if self._broken_at is None and now - self.last_received_at < _FRESH_S:
+        if self._broken_at is None and now - self.last_received_at < max(_FRESH_S, 2 * timeout("heartbeat")):
             self._broken_at = now
 
     def ended(self, now: float) -> None:

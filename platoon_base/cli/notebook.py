@@ -11,6 +11,7 @@ from typing import Any
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.system.environment import JOB
+from platoon_base.timeouts import timeout
 
 __all__ = ["notebook_launcher"]
 
@@ -23,7 +24,7 @@ def notebook_launcher(
     devices: Sequence[str] = (),
     log_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
-    grace_s: float = 10.0,
+    grace_s: float | None = None,
 ) -> Any:
     """Call a function in several workers of a new job, from a cell of a notebook.
 
@@ -47,8 +48,8 @@ def notebook_launcher(
         Folder for the output of all workers; by default ``platoon_logs/notebook/TIME``.
     seed : int
         The same on all workers.
-    grace_s : float
-        Seconds that interrupted workers have to exit.
+    grace_s : float, optional
+        Seconds that interrupted workers have to exit; by default the timeout ``grace``.
 
     Returns
     -------
@@ -78,7 +79,8 @@ def notebook_launcher(
         return function(*args)
     from platoon_base.cli.notebook_job import run
 
-    return run(function, args, num_processes, devices, log_dir, seed, grace_s)
+    grace = timeout("grace") if grace_s is None else grace_s
+    return run(function, args, num_processes, devices, log_dir, seed, grace)
 
 
 def _require_launchable(function: Any) -> None:

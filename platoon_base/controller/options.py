@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from platoon_base.channels.server import UserHandler
 from platoon_base.controller.outcome import Reported, Snapshot
@@ -24,4 +24,4 @@ class ControllerOptions:
     budget: Budget | None = None
     max_restarts: int = 0
     fail_fast: str = "never"
-    grace_s: float = timeout("grace")
+    grace_s: float = field(default_factory=lambda: timeout("grace"))

@@ -38,7 +38,6 @@ from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors, require_descriptors
 from platoon_base.system.signals import default_sigchld
-from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start
 from platoon_base.worker_process.warden import Warden
 
@@ -66,7 +65,7 @@ class JobOptions(NamedTuple):
     listen: str = ""
     # Failures of one worker that end the job: "never", "early" (before its first step), "always".
     fail_fast: str = "never"
-    grace_s: float = timeout("grace")  # time for workers to end after a signal
+    grace_s: float | None = None  # Time for workers to end after a signal; None for the timeout.
     # Users start the workers; the job ends when all ended and none is expected, or one failed.
     external: bool = False
     origin: Origin | None = None
@@ -201,7 +200,8 @@ def _resumed(about: About, size: int, world: World, story: Story | None) -> Coor
 
 
 def _controller_options(options: JobOptions) -> ControllerOptions:
-    return ControllerOptions(**{field.name: getattr(options, field.name) for field in fields(ControllerOptions)})
+    given = {field.name: getattr(options, field.name) for field in fields(ControllerOptions)}
+    return ControllerOptions(**{name: value for name, value in given.items() if (name, value) != ("grace_s", None)})
 
 
 def _saving(

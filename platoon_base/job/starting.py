@@ -92,9 +92,10 @@ def adopt_training(environment: MutableMapping[str, str], training: Mapping[str,
                 value,
                 f"with {name}={training[name]}" if name in training else "without it",
             )
-        environment.pop(name, None)
-    environment.update(training)
-    timeouts.adopt(environment, training.get(TIMEOUTS, ""))
+        if name != TIMEOUTS:
+            environment.pop(name, None)
+    timeouts.adopt_job(environment, training.get(TIMEOUTS, ""))
+    environment.update({name: value for name, value in training.items() if name != TIMEOUTS})
 
 
 def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:

@@ -53,7 +53,9 @@ class Part(NamedTuple):
 
 @functools.cache
 def _fields_of(dtype: Any) -> str:
-    return repr(dtype.descr)
+    """Return the text of a dtype, with the names and places of its fields."""
+    places = [(name, str(field[0]), field[1]) for name, field in (dtype.fields or {}).items()]
+    return repr((dtype.str, dtype.itemsize, places))
 
 
 class Views(SimpleNamespace):

@@ -73,6 +73,11 @@ class Fetched:
         self._driver.queue_read(self.array.ctypes.data, source, self.array.nbytes, stream)
         self._driver.record(self._event, stream)
 
+    def drop(self) -> None:
+        """Give the memory back unread, after the copy."""
+        self._driver.wait_for(self._event)
+        self._owner.reuse(self)
+
     def values(self) -> Array:
         """Wait for the copy and return the elements, once; raise if an earlier sum has failed."""
         self._driver.wait_for(self._event)

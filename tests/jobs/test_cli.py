@@ -288,6 +288,7 @@ def test_a_module_joins_a_running_job(platoon, package):
             ["launch", "--timeout", "silence=8", "--host-timeout", "5", "script.py"],
             "host=5 and silence=8: a host",
         ),
+        (["launch", "--timeout", "silence=20", "--host-timeout", "40", "-m", "missing.module"], "there is no module"),
         (["tune", "-n", "2", "--timeout", "grace", "script.py"], "got --timeout grace: it must be a number of seconds"),
         (["launch", "--seeed", "3", "script.py"], "No such option:? '?--seeed.*(mean|options).*--seed"),
         (["launch", "-m", "missing.module"], "there is no module 'missing.module' to run"),

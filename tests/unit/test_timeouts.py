@@ -35,7 +35,7 @@ def test_the_page_has_the_rows_of_the_table():
         ({}, "wait=900", "wait=900"),
         ({"PLATOON_TIMEOUT_S": "20"}, "grace=0", "wait=20,grace=0"),
         ({"PLATOON_TIMEOUT_S": "20", "PLATOON_TIMEOUTS": " wait = 30, "}, "", "wait=30"),
-        ({"PLATOON_HOSTS_EVERY_S": "0"}, "heartbeat=1,silence=4", "exchange=0,heartbeat=1,silence=4"),
+        ({"PLATOON_HOSTS_EVERY_S": "0"}, "heartbeat=1,silence=4", "heartbeat=1,silence=4,exchange=0"),
     ],
 )
 def test_what_is_given_last_counts(variables, text, want):
@@ -65,4 +65,16 @@ def test_what_is_given_last_counts(variables, text, want):
 )
 def test_what_would_break_a_job_is_refused(text, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
-        timeouts.change({}, [text])
+        timeouts.require_coupled({"PLATOON_TIMEOUTS": text})
+
+
+def test_a_host_adopts_the_timeouts_of_the_job_but_not_its_rendezvous():
+    variables = {"PLATOON_TIMEOUTS": "rendezvous=900,grace=3"}
+    timeouts.adopt_job(variables, "wait=50")
+    assert variables == {"PLATOON_TIMEOUTS": "wait=50,rendezvous=900"}
+
+
+def test_couplings_are_checked_after_all_options():
+    variables = {"PLATOON_TIMEOUTS": "silence=20"}
+    timeouts.change(variables, ["host=40"])
+    timeouts.require_coupled(variables)

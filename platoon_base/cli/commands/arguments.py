@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import running
-from platoon_base.timeouts import ROWS, change
+from platoon_base.timeouts import ROWS, change, require_coupled
 from platoon_base.worker_process.program import Program
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 _F = Callable[..., Any]
+_GIVEN = f"{__name__}.timeouts"  # In a context's ``meta``: the names after ``--timeout``.
 SCRIPT = {"allow_interspersed_args": False}  # The words after the script are its own.
 
 
@@ -52,16 +55,30 @@ TIMEOUT: dict[str, Any] = {
 def _change_timeouts(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> None:
     if texts and not context.resilient_parsing:
         change(os.environ, texts)
+        if context.get_parameter_source("timeout") is ParameterSource.COMMANDLINE:
+            context.meta[_GIVEN] = {text.partition("=")[0].strip() for text in texts}
 
 
-timeout_option = click.option("--timeout", expose_value=False, callback=_change_timeouts, **TIMEOUT)
+def timeout_option(command: _F) -> _F:
+    """Add ``--timeout``, and check the couplings after all options."""
+
+    @functools.wraps(command)
+    def checked(*args: Any, **options: Any) -> Any:
+        require_coupled(os.environ)
+        return command(*args, **options)
+
+    return click.option("--timeout", expose_value=False, callback=_change_timeouts, **TIMEOUT)(checked)
 
 
 def timeout_alias(option: str, name: str, text: str) -> Callable[[_F], _F]:
     """Return an option of its own for one of the timeouts."""
 
     def put(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
-        if seconds is not None and not context.resilient_parsing:
+        if seconds is None or context.resilient_parsing:
+            return
+        in_file = context.get_parameter_source(str(parameter.name)) is ParameterSource.DEFAULT_MAP
+        # ``--timeout`` on the command line has priority over the file of ``--config``.
+        if not (in_file and name in context.meta.get(_GIVEN, ())):
             change(os.environ, [f"{name}={seconds:.12g}"], f"{option}, the timeout")
 
     shown = f"{text}  [{ROWS[name].default:g}]"

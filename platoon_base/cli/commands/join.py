@@ -11,7 +11,7 @@ from platoon_base.cli.launcher import require_runnable, worker_environment
 from platoon_base.job.files import JobFiles
 from platoon_base.job.starting import adopt_training
 from platoon_base.system.environment import JOB, RANK
-from platoon_base.timeouts import change
+from platoon_base.timeouts import change, require_coupled
 from platoon_base.worker_process.program import python_main
 
 __all__ = ["command"]
@@ -35,5 +35,6 @@ def command(device: str, texts: tuple[str, ...], job: str, words: tuple[str, ...
     if files.training is not None:
         adopt_training(environment, files.training)
     change(environment, texts)
+    require_coupled(environment)
     worker = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
     os.execve(worker[0], worker, environment)  # Python reads PYTHONHASHSEED at its start.

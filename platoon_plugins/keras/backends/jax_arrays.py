@@ -95,7 +95,8 @@ class JaxArrays(Sequence[JaxArray]):
         return copied
 
     def restore(self, copies: list[Any]) -> None:
-        self.put(range(len(copies)), copies)
+        # Copies of arrays that were borrowed one by one are `JaxArray` objects.
+        self.put(range(len(copies)), [getattr(copy, "value", copy) for copy in copies])
 
     @property
     def values(self) -> list[Any]:

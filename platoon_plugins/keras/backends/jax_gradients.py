@@ -43,16 +43,17 @@ class JaxAverage(CompiledAverage):
         super().__init__(worker)
         self._settle_programs = settle
         self._sums: Any = None  # A DeviceAllReduce.
-        self._compiled: tuple[Any, Callable[[], Any]] = None, self._sums_without_gradients
+        # Programs of calls without gradients, by kinds of gradients.
+        self._without: dict[Any, Callable[[], Any]] = {}
         self._queued = _Queued()
         # Handlers by kinds of calls, as compiled programs only have their numbers.
         self._handlers: dict[Any, Callable[..., None]] = {}
         self._forget()
 
     def _forget(self) -> None:
-        super()._forget()
         if self.on_device:
-            self._settle_programs()
+            self._settle_programs()  # Its failures belong to the fit that is over.
+        super()._forget()
         self._queued.forget()
         self._per_batch = 0
         self._due = self._visible = self._queued.count
@@ -168,15 +169,20 @@ class JaxAverage(CompiledAverage):
             super()._call_without_gradients()
             return
         if self._sums.compresses:  # It looks at the weights before it goes on.
-            self._sums_without_gradients()
+            self._sums_without_gradients(self.like)
         else:
-            if self._compiled[0] is not self.like:
-                self._compiled = self.like, jax.jit(self._sums_without_gradients)
-            jax.block_until_ready(self._compiled[1]())  # Then the call is counted, see `_catch_up`.
+            kind = (*self._names, *((array.shape, array.dtype.str) for array in self.like))
+            if kind not in self._without:
+                self._without[kind] = jax.jit(functools.partial(self._sums_without_gradients, self.like))
+            try:
+                jax.block_until_ready(self._without[kind]())  # Then the call is counted, see `_catch_up`.
+            except RuntimeError:  # JAX's own; its cause is more useful.
+                self.require_sound()
+                raise
         self.require_sound()
 
-    def _sums_without_gradients(self) -> Any:
-        zeros = [jnp.zeros(array.shape, array.dtype) for array in self.like]
+    def _sums_without_gradients(self, like: list[Array]) -> Any:
+        zeros = [jnp.zeros(array.shape, array.dtype) for array in like]
         batch = Batch(zeros, jnp.zeros((), np.float32), [False] * len(zeros))
         return self._sums_over_workers(batch, counts=False, is_sum=False)[0]
 
@@ -243,7 +249,8 @@ class _Queued:
     def forget(self) -> None:
         """Drop the headers of all calls so far."""
         with self._changed:
-            self._on_way.clear()
+            while self._on_way:
+                self._on_way.popleft().drop()
 
     def add(self, fetched: Any) -> None:
         with self._changed:
