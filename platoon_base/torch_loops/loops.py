@@ -353,6 +353,7 @@ class AsyncLoop(Loop):
         self._evaluates = False  # A model was switched to eval(), and no backward pass followed.
         self._period = EveryN(1)
         self._center: contextlib.ExitStack | None = None
+        self._entered: list[str] = []  # Marks of the center's values.
         self._losses = LossWatch(worker.global_rank)
 
     def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
@@ -362,7 +363,7 @@ class AsyncLoop(Loop):
 
     def close(self) -> None:
         super().close()
-        self.leave()
+        self.leave(keep=True)  # The next training begins with the center's values.
         if self.rule is not None:
             self.worker.release_shared_params()
 
@@ -380,8 +381,8 @@ class AsyncLoop(Loop):
         self.leave()
         if self.rule is not None and len(optimizer.param_groups) > self._shared_groups.get(id(optimizer), math.inf):
             raise ConfigurationError(
-                'got a group of parameters after the first steps, which with mode="async" are shared: '
-                'add it to the optimizer before prepare, frozen if it is not trained yet, or pass mode="sync"'
+                "got a group of parameters in the middle of a pass, and those of prepare are shared "
+                "already: add it between passes over the loader"
             )
         if self.rule is None and id(optimizer) not in self._stepped and _closure_of(args, kwargs) is None:
             # The optimizer then makes the moments of all parameters, which are shared.
@@ -457,17 +458,39 @@ class AsyncLoop(Loop):
         if self.rule is not None and self._center is None:
             self._center = contextlib.ExitStack()
             self._center.enter_context(self.worker.center_params())
+            self._entered = self._sums()
             atexit.register(self._forget)
 
-    def leave(self) -> None:
-        center, self._center = self._center, None
-        if center is not None:
-            atexit.unregister(self._forget)
-            center.close()
+    def leave(self, keep: bool = False) -> None:
+        """Return to this worker's values, unless ``keep`` or the script has set other values.
+
+        Such values, for instance of load_state_dict, are shared anew after the next step.
+        """
+        if self._center is None:
+            return
+        changed = self._sums() != self._entered
+        values = [p.detach().clone() for p in self._parameters()] if changed or keep else []
+        self._forget()
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters(), values):
+                parameter.copy_(value)
+        if changed and not keep:
+            self.worker.release_shared_params()
+            self.rule = None
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for _, parameter in _named(self.models, self.optimizers)]
+
+    def _sums(self) -> list[str]:
+        """Return a mark of the values, with which not-a-number equals itself."""
+        return [str(p.detach().double().sum().item()) for p in self._parameters()]
 
     def _forget(self) -> None:
+        center, self._center = self._center, None
+        atexit.unregister(self._forget)
         with contextlib.suppress(PlatoonError):
-            self.leave()
+            if center is not None:
+                center.close()
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
