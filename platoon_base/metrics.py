@@ -43,7 +43,7 @@ def _sum(values: Iterable[float]) -> float:
 
 
 def add_vectors(vectors: Iterable[bytes]) -> bytes:
-    """Add vectors of one length, of little-endian float64, in the given order."""
+    """Add vectors of equal length, given as little-endian float64, in the given order."""
     parts = [np.frombuffer(vector, dtype="<f8") for vector in vectors]
     if not parts[0].size:
         return b""

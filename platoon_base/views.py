@@ -1,4 +1,4 @@
-"""Arrays on memory that is unmapped later, and a check for arrays that are more than memory."""
+"""Arrays on memory that may be unmapped, and a check that refuses subclasses of ndarray."""
 
 from __future__ import annotations
 

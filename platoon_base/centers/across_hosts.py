@@ -1,7 +1,8 @@
 """The center of one host in a job on several hosts: rounds, means, overwrites, and moves by others.
 
-In a round, each host's courier sends its contribution to the others. Once the hosts agree on the
-complete contributions, each combines these in the order of the hosts: the results are bitwise equal.
+In a round, each host's courier sends its contribution to the others. Once the hosts agree which
+contributions are complete, each host combines these in the order of the hosts, so the results are
+bitwise equal.
 A host whose center is at another round, after a late join or a return, first receives the center of
 the others, and its contribution is left out.
 """
@@ -44,8 +45,8 @@ _HOST_BITS = 16
 class AcrossHosts(Protocol):
     """One host's center in rounds of all hosts: `HostsRounds` if rules wait, or `HostsMeans`."""
 
-    # Other hosts change the center only in these rounds; else couriers also exchange centers in
-    # between.
+    # If True, other hosts change the center only in these rounds. Otherwise couriers also exchange
+    # centers between the rounds.
     workers_wait: bool
 
     @property
@@ -131,8 +132,8 @@ def wide(layout: Layout) -> Layout:
 class Shift:
     """Sum of all moves by other hosts, in shared memory, and the part that this worker has applied.
 
-    Without them the workers' elastic pull would undo the moves. Moments are not moved: a worker's
-    second moment that is smaller than the center's could become negative.
+    Workers apply the moves too: otherwise their elastic pull would undo them. Moments are not
+    moved: a worker's second moment that is smaller than the center's could become negative.
     """
 
     def __init__(self, layout: Layout, total: list[Array], remembering: list[list[Array]]) -> None:
@@ -304,7 +305,7 @@ def _is_gathered(words: Any, number: int) -> bool:
 
 
 class HostsMeans:
-    """The center of one host, for means taken while all workers wait, with rules that do not.
+    """The center of one host under a rule that does not wait; workers wait only for means.
 
     Averages are treated like centers; moments stay those of each host. See `AcrossHosts`.
     """
@@ -326,8 +327,8 @@ class HostsMeans:
         self._copy, self._move_to, self._put = copy, move_to, put
         specs = layout.trained.specs
         self._trained = len(specs)
-        # Set by the courier: whether no exchange is in flight, which would move one of two centers
-        # later.
+        # The courier sets this function; it returns True if no exchange is in flight. During an
+        # exchange, one of two centers may have moved before the other.
         self.is_quiet: Callable[[], bool] = lambda: True
         self._layout = Layout(specs if average is None else specs * 2)
 

@@ -32,7 +32,7 @@ __all__ = ["GOSSIP", "LEAVING", "WHOLE", "Slot", "Slots", "create_slots", "share
 Array = np.ndarray[Any, Any]
 
 WHOLE = 1 << 60  # Sum of all weights; as integers, halves add up exactly.
-LEAVING = -4  # Owner of a slot while its worker passes on the weight.
+LEAVING = -4  # Owner of a slot whose worker is leaving and transfers its weight.
 _JOIN_TIMEOUT_S = 30.0
 _TABLE_LOCK = 0  # Byte of the lock of the table of owners.
 _STRIPES = 16  # Maximum number of stripes of a slot.
@@ -102,8 +102,7 @@ class Slot:
         # ``received`` is the part of the weight received since the owner's last synchronization.
         self.weights: Array = views.weights
         self.received: Array = views.received
-        # ``values`` is c of `GoSGD`, ``published`` its x_old, which is written only once something
-        # is merged.
+        # ``values`` is c of `GoSGD`. ``published`` is its x_old; the first merge writes it.
         self.values: list[Array] = views.values
         self.published: list[Array] = views.published
         own_states = [self.published] if own else []
@@ -188,7 +187,7 @@ class Slots:
         return sorted(found, key=lambda slot: slot.owner)
 
     def counted(self) -> list[Slot]:
-        """Return the slots in the consensus: live ones, or after the training all with weight."""
+        """Return the slots of the consensus: live ones, or after training those with a weight."""
         slots = self.every()
         return (
             [slot for slot in slots if self._lives(slot)]
@@ -211,7 +210,8 @@ class Slots:
                     f"waited {_JOIN_TIMEOUT_S:g} s for another worker that is joining: is it stopped (SIGSTOP)? End it"
                 )
             slots = self.every()
-            if not any(map(self._lives, slots)):  # The last workers that leave keep their weight.
+            # The last workers to leave keep their weight: wait until they have left.
+            if not any(map(self._lives, slots)):
                 wait_until(lambda: not any(map(self._leaves, slots)), timeout("stripe"))
             living = [slot for slot in slots if self._lives(slot) and slot.owner != self._rank]
             prepared = [slot for slot in slots if slot.owner == FREE and slot.weight]
@@ -225,14 +225,14 @@ class Slots:
                 unused = earlier or [slot for slot in slots if not (self._lives(slot) or self._leaves(slot))]
                 index = unused[0].index if unused else self._add()
             own = self._mapped[index] = self.own = self._map(index, own=True)
-            # A lock that a dead owner's forked child still holds serves as well.
+            # If a forked child of a dead owner still holds the lock, that lock is enough.
             own.claim()
             if donor is not None:
                 self._take_half(donor, own)
             own.owner = self._rank
 
     def leave(self, timeout_s: float) -> None:
-        """Free the slot, whose weight another worker has received."""
+        """Free the slot after another worker has received its weight."""
         own = self.require_own()
         with self._table(timeout_s) as taken:
             if taken:  # On a timeout the slot counts as that of an ended worker.
@@ -291,7 +291,7 @@ class Slots:
         return index
 
     def _take_half(self, donor: Slot, own: Slot) -> None:
-        """Move half of a worker's weight, with a copy of its values, which preserves the mean."""
+        """Move half of a worker's weight and copy its values; the mean does not change."""
         values, weights = self._layout.empty(), [0] * len(own.stripes)
 
         def split(stripe: Stripe) -> None:

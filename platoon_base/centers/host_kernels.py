@@ -1,4 +1,4 @@
-"""Apply a rule to memory in one pass, and a round's step, by the C extension or by NumPy in blocks.
+"""Apply a rule, or the step of a round, in one pass: by the C extension, or in blocks by NumPy.
 
 Both give the same bits, and leave elements unchanged whose center value would not be finite.
 """
@@ -39,7 +39,7 @@ PieceArrays = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 BLOCK = 32768  # Elements per NumPy call; a copy fits into the cache.
 HAVE_FUSED = EXTENSION is not None
 _ADOPT_STATES = 64  # Maximum number of states in the C loops of `Adopt`.
-# In this machine's byte order.
+# The C loops take only this machine's byte order.
 _FUSED_DTYPES = {np.dtype(name): name for name in C_TYPES}
 
 
@@ -256,7 +256,7 @@ class RoundKernels:
         self._address = self._row.ctypes.data
 
     def contribute(self, x: Array, used: int) -> int | None:
-        """Write totals in use plus ``x - c`` to the others; return the first element refused."""
+        """Write the used totals plus ``x - c`` to the unused; return the first refused element."""
         total, sums = self._totals[used], self._totals[1 - used]
         fused = find_fused("contribute", self._center.dtype) if self._aligned and x.flags.carray else None
         if fused is not None:

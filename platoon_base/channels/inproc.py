@@ -51,7 +51,7 @@ class InprocHub:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal handler that interrupted a request calls this; it gets no answer."""
+        """Whether the caller is a signal handler that interrupted a request; it gets no answer."""
         mine = self._lock.acquire(blocking=False)
         try:
             return mine and self._handling
@@ -60,7 +60,7 @@ class InprocHub:
                 self._lock.release()
 
     def _work(self) -> None:
-        """Handle all requests, unless another thread, or the interrupted request, does."""
+        """Handle all requests, unless another thread or an interrupted call is handling them."""
         while self._todo and self._lock.acquire(blocking=False):
             try:
                 if self._handling:
@@ -90,7 +90,7 @@ class InprocHub:
 
 
 class InprocClient:
-    """The worker's end."""
+    """A worker's connection to an `InprocHub`."""
 
     def __init__(self, hub: InprocHub, peer: bytes, answers: queue.SimpleQueue[tuple[bytes, bytes]]) -> None:
         self._hub = hub

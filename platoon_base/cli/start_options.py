@@ -1,4 +1,4 @@
-"""What `platoon launch` and `platoon tune` start, and on which devices: options, and their values."""
+"""Options of `platoon launch` and `platoon tune` for the script, the workers and the devices."""
 
 from __future__ import annotations
 

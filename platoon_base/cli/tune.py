@@ -59,7 +59,7 @@ _METHOD = re.compile(r"(?P<rule>.*?)\s*(?:\bevery\s+(?P<period>\d+))?", re.DOTAL
 
 
 class Method(NamedTuple):
-    """A way to run the script. Without rule and period it is the script's own."""
+    """A way to run the script; without rule and period the script's own settings apply."""
 
     workers: int
     rule: str = ""
@@ -95,7 +95,7 @@ class Watched(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A reported value after so many steps of each worker and seconds of training."""
+    """A reported value, and the steps of each worker and seconds of training before it."""
 
     steps: float
     seconds: float
@@ -103,7 +103,7 @@ class Point(NamedTuple):
 
 
 def built_in(workers: int) -> list[Method]:
-    """Return all built-in methods: plain training, the default, then the others by difference."""
+    """Return the built-in methods: first plain training and the default, then all others."""
     period = default_period()
     gain = CenterMomentum().resolved(workers).gain or 1.0
     texts = [(_text_of(default_rule(period)), period), ("AveragedEASGD()", 1)]
@@ -115,7 +115,7 @@ def built_in(workers: int) -> list[Method]:
 
 
 def read_method(text: str, workers: int) -> Method:
-    """Parse a method: a rule, "every" and a number of batches, or one of the two."""
+    """Parse a method such as "EASGD() every 4"; the rule or the period may be left out."""
     found = _METHOD.fullmatch(text.strip())
     rule, period = (found["rule"], found["period"]) if found else ("", None)
     if not rule and period is None:
@@ -160,7 +160,7 @@ def value_at(points: Sequence[Point], at: float, by: str) -> Point | None:
 
 _DROPPED = "dropped: other methods were better"
 _ENDED = ("batches >=", "seconds >=", "no end within", _DROPPED)  # reasons that are no failures
-_PERCENTS = range(30, 100, 10)  # of the budget, at which methods are compared
+_PERCENTS = range(30, 100, 10)  # Methods are compared at these percentages of the budget.
 
 
 class Tuning(NamedTuple):
@@ -171,11 +171,11 @@ class Tuning(NamedTuple):
     methods: list[Method]
     default: Method  # the method of a script that names no rule
     folder: Path
-    load: float  # of the machine, before the first run
+    load: float  # The machine's load before the first run.
     seeds: int
     steps: int | None
     minutes: float | None
-    limit: float  # a run is ended after so many seconds, start included
+    limit: float  # A run may take this number of seconds, including its start.
     watch: str | None
     no_halving: bool
 
@@ -204,7 +204,7 @@ class Run(NamedTuple):
     failed: str = ""  # the reason why there is nothing to compare
     dropped: Point | None = None  # the point at which the run was dropped
     rule: str = ""  # as the workers report it
-    steps: float = 0.0  # at the latest report, as `syncs`
+    steps: float = 0.0  # Both `steps` and `syncs` are from the latest report.
     syncs: float = 0.0
 
 
@@ -233,7 +233,8 @@ def tune(tuning: Tuning, console: Console, signals: StopSignals) -> Study:
     runs = _Runs(tuning, console, signals)
     interrupted = not runs.run_all()
     end = tuning.budget
-    if runs.watched is not None:  # A run that reported last before the budget sets the end.
+    # Compare at the earliest last report of a run, but not before each run has reported.
+    if runs.watched is not None:
         curves = [run.points for run in runs.done if not run.failed and run.dropped is None]
         ends = [float(getattr(points[-1], tuning.by)) for points in curves]
         begins = [float(getattr(points[0], tuning.by)) for points in curves]
@@ -280,7 +281,7 @@ class _Runs:
         run, curves, result = self._run(method, seed, folder, trial)
         for line in lines.new(last=True):
             self._warnings.take(line, now=0.0)
-        for text in self._warnings.new(now=0.0, last=True):  # those that earlier runs did not have
+        for text in self._warnings.new(now=0.0, last=True):  # Earlier runs did not have these.
             print_line(self._console, text, style="bold red")
         if result.interrupted:
             return False
@@ -370,7 +371,7 @@ class _Runs:
 
 
 def rule_of_script(runs: Sequence[Run]) -> str:
-    """Return the rule that the script names: all methods used it, although theirs differ."""
+    """Return the rule that the script sets, if all methods ran with it; otherwise ''."""
     candidates = [run for run in runs if run.rule and run.method.rule]
     used = {run.rule for run in candidates}
     rules = {parse_rule(run.method.rule).resolved(run.method.workers) for run in candidates}
@@ -418,7 +419,7 @@ def _watched(tuning: Tuning, run: Run, curves: Mapping[str, list[Point]]) -> Wat
 
 
 def _checked(run: Run, watched: Watched, tuning: Tuning) -> Run:
-    """Return a run, as failed if it has no value within the budget."""
+    """Return the run; if it has no value within the budget, return it as failed."""
     begin = getattr(run.points[0], tuning.by) if run.points else None
     if run.failed or (begin is not None and begin <= tuning.budget):
         return run

@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
     value: float
     steps: float
     seconds: float
-    reached: float  # when it was as good as plain training at its end; infinity if never
+    reached: float  # When it first equaled the final value of plain training; infinity if never.
     failed: list[str]
     dropped: bool
 
@@ -89,7 +89,7 @@ def choose(
     default: Method,
     watched: Watched,
 ) -> tuple[Outcome | None, str]:
-    """Choose a method, and give the reason; None if no method has come to its end.
+    """Choose a method, and give the reason; None if no method has finished.
 
     The default stays unless the worst run of the best method is better than the default's best.
     """
@@ -103,7 +103,7 @@ def choose(
     if own is None or best is own:
         return best, "it was the best"
     if max(map(watched.cost, best.values)) >= min(map(watched.cost, own.values)):
-        reason = "was better in the median, by less than the seeds differ: keep the defaults"
+        reason = "had a better median, by less than the seeds differ: keep the defaults"
         return own, f"{best.method.name} {reason}"
     return best, "it was the best" if len(best.values) > 1 else "one run each: try more --seeds"
 
@@ -122,7 +122,7 @@ def lines(tuning: Tuning, study: Study) -> Iterator[str]:
         yield (f"Each worker, and plain training, used threads for {threads}; python without platoon uses all.")
     if study.end < tuning.budget:
         after = _spent(study.end, by)
-        yield f"Compared after {after}, the latest time by which all runs have reported."
+        yield f"Compared after {after}: some runs have reported nothing later."
     if any(each.dropped for each in found):
         yield "Dropped methods were worse than the median; with --no-halving all run to the end."
     yield from (f"WARNING: {text}" for text in _doubts(found, tuning, study.runs))

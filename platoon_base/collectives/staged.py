@@ -1,4 +1,4 @@
-"""Collective calls on arrays of devices without collectives of their own, through the host."""
+"""Collective calls through the host, for devices that have no collectives."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StagedCollective:
     """Copies device arrays to the host, combines them there, and copies the result back.
 
     A device array has ``shape``, ``dtype``, ``flags``, ``np.asarray(a)``, and ``a.write(ndarray)``
-    or ``a[...] = ndarray``. ``host`` is closed together with this one. ``empty(like, shape)`` makes
-    a device array; the default calls ``empty`` of the module of the array's class, as in pygpu.
+    or ``a[...] = ndarray``. `close` closes ``host`` too. ``empty(like, shape)`` makes a device
+    array; the default calls ``empty`` in the module that defines the array's class, as for pygpu.
     """
 
     def __init__(self, host: Collective, empty: Callable[[Any, tuple[int, ...]], Any] | None = None) -> None:
@@ -80,7 +80,7 @@ class StagedCollective:
             raise
 
     def _target(self, array: Any, more: int, out: Any) -> Any:
-        """Return ``out``, checked, or a new array, with ``more`` extra dimensions."""
+        """Check and return ``out``, or return a new array; it has ``more`` extra dimensions."""
         require_dtype(array)
         shape = tuple(array.shape)
         if more < 0 and shape[:1] != (self.size,):
@@ -100,10 +100,8 @@ def _empty(like: Any, shape: tuple[int, ...]) -> Any:
 
 def _fetch(array: Any) -> np.ndarray[Any, Any]:
     if not hasattr(array, "__array__"):
-        raise ConfigurationError(
-            f"got {type(array).__name__}: pass a NumPy array, or one of a device, such as GpuArray"
-        )
-    # The array made by the device may be read-only, or still be memory of the device.
+        raise ConfigurationError(f"got {type(array).__name__}: pass a NumPy array or a device array such as GpuArray")
+    # The result may be read-only, or a view of the device's memory.
     staged = np.asarray(array)
     return staged if staged.flags.carray and staged.flags.owndata else np.array(staged, order="C")
 

@@ -87,7 +87,7 @@ class Snapshot(NamedTuple):
 
 
 def _progress_of(values: Mapping[str, Any]) -> Progress:
-    """Return progress from another version too, as far as both know it."""
+    """Return the progress; fields that only another version has are ignored."""
     return Progress(**{name: value for name, value in values.items() if name in Progress._fields})
 
 
@@ -130,7 +130,7 @@ class Result(NamedTuple):
 
 
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
-    """Return the first failure, preferring one that no other worker's loss has caused."""
+    """Return the first failure; prefer one that is not the result of another worker's loss."""
     failed = [ended for ended in exits if ended.status]
     follows = {ended.rank: ended.failure is not None and ended.failure.follows for ended in failed}
     return min(failed, key=lambda ended: (follows[ended.rank], ended.at), default=None)

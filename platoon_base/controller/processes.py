@@ -77,7 +77,7 @@ class _OutputWatch:
         self._next_at = 0.0
 
     def check(self, starts: Mapping[int, Start], ended: bool = False) -> None:
-        """Read the workers' note, at most once a second unless one has ended."""
+        """Check for lost output, at most once a second unless a worker has ended."""
         now = time.monotonic()
         if self._next_at == math.inf or not starts or (now < self._next_at and not ended):
             return
@@ -160,7 +160,7 @@ class WorkerProcesses:
             self.start(*start)
 
     def _take_forked(self, server: ForkServer) -> None:
-        """Watch the workers that the fork server has forked; if it failed, start each itself."""
+        """Watch the workers of the fork server; if it has failed, start them one by one."""
         code, pids = server.finish()
         self._fork_server = None
         if code == 0:
@@ -288,7 +288,7 @@ class WorkerProcesses:
         self._collected.append(self._explained(Exit(rank, ended.status, log_file, ended.why, failure, begin, at)))
 
     def _explained(self, ended: Exit) -> Exit:
-        """Add the reason to an exit by a signal to all, or by a lack of memory."""
+        """Add the reason if a signal to all workers, or a lack of memory, ended the process."""
         before, self._oom_kills = self._oom_kills, oom_kills() if ended.status == _KILLED else self._oom_kills
         if not ended.why and not self._killed_by and self._oom_kills > before:
             return ended._replace(

@@ -68,7 +68,7 @@ def _start(order: between.Begin, news: int) -> Courier:
     memory: mmap.mmap | None = None
     if order.memory >= 0:
         size = Residuals.size_bytes(layout)
-        # The size is the same for each courier of this host: the contents stay.
+        # A restarted courier sets the same size, which keeps the contents.
         os.ftruncate(order.memory, size)
         memory = mmap.mmap(order.memory, size)
     path, prefix = order.center

@@ -46,8 +46,9 @@ class Link:
     """One connection; both ends belong to the same user.
 
     The socket is of type SOCK_SEQPACKET: each message arrives whole and in order. ``pid`` is the
-    peer process, 0 if unknown. ``pidfd`` becomes readable when that process ends, or is -1;
-    ``dead``: it had ended before the connection. Forked children may hold the socket open.
+    peer process, 0 if unknown. ``pidfd`` becomes readable when that process ends; it is -1 if there
+    is none. ``dead`` is True if the process had already ended: its forked children may hold the
+    socket open.
     """
 
     def __init__(self, sock: socket.socket, pid: int | None = None) -> None:
@@ -98,13 +99,15 @@ class Link:
         """Return the next message and its file descriptor, or -1; an empty message at the end."""
         try:
             frame, found, flags, _ = self._receive()
-        except ConnectionResetError:  # The peer left unread messages; what it sent is still here.
+        except ConnectionResetError:  # The peer closed with unread messages; its own can be read.
             frame, found, flags, _ = self._receive()
         fds = _descriptors(found) if found else []
         if flags & _CUT or len(fds) > 1:
             for fd in fds:
                 os.close(fd)
-            raise ProtocolError(f"got a message about batches of more than {MAX_FRAME_BYTES} bytes; refused")
+            raise ProtocolError(
+                f"refused a message of more than {MAX_FRAME_BYTES} bytes, or with more than one file descriptor"
+            )
         return frame, fds[0] if fds else -1
 
     def receive_plain(self) -> bytes:
@@ -144,7 +147,7 @@ def listen_at(address: str) -> socket.socket:
                 )
             remove_socket(address)
         sock.bind(address)
-        os.chmod(address, 0o600)  # This comes before any process can connect.
+        os.chmod(address, 0o600)  # No process can connect before `listen`.
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except ConfigurationError:
@@ -160,7 +163,7 @@ def listen_at(address: str) -> socket.socket:
 
 
 def connect_link(address: str) -> Link | None:
-    """Connect to a server; None if there is none, or only children of a dead one."""
+    """Connect to a server; None if there is none, or only forked children of a dead server."""
     _require_short(address)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

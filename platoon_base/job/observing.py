@@ -57,8 +57,8 @@ class Observer:
     def end(self, grace_s: float | None = None) -> None:
         """End the job as Ctrl-C to its launcher does; a second call kills the workers.
 
-        Send the second one after the launcher has started to end the job: requests that wait for a
-        launcher without an answer count as one.
+        Call it again only after the launcher has started to end the job. Calls that a blocked
+        launcher finds together count as one.
         """
         request = msg.EndJob(protocol=msg.PROTOCOL, sent_at=time.monotonic(), grace_s=grace_s)
         self._client.ask(request, msg.Done, timeout("answer"))
@@ -73,7 +73,7 @@ class Observer:
 
 
 def kill(files: JobFiles) -> None:
-    """Kill a job's controller and workers; ConfigurationError if they are not visible or stay."""
+    """Kill a job's controller and workers; ConfigurationError if one is not visible or survives."""
     pid = files.origin.pid
     if not pid or files.origin.pid_namespace != pid_namespace() or not pid_namespace():
         raise ConfigurationError(
@@ -86,7 +86,7 @@ def kill(files: JobFiles) -> None:
             if end_by_warden(files.folder):
                 return
             raise ConfigurationError(f"cannot watch process {pid}, the launcher of job {files.job}: {exc}") from exc
-        # While the controller holds the lock, the process id is its own.
+        # While the controller holds the lock, no other process can have its process id.
         if not is_locked(Path(files.folder)):
             if files.alive and not end_by_warden(files.folder):
                 raise ConfigurationError(
@@ -102,7 +102,7 @@ def kill(files: JobFiles) -> None:
                 workers += [(child, fd)] if _is_child(child, pid) else []
         signal.pidfd_send_signal(controller, signal.SIGKILL)
         for child, fd in workers:
-            if not readable(fd):  # The process id is still its own.
+            if not readable(fd):  # No other process has its process id yet.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child, signal.SIGKILL)
         for fd in (controller, *(fd for _, fd in workers)):

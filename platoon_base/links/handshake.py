@@ -40,11 +40,11 @@ MAX_PENDING = 256  # Connections without a greeting; beyond this the oldest are 
 MAX_GREETED = 64
 # The system queues connections until this process polls, as couriers do every 0.05 s.
 _BACKLOG = 256
-_FIRST_CALL_S = 0.5  # Timeout of the first call of a listener; it doubles for each further one.
+_FIRST_CALL_S = 0.5  # Timeout of the first attempt to connect; it doubles for each further one.
 # After 5 attempts the timeout is short again: under a SYN flood most attempts are dropped.
 _CALLS = 5
-_RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # Interval of calls of one listener.
-_WRONG_PROOFS = 3  # After this number of wrong proofs in a row, a rank is considered wrong.
+_RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # Interval between attempts.
+_WRONG_PROOFS = 3  # After this number of wrong proofs in a row, a rank's address counts as wrong.
 _GREETING = struct.Struct("<8s32sII")
 _MAGIC = b"PLTNLNK1"
 _NUMBER_BYTES = _PROOF_BYTES = 32
@@ -263,8 +263,8 @@ class Opening:
         except OSError as exc:  # There is no free descriptor.
             self._call_later(rank, str(exc))
             return
-        # With many callers, the system may have dropped the first packet.
-        # Up to 8 s: three round trips of 2 s.
+        # With many callers, the system may have dropped the first packet. The timeout grows up to
+        # 8 s, which suffices for three round trips of 2 s.
         patience_s = _FIRST_CALL_S * 2 ** (self._tries.get(rank, 0) % _CALLS)
         self._begin(sock, _Pending(_call(sock, self._mine, rank, address), rank, awake() + patience_s))
 
@@ -298,7 +298,7 @@ class Opening:
         self._accepts_at = awake() + _RETRY_INTERVAL_S
 
     def _greet(self, sock: socket.socket) -> None:
-        """Keep a connection that claims a rank of this job; of too many, drop a random one."""
+        """Keep a connection that claims a rank; if there are too many, drop one at random."""
         del self._silent[sock]
         if len(self.greeted) >= max(MAX_GREETED, 2 * len(self._mine.expected)):
             self._drop(secrets.choice(self.greeted), "too many other connections arrived")
@@ -398,7 +398,7 @@ def open_links(
             wrong = [rank for rank, count in opening.wrong.items() if count >= _WRONG_PROOFS]
             if wrong:
                 raise PlatoonError(f"rank {rank} has no link to the ranks {wrong} of other hosts{opening.why(wrong)}")
-            if now >= asks_at:  # Not at each connection of a flood.
+            if now >= asks_at:  # A flood of connections must not call it more often.
                 asks_at = now + POLL_S
                 give_up(opening.missing)
             opening.step(min(deadline, asks_at))

@@ -37,8 +37,7 @@ _LOST_STATUS = 1
 _CONCURRENT = 4  # Concurrent calls of one actor: one waits for output while others send signals.
 _LINES = 200  # Lines of output in one answer.
 _FOLDER, _KEY = "platoon-ray-", "key"
-# This launcher ends after the actor, however the actor ends, and then removes the folder of the
-# key.
+# This launcher ends when its actor has ended for any reason, and removes the key's folder.
 _LAUNCH = """
 import atexit, shutil, signal, sys
 from platoon_base.system.orphan import OrphanPolicy, end_with
@@ -104,9 +103,9 @@ def launch(
 ) -> int:
     """Run a script as workers of one job on a cluster of Ray; return the exit status.
 
-    Each node runs ``platoon launch``. The package must be installed there and the script must
-    exist: on a shared file system, or by ``working_dir`` of Ray's runtime environment. Without
-    ``ray.init`` the cluster is that of ``RAY_ADDRESS``, or the one that this machine belongs to.
+    Each node runs ``platoon launch``. The package must be installed there. The script must exist
+    there: put it on a shared file system, or set ``working_dir`` in Ray's runtime environment. If
+    ``ray.init`` was not called, ``RAY_ADDRESS`` names the cluster; by default it is this machine's.
     ``workers`` is the total; each gets a GPU or a core of Ray. By default there are as few
     ``hosts`` as possible. ``options`` are further options of ``platoon launch``. ``show`` gets each
     line of output, by default written to standard output; lines of hosts other than host 0 begin
@@ -194,7 +193,7 @@ def _placed(ray: Any, divided: Shares, timeout_s: float) -> Iterator[Any]:
 
 
 def _remove_stale_keys() -> None:
-    """Remove the keys of jobs with a killed actor: its lock is free."""
+    """Remove the key files that killed actors have left: nobody holds their locks."""
     for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_KEY}"):
         with contextlib.suppress(OSError):  # The file belongs to another user, or is locked.
             fd = os.open(path, os.O_RDONLY)
@@ -296,7 +295,7 @@ class _Host:
         self.seen = 0
         self.status: int | None = None
         self.lost = False
-        self.ask_at = 0.0  # When to ask a lost actor whether it is back.
+        self.ask_at = 0.0  # Time of the next query whether a lost actor has been restarted.
 
 
 class _Job:
@@ -324,7 +323,7 @@ class _Job:
     def start(self, timeout_s: float) -> None:
         found = self._ray.get([host.actor.where.remote() for host in self._hosts], timeout=timeout_s)
         own = self._ray.get_runtime_context().get_node_id()
-        # Host 0 has the logs and the summary: this node if the job has workers here.
+        # Host 0 has the logs and the summary. It is this node if the job has workers here.
         order = sorted(range(len(found)), key=lambda i: (found[i][0] != own, found[i][1], i))
         self._hosts = [self._hosts[i] for i in order]
         endpoint = found[order[0]][2]

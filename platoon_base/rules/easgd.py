@@ -27,8 +27,8 @@ class EASGD(Rule):
     The sum ``x + c`` does not change.
 
     With one worker's learning rate, N workers learn little faster than one. Use N times the rate
-    with a period of 1, or twice the rate with a period of 4. With ``moments=True``, a period of 2
-    and 1.5 sqrt(N) times the rate were measured. docs/learning.md has the measurements.
+    with a period of 1, or twice the rate with a period of 4. With ``moments=True``, the measured
+    setting is a period of 2 and 1.5 sqrt(N) times the rate; see docs/learning.md.
 
     Parameters
     ----------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import io
 import mmap
@@ -19,12 +18,15 @@ import struct
 from pathlib import Path
 from typing import Any, Union
 
-import posix_ipc
-
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.system.limits import available_memory
 from platoon_base.system.own_files import open_own
 from platoon_base.system.own_locks import disown, own
+
+with contextlib.suppress(ImportError):  # On other systems a script runs alone, without segments.
+    import fcntl
+
+    import posix_ipc
 
 __all__ = ["SHM_FOLDER", "HiddenName", "Name", "Segment", "abandoned", "in_use"]
 
@@ -49,11 +51,11 @@ class Segment:
 
     def __init__(self, name: str, fd: int, size_bytes: int, populate: bool = True, writable: bool = True) -> None:
         self.name = name
-        # An object: a plain number may refer to another file after a thread has closed this one.
+        # A file object: a plain number may be reused for another file after another thread's close.
         self._file = io.FileIO(fd, closefd=False)
         self._pid = os.getpid()
-        # The mapping keeps a duplicate of its descriptor, also in forked children: use a second
-        # one.
+        # The mapping duplicates its descriptor, and forked children inherit the duplicate. It must
+        # not hold the locks, so the mapping gets a second file description.
         self._twin = _open_again(name, fd)
         try:
             self._buffer: mmap.mmap | None = mmap.mmap(
@@ -105,7 +107,7 @@ class Segment:
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             os.close(fd)
-            raise ConfigurationError(f"shared memory {found} is not this user's alone; refused")
+            raise ConfigurationError(f"refused shared memory {found}: another user owns it or may access it")
         fcntl.flock(fd, fcntl.LOCK_SH)
         return cls(found, fd, status.st_size, populate, writable)
 
@@ -118,7 +120,7 @@ class Segment:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """Memory; `platoon_base.views.array_on` keeps it mapped under an array."""
+        """The mapped memory; arrays of `platoon_base.views.array_on` keep it mapped."""
         if self._buffer is None:
             raise self._closed_error()
         return self._buffer
@@ -190,7 +192,7 @@ class Segment:
         """Remove the name if it exists; the memory is freed when the last process closes it."""
         found = name if isinstance(name, str) else name.current()
         if found:
-            # Removed, another user's, or on a read-only file system.
+            # It may be removed already, belong to another user, or be on a read-only file system.
             with contextlib.suppress(posix_ipc.Error, OSError):
                 posix_ipc.unlink_shared_memory(found)
         if not isinstance(name, str):
@@ -248,7 +250,7 @@ def _open_again(name: str, fd: int) -> int:
 
 def _reserve(fd: int, start: int, size_bytes: int) -> None:
     """Reserve the pages of a range of bytes: later accesses cannot fail."""
-    # The kernel would allocate all remaining pages, and then kill processes.
+    # Without this check the kernel would allocate all free pages, and then kill processes.
     if size_bytes > _SMALL_BYTES and size_bytes > _free_bytes():
         raise _out_of_memory_text(size_bytes)
     try:

@@ -153,7 +153,7 @@ class Graph(NamedTuple):
     # The outputs, followed by the new values of `updated`.
     values: list[Any]
     updated: list[Any]
-    # The rows of this worker over their mean.
+    # The number of this worker's rows, divided by the mean number.
     weight: Any
     data: list[Any]
 
@@ -193,7 +193,7 @@ class Function(JobBound):
         ``batch`` selects rows of the scattered inputs, and ``batch_s`` rows of each worker's own
         data sets: all by default, a slice, a list, or the first n. The first worker's selection
         counts for all, unless ``batch_s`` is a list with one selection for each worker. Without
-        updates, ``num_slices`` computes the rows in so many calls, to save memory.
+        updates, ``num_slices`` is the number of calls that compute the rows, to save memory.
 
         If one worker refuses its arguments, all workers raise an error.
         """
@@ -244,7 +244,7 @@ class Function(JobBound):
 
     @property
     def compiled(self) -> list[Any]:
-        """The Theano functions so far: with data sets, one for slices and one for lists."""
+        """The functions compiled so far; with data sets, one for slices and one for lists."""
         return list(self._compiled.values())
 
     def _arguments(self, values: Sequence[Any], inputs: InputRows | None, start: int, stop: int) -> list[Any]:

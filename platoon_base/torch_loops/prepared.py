@@ -46,13 +46,14 @@ def prepare(
 
     - Models and optimizers. With "sync" each ``backward()`` averages the gradients over the rows of
       all workers, before any clipping. With "async" steps of the optimizer synchronize the
-      parameters with a center. From the end of each pass over the loader until training continues
-      the model has the center's values, and so after ``eval()``.
+      parameters with a center. The model has the center's values from the end of each pass over
+      the loader until training continues, and after ``eval()``.
     - A DataLoader yields this worker's rows, without repeats, in equally many batches on all
       workers. Pass it without a DistributedSampler. Leave out loaders that each worker should read
       in full.
-    - A scheduler that steps at each batch steps as often as in one process; one that steps behind
-      the pass once. Make it before `prepare`. ReduceLROnPlateau gets the mean of all workers.
+    - A scheduler that steps at each batch steps as often as in one process. One that steps after
+      each pass steps once. Create it before `prepare`. ReduceLROnPlateau gets the mean of all
+      workers.
     - An AveragedModel gets the mean of all workers at the end of each pass.
 
     Under plain ``python`` nothing changes.
@@ -60,7 +61,7 @@ def prepare(
     Parameters
     ----------
     *objects : Module, Optimizer, DataLoader, LRScheduler or AveragedModel
-        Any number of each. A model is on its device already, and not in DistributedDataParallel.
+        Any number of each. Models must be on their devices, and not in DistributedDataParallel.
     mode : {"async", "sync"}
         Synchronize with a center, each worker at its own speed, or average the gradients of each
         step.

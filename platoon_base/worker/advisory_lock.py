@@ -22,7 +22,7 @@ class AdvisoryLock:
         self._times = 0
 
     def acquire(self, timeout_s: float) -> None:
-        # Counted before the wait: a signal handler must not release this call's lock.
+        # Count before the wait, so that a signal handler cannot release this call's lock.
         self._times += 1
         try:
             self._wait(timeout_s)

@@ -19,7 +19,7 @@ class CheckedLayout:
         self._like: object = None  # Identifies the last arrays that were checked.
 
     def has(self, arrays: Sequence[Any]) -> bool:
-        """Return whether arrays that were borrowed together are like some checked before."""
+        """Return whether the arrays were borrowed together and need no new check."""
         return self._like is not None and getattr(arrays, "like", None) is self._like
 
     def require(self, arrays: Sequence[Any], center: Center | None) -> None:
@@ -29,7 +29,7 @@ class CheckedLayout:
         specs = self._layout.specs
         if len(arrays) != len(specs):
             raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: pass one for each")
-        orders = getattr(center, "orders", [None] * len(specs))  # of a center on devices
+        orders = getattr(center, "orders", [None] * len(specs))  # Only centers on devices have it.
         for spec, array, order in zip(specs, arrays, orders):
             if order is not None and not is_device_array(array):
                 raise LayoutMismatchError(

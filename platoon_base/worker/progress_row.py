@@ -22,7 +22,7 @@ class ProgressRow:
         self.clock = PhaseClock(self.row["phase_seconds"], self.row["phase_counts"])
         self._script_reports_epochs = self._script_counts = self._epoch_steps_known = False
         self._counted_for_it = 0
-        # The position of a deferred synchronization, and a function: whether it has been made.
+        # The position of a deferred synchronization, and a function that tells whether it was made.
         self._awaited: tuple[tuple[int, int, int], Callable[[], bool]] | None = None
 
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
@@ -67,7 +67,7 @@ class ProgressRow:
             self.row["limit"] = to_bytes(limit, self.row.dtype["limit"].itemsize)
 
     def _use(self, rows: Any) -> None:
-        """Write to this row; per-step values through views, ten times as fast as fields."""
+        """Use these rows from now on; views of per-step values are ten times as fast as fields."""
         self._rows, self.row = rows, rows[0]
         views: list[Any] = [memoryview(rows[name]) for name in ("steps", "started", "updated")]
         self._steps, self._started, self._updated = views
@@ -105,8 +105,9 @@ class ProgressRow:
     ) -> None:
         """Count a synchronization that began at ``began`` (`time.perf_counter`).
 
-        ``whole``: it covered every part of the center. The center has this worker's steps up to
-        ``position``, by default all so far; if ``made`` is given, only once it returns True.
+        ``whole`` is True if it covered every part of the center. The center then has this worker's
+        steps up to ``position``, by default all so far. With ``made``, it has them once ``made()``
+        returns True.
         """
         row = self.row
         awaited = made is not None and not made()

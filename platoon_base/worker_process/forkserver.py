@@ -22,11 +22,12 @@ DONE = b"done\n"
 
 
 class ForkServer:
-    """A running fork server; the environments of ``starts`` may differ in few variables.
+    """A running fork server, and the reports that it sends.
 
-    These are PLATOON_ variables and FRAMEWORK_RANK; others raise ValueError. While it lives this
-    process is a "child subreaper": workers that the fork server leaves behind become children of
-    this process, which can read their exit status.
+    The environments of ``starts`` may differ only in PLATOON_ variables and FRAMEWORK_RANK; other
+    differences raise ValueError. While the fork server runs, this process is a "child subreaper":
+    when the fork server ends, its workers become children of this process, which can read their
+    exit status.
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class ForkServer:
 
     @property
     def ready(self) -> bool:
-        """Whether it has reported all; then `finish` does not wait."""
+        """Whether the fork server has sent its whole report; then `finish` does not wait."""
         with contextlib.suppress(BlockingIOError):
             while not self._complete:
                 data = os.read(self._fd, 1 << 16)
                 self._report += data
-                # No data: all workers have their sessions, or the fork server is dead.
+                # At the end of the report all workers lead sessions, or the fork server is dead.
                 self._complete = not data
         return self._complete
 
@@ -102,7 +103,7 @@ class ForkServer:
         """
         os.close(self._fd)
         code = self._process.wait()
-        self.signal(signal.SIGKILL)  # also its descendants
+        self.signal(signal.SIGKILL)  # This ends its descendants too.
         self._restore_subreaper()
         pids = self._forked()
         if self._report.endswith(DONE):

@@ -37,8 +37,8 @@ def prepare(
 ) -> Any:
     """Give a main loop the stream and the extensions to train one model on several workers.
 
-    - The stream goes through `shard_stream`, unless it has. With averaged gradients, batches that
-      cannot be divided evenly are dropped.
+    - `shard_stream` divides the stream, unless it is divided already. With averaged gradients,
+      batches that cannot be divided evenly are dropped.
     - `ParameterSync` and `StopTogether` are added where they are missing.
     - `DataStreamMonitoring` becomes `DistributedMonitoring`, with the same records on all workers.
       `TrainingDataMonitoring` becomes `DistributedTrainingMonitoring` with averaged gradients, or
@@ -81,8 +81,8 @@ def prepare(
     averages, becomes = _averages(main_loop, mode)
     if average is not None and not becomes:
         raise ConfigurationError(
-            f'got average={average!r}, which is for mode="sync" and a step rule that averages '
-            "nothing: pass it to AllReduceGradients if the step rule has one"
+            f'got average={average!r}, which needs mode="sync" and a step rule without '
+            "AllReduceGradients: if it has AllReduceGradients, pass average there"
         )
     if averages and not (strategy is None and sync_every is None):
         raise ConfigurationError(

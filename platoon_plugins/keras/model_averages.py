@@ -19,8 +19,8 @@ Array = np.ndarray[Any, Any]
 class ModelAverages:
     """Starts and ends fits and epochs for the `GradientAverage` of each optimizer of a model."""
 
-    # All workers call the optimizers in the same order. A worker at the end of its epoch repeats
-    # the calls of a batch without gradients until all workers have ended theirs.
+    # All workers call the optimizers in the same order. A worker that has finished its epoch
+    # repeats the calls of one batch, without gradients, until all workers have finished.
 
     def __init__(self, members: list[GradientAverage]) -> None:
         self.members = members
@@ -33,7 +33,7 @@ class ModelAverages:
             member.place(device)
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
-        """Start a fit; with several optimizers, the first step shows the weights of each."""
+        """Start a fit; with several optimizers, each shows its weights in its first step."""
         self._calls.clear()
         self._batches = 0
         if len(self.members) == 1:
@@ -101,7 +101,7 @@ class ModelAverages:
         return steps
 
     def _calls_of_a_batch(self) -> list[GradientAverage]:
-        """Return the members in the order of their calls, by the last epoch that had any."""
+        """Return the members in the order in which a batch of the latest epoch called them."""
         if self._calls:
             each = len(self._calls) // max(self._batches, 1)
             self._pattern = self._calls[: max(each, 1)]

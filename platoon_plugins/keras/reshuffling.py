@@ -1,4 +1,4 @@
-"""Another division of the rows of `shard`: in each epoch of a fit, and when workers are lost."""
+"""Divide the rows of `shard` again: in each epoch of a fit, and when workers are lost."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Reshuffling:
     """Divides the rows of one fit again in each epoch; make it in ``on_train_begin``."""
 
     # Worker r takes every N-th row, from r on, of one permutation, drawn from the seed of the job,
-    # the number of the fit and the epoch. If `fit` gets arrays other than those of `shard`, its
-    # rows stay, as they would no longer be aligned.
+    # the number of the fit and the epoch. If one of the arrays of `fit` is not from `shard`, all
+    # keep their rows: otherwise rows of different arrays would no longer belong together.
 
     def __init__(self, worker: Worker, model: Any) -> None:
         self._worker = worker
@@ -115,7 +115,7 @@ class _Keras3Inputs:
         kind, batch_size = type(adapter), adapter.batch_size
         if self._whole is None:
             x, y, sample_weight = map_arrays(self._data, lambda array: _on_memory_of(part_of(array).whole))  # type: ignore[union-attr]
-            # This makes weights of the rows of all workers.
+            # Keras makes sample weights from the class weights, here for the rows of all workers.
             whole = kind(x, y, sample_weight=sample_weight, class_weight=self._class_weight)
             self._whole = keras.utils.unpack_x_y_sample_weight(whole._inputs)
         x, y, sample_weight = map_arrays(self._whole, lambda array: _RowsOfArray.of(array, rows))
@@ -146,7 +146,7 @@ class _Keras3Inputs:
 
 
 class _Keras2Inputs:
-    """Inputs of Keras 2: a list of inputs, targets and sample weights, by default ones."""
+    """Inputs of Keras 2: a list of inputs, targets and sample weights (1.0 by default)."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._list: list[Any] = values["fit_inputs"]
@@ -161,7 +161,7 @@ class _Keras2Inputs:
 
     def replace(self, rows: Rows) -> None:
         for i, (_, part) in [(i, found) for i, found in self._found.items() if found is not None]:
-            # Keras has given vectors an axis.
+            # Keras has added an axis to vectors.
             whole = part.whole.reshape(len(part.whole), *self._list[i].shape[1:])
             self._list[i] = _RowsOfArray.of(whole, rows)
 
@@ -173,7 +173,7 @@ def _is_all_ones(array: Any) -> bool:
 
 
 class _RowsOfArray(np.ndarray):  # type: ignore[type-arg]
-    """Rows of an array by their numbers, taken and cast when they are read, to copy no array."""
+    """Selected rows of an array. Reading takes and casts them, so the array is not copied."""
 
     _rows: Rows
     _dtype: Any = None

@@ -59,8 +59,8 @@ def warn_if_anew(worker: Worker, first_epoch: int) -> None:
         which = "that averages gradients" if worker.global_size > 1 else "of one worker"
         warn_once(
             f"this job was resumed at epoch {worker.resume_at.epoch}, and its fit starts at epoch "
-            f"1 with new weights, because a fit {which} has no center, whose weights checkpoints "
-            "contain: pass BackupAndRestore among the callbacks (Keras 3), or load a file of "
+            f"1 with new weights: checkpoints have the weights of a center, and a fit {which} "
+            "has none. Pass BackupAndRestore among the callbacks (Keras 3), or load a file of "
             "ModelCheckpoint"
         )
 

@@ -54,7 +54,7 @@ FRAMEWORK = Framework(
     distributions=("blocks", "fuel"),
     variables=("FUEL", "BLOCKS"),
     rule_goes_to="ParameterSync (Blocks)",
-    one_model_by="With Blocks prepare(main_loop) before its run, or ParameterSync() among its extensions, makes them "
-    "train one model",
+    one_model_by="With Blocks, call prepare(main_loop) before its run, or add ParameterSync() to "
+    "its extensions, and they train one model",
     reports_by="DistributedMonitoring of Blocks",
 )

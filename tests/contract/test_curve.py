@@ -322,9 +322,9 @@ def test_a_worker_whose_messages_nobody_fetches_does_not_hang_in_sending(tmp_pat
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://0.0.0.0:5555", "TCP://localhost:1", "ws://*:80", "x"])
 def test_without_keys_only_ipc(address):
-    with pytest.raises(ConfigurationError, match="without keys.*Give"):
+    with pytest.raises(ConfigurationError, match="without keys.*Pass the keys"):
         ZmqServer(address)
-    with pytest.raises(ConfigurationError, match="without keys.*Give"):
+    with pytest.raises(ConfigurationError, match="without keys.*Pass the keys"):
         ZmqClient(address, lambda: True)
 
 

@@ -530,7 +530,7 @@ def test_too_little_room_for_later_checkpoints_is_said_at_the_first(folder, monk
     write_all(writer, [None, make().about.layout, make().about.layout])
     writer.close()
     assert writer.tally == (3, 0, "")
-    assert caplog.text.count("later ones will fail; make room") == (files < 2)
+    assert caplog.text.count("later ones will fail: make room") == (files < 2)
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -172,8 +172,8 @@ def test_bytes_are_little_endian():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("zip", "there are none, float16"),
-        ("int16", "there are none, float16"),
+        ("zip", "it must be none, float16"),
+        ("int16", "it must be none, float16"),
         ("topk", "topk(0.01)"),
         ("topk(0)", "more than 0 and at most 0.5"),
         ("topk(0.6)", "more than 0 and at most 0.5"),

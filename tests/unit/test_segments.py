@@ -110,7 +110,7 @@ def test_what_does_not_exist_cannot_be_attached(name):
 def test_what_others_can_open_is_not_attached(name):
     with Segment.create(name, 4096):
         path(name).chmod(0o640)
-        with pytest.raises(ConfigurationError, match="not this user's alone"):
+        with pytest.raises(ConfigurationError, match="another user owns it or may access it"):
             Segment.attach(name)
 
 
@@ -118,7 +118,7 @@ def test_what_others_can_open_is_not_attached(name):
 def test_what_belongs_to_another_user_is_not_attached(name):
     with Segment.create(name, 4096):
         os.chown(path(name), 65534, 65534)
-        with pytest.raises(ConfigurationError, match="not this user's alone"):
+        with pytest.raises(ConfigurationError, match="another user owns it or may access it"):
             Segment.attach(name)
 
 

@@ -48,7 +48,7 @@ __all__ = ["command"]
 
 
 def _folder(context: click.Context, parameter: click.Parameter, name: str | None) -> Path | None:
-    """Refuse an empty name, as of an unset variable: Path would take the working directory."""
+    """Refuse an empty name (an unset variable): Path would make it the working directory."""
     if name == "":
         raise click.BadParameter("got an empty name: name a folder")
     return None if name is None else Path(name)
