@@ -23,7 +23,7 @@ from platoon_base.schedule import EveryN
 from platoon_base.torch_loops.gradients import GradientAverage
 from platoon_base.torch_loops.loaders import Part
 from platoon_base.torch_loops.running_stats import RunningStats
-from platoon_base.torch_loops.state import average_buffers, found_moments, tensors_beside
+from platoon_base.torch_loops.state import all_named, average_buffers, found_moments, parameters_of, tensors_beside
 from platoon_base.worker import LossWatch, State, Worker, agree, warn_once
 
 __all__ = ["AsyncLoop", "Loop", "SyncLoop", "begin", "current", "passing"]
@@ -82,7 +82,7 @@ class Loop:
             optimizer.register_step_pre_hook(_untraced(self.before_step))
             self._handles.append(optimizer.register_step_post_hook(_untraced(self.after_step)))
         of_models = {id(parameter) for each in self.models for parameter in each.parameters()}
-        beside = [p for each in optimizers for p in _parameters_of(each) if id(p) not in of_models]
+        beside = [p for each in optimizers for p in parameters_of(each) if id(p) not in of_models]
         for group in [*models, beside]:
             self._watch_gradients(group, group if group is beside else list(group.parameters()))
 
@@ -261,7 +261,7 @@ class SyncLoop(Loop):
     def _find_users(self) -> None:
         self._users = [set() for _ in self._averages]
         for optimizer in self.optimizers:
-            for parameter in _parameters_of(optimizer):
+            for parameter in parameters_of(optimizer):
                 if id(parameter) in self._group_of:
                     self._users[self._group_of[id(parameter)]].add(id(optimizer))
 
@@ -308,7 +308,7 @@ class SyncLoop(Loop):
         closure = _closure_of(args, kwargs)
         if closure is not None:
             return args[:1], {"closure": functools.partial(self._mean_of, closure)}
-        new = [p for p in _parameters_of(optimizer) if p.requires_grad and id(p) not in self._group_of]
+        new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._group_of]
         if new:  # Of add_param_group.
             self._watch_gradients(new, new)
             self._find_users()
@@ -386,7 +386,7 @@ class AsyncLoop(Loop):
             )
         if self.rule is None and id(optimizer) not in self._stepped and _closure_of(args, kwargs) is None:
             # The optimizer then makes the moments of all parameters, which are shared.
-            self._filled = [p for p in _parameters_of(optimizer) if p.requires_grad and p.grad is None]
+            self._filled = [p for p in parameters_of(optimizer) if p.requires_grad and p.grad is None]
             for parameter in self._filled:
                 parameter.grad = torch.zeros_like(parameter)
         return None
@@ -409,7 +409,7 @@ class AsyncLoop(Loop):
                 self.worker.advanced.complete_round()
 
     def _share(self) -> None:
-        parameters = _named(self.models, self.optimizers)
+        parameters = all_named(self.models, self.optimizers)
         dtypes = [str(p.dtype).removeprefix("torch.") for _, p in parameters]
         rule = self._given
         if rule is None:
@@ -479,7 +479,7 @@ class AsyncLoop(Loop):
             self.rule = None
 
     def _parameters(self) -> list[Tensor]:
-        return [parameter for _, parameter in _named(self.models, self.optimizers)]
+        return [parameter for _, parameter in all_named(self.models, self.optimizers)]
 
     def _sums(self) -> list[str]:
         """Return a mark of the values, with which not-a-number equals itself."""
@@ -517,26 +517,9 @@ def _touch(touched: set[int], number: int, parameter: Tensor) -> None:
     touched.add(number)
 
 
-def _parameters_of(optimizer: Any) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _closure_of(args: Any, kwargs: Any) -> Any:
     """Return the closure among the arguments of a step, of which the first is the optimizer."""
     return args[1] if len(args) > 1 else kwargs.get("closure")
-
-
-def _named(models: Sequence[Any], optimizers: Sequence[Any]) -> list[tuple[str, Tensor]]:
-    """Return all parameters, each once, with names that differ."""
-    several = len(models) > 1
-    found: dict[int, tuple[str, Tensor]] = {}
-    for number, model in enumerate(models):
-        for name, parameter in model.named_parameters():
-            found.setdefault(id(parameter), (f"{number}.{name}" if several else name, parameter))
-    for number, optimizer in enumerate(optimizers):
-        for i, parameter in enumerate(_parameters_of(optimizer)):
-            found.setdefault(id(parameter), (f"parameter {i} of optimizer {number}", parameter))
-    return list(found.values())
 
 
 _NEVER = (
