@@ -23,7 +23,7 @@ from platoon_base.schedule import EveryN
 from platoon_base.torch_loops.gradients import GradientAverage
 from platoon_base.torch_loops.loaders import Part
 from platoon_base.torch_loops.running_stats import RunningStats
-from platoon_base.torch_loops.state import average_buffers, found_moments, tensors_beside
+from platoon_base.torch_loops.state import all_named, average_buffers, found_moments, parameters_of, tensors_beside
 from platoon_base.worker import LossWatch, State, Worker, agree, warn_once
 
 __all__ = ["AsyncLoop", "Loop", "SyncLoop", "begin", "current", "passing"]
@@ -82,7 +82,7 @@ class Loop:
             optimizer.register_step_pre_hook(_untraced(self.before_step))
             self._handles.append(optimizer.register_step_post_hook(_untraced(self.after_step)))
         of_models = {id(parameter) for each in self.models for parameter in each.parameters()}
-        beside = [p for each in optimizers for p in _parameters_of(each) if id(p) not in of_models]
+        beside = [p for each in optimizers for p in parameters_of(each) if id(p) not in of_models]
         for group in [*models, beside]:
             self._watch_gradients(group, group if group is beside else list(group.parameters()))
 
@@ -261,7 +261,7 @@ class SyncLoop(Loop):
     def _find_users(self) -> None:
         self._users = [set() for _ in self._averages]
         for optimizer in self.optimizers:
-            for parameter in _parameters_of(optimizer):
+            for parameter in parameters_of(optimizer):
                 if id(parameter) in self._group_of:
                     self._users[self._group_of[id(parameter)]].add(id(optimizer))
 
@@ -308,7 +308,7 @@ class SyncLoop(Loop):
         closure = _closure_of(args, kwargs)
         if closure is not None:
             return args[:1], {"closure": functools.partial(self._mean_of, closure)}
-        new = [p for p in _parameters_of(optimizer) if p.requires_grad and id(p) not in self._group_of]
+        new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._group_of]
         if new:  # Of add_param_group.
             self._watch_gradients(new, new)
             self._find_users()
@@ -353,6 +353,7 @@ class AsyncLoop(Loop):
         self._evaluates = False  # A model was switched to eval(), and no backward pass followed.
         self._period = EveryN(1)
         self._center: contextlib.ExitStack | None = None
+        self._entered: list[str] = []  # Marks of the center's values.
         self._losses = LossWatch(worker.global_rank)
 
     def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
@@ -362,7 +363,7 @@ class AsyncLoop(Loop):
 
     def close(self) -> None:
         super().close()
-        self.leave()
+        self.leave(keep=True)  # The next training begins with the center's values.
         if self.rule is not None:
             self.worker.release_shared_params()
 
@@ -380,12 +381,12 @@ class AsyncLoop(Loop):
         self.leave()
         if self.rule is not None and len(optimizer.param_groups) > self._shared_groups.get(id(optimizer), math.inf):
             raise ConfigurationError(
-                'got a group of parameters after the first steps, which with mode="async" are shared: '
-                'add it to the optimizer before prepare, frozen if it is not trained yet, or pass mode="sync"'
+                "got a group of parameters in the middle of a pass, and those of prepare are shared "
+                "already: add it between passes over the loader"
             )
         if self.rule is None and id(optimizer) not in self._stepped and _closure_of(args, kwargs) is None:
             # The optimizer then makes the moments of all parameters, which are shared.
-            self._filled = [p for p in _parameters_of(optimizer) if p.requires_grad and p.grad is None]
+            self._filled = [p for p in parameters_of(optimizer) if p.requires_grad and p.grad is None]
             for parameter in self._filled:
                 parameter.grad = torch.zeros_like(parameter)
         return None
@@ -408,7 +409,7 @@ class AsyncLoop(Loop):
                 self.worker.advanced.complete_round()
 
     def _share(self) -> None:
-        parameters = _named(self.models, self.optimizers)
+        parameters = all_named(self.models, self.optimizers)
         dtypes = [str(p.dtype).removeprefix("torch.") for _, p in parameters]
         rule = self._given
         if rule is None:
@@ -457,17 +458,39 @@ class AsyncLoop(Loop):
         if self.rule is not None and self._center is None:
             self._center = contextlib.ExitStack()
             self._center.enter_context(self.worker.center_params())
+            self._entered = self._sums()
             atexit.register(self._forget)
 
-    def leave(self) -> None:
-        center, self._center = self._center, None
-        if center is not None:
-            atexit.unregister(self._forget)
-            center.close()
+    def leave(self, keep: bool = False) -> None:
+        """Return to this worker's values, unless ``keep`` or the script has set other values.
+
+        Such values, for instance of load_state_dict, are shared anew after the next step.
+        """
+        if self._center is None:
+            return
+        changed = self._sums() != self._entered
+        values = [p.detach().clone() for p in self._parameters()] if changed or keep else []
+        self._forget()
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters(), values):
+                parameter.copy_(value)
+        if changed and not keep:
+            self.worker.release_shared_params()
+            self.rule = None
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for _, parameter in all_named(self.models, self.optimizers)]
+
+    def _sums(self) -> list[str]:
+        """Return a mark of the values, with which not-a-number equals itself."""
+        return [str(p.detach().double().sum().item()) for p in self._parameters()]
 
     def _forget(self) -> None:
+        center, self._center = self._center, None
+        atexit.unregister(self._forget)
         with contextlib.suppress(PlatoonError):
-            self.leave()
+            if center is not None:
+                center.close()
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -494,26 +517,9 @@ def _touch(touched: set[int], number: int, parameter: Tensor) -> None:
     touched.add(number)
 
 
-def _parameters_of(optimizer: Any) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _closure_of(args: Any, kwargs: Any) -> Any:
     """Return the closure among the arguments of a step, of which the first is the optimizer."""
     return args[1] if len(args) > 1 else kwargs.get("closure")
-
-
-def _named(models: Sequence[Any], optimizers: Sequence[Any]) -> list[tuple[str, Tensor]]:
-    """Return all parameters, each once, with names that differ."""
-    several = len(models) > 1
-    found: dict[int, tuple[str, Tensor]] = {}
-    for number, model in enumerate(models):
-        for name, parameter in model.named_parameters():
-            found.setdefault(id(parameter), (f"{number}.{name}" if several else name, parameter))
-    for number, optimizer in enumerate(optimizers):
-        for i, parameter in enumerate(_parameters_of(optimizer)):
-            found.setdefault(id(parameter), (f"parameter {i} of optimizer {number}", parameter))
-    return list(found.values())
 
 
 _NEVER = (

@@ -5,6 +5,7 @@ Importing this module seeds generators alike on all workers, see `platoon_base.s
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any
 
@@ -126,7 +127,7 @@ def _changed(each: Any, kind: str, worker: Worker, loop: Loop) -> Any:
         return each
     if kind == "loader":
         loop.loaders += 1
-        part = Part(each, worker, loop.loaders, 2 if any(map(_has_batch_norm, loop.models)) else 1)
+        part = Part(each, worker, next(_numbers), 2 if any(map(_has_batch_norm, loop.models)) else 1)
         made = divided(each, part, passing)
         part.count = len(made) if part.whole is not None else None
         return made
@@ -143,6 +144,7 @@ def _has_batch_norm(model: Any) -> bool:
 _PREPARED = "platoon_prepared"  # The attribute of the classes of prepared loaders and schedulers.
 # Optimizers whose learning rates are scaled.
 _scaled: weakref.WeakSet[Any] = weakref.WeakSet()
+_numbers = itertools.count(1)  # Of the loaders of all trainings.
 _KINDS = {
     "averaged": AveragedModel,
     "model": torch.nn.Module,

@@ -13,7 +13,15 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
 from platoon_base.worker import DEFAULT_TIMEOUT_S, State, Worker, agree
 
-__all__ = ["TensorValue", "average_buffers", "moments_of", "named_tensors", "tensors_beside"]
+__all__ = [
+    "TensorValue",
+    "all_named",
+    "average_buffers",
+    "moments_of",
+    "named_tensors",
+    "parameters_of",
+    "tensors_beside",
+]
 
 Array = np.ndarray[Any, Any]
 Tensor = Any
@@ -185,3 +193,20 @@ def _like(value: Any, parameter: Tensor) -> bool:
 
 def values_of(tensors: Sequence[tuple[str, Tensor]]) -> list[TensorValue]:
     return [TensorValue(name, tensor) for name, tensor in tensors]
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def all_named(models: Sequence[Any], optimizers: Sequence[Any]) -> list[tuple[str, Tensor]]:
+    """Return all parameters, each once, with names that differ."""
+    several = len(models) > 1
+    found: dict[int, tuple[str, Tensor]] = {}
+    for number, model in enumerate(models):
+        for name, parameter in model.named_parameters():
+            found.setdefault(id(parameter), (f"{number}.{name}" if several else name, parameter))
+    for number, optimizer in enumerate(optimizers):
+        for i, parameter in enumerate(parameters_of(optimizer)):
+            found.setdefault(id(parameter), (f"parameter {i} of optimizer {number}", parameter))
+    return list(found.values())

@@ -33,7 +33,45 @@ def equal(*models):
     return torch.equal(everyone[0], everyone[-1])
 
 
+def change(case):
+    """Values and groups that the script sets between passes."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer, loader = torch.optim.Adam(model.parameters(), 0.01), DataLoader(TensorDataset(X, Y), 8)
+    model, optimizer, loader = prepare(model, optimizer, loader, **SETTINGS[case])
+    for another in (False, True):  # The same training, and a next one.
+        for x, y in loader:
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        model.load_state_dict({name: 0 * value + 50 for name, value in model.state_dict().items()})
+        if another:
+            model, optimizer = prepare(model, torch.optim.Adam(model.parameters(), 0.01), **SETTINGS[case])
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        assert equal(model) and 40 < model[0].weight.mean() < 60, (case, another, model[0].weight)
+    later = nn.Linear(2, 2)
+    optimizer.add_param_group({"params": later.parameters()})  # It is shared from the next step on.
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(later(model(x)), y).backward()
+        optimizer.step()
+    assert equal(model, later), case
+    for x, y in loader:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        break
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    try:
+        optimizer.step()
+    except ConfigurationError as error:
+        assert "add it between passes" in str(error), error
+    else:
+        assert worker.global_size == 1, "trained a group that is not shared"
+
+
 for case in sys.argv[2:]:
+    change(case)
     torch.manual_seed(worker.global_rank)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
     unused = nn.Linear(2, 2)  # It gets no gradients, and so no moments by itself.
@@ -75,11 +113,4 @@ for case in sys.argv[2:]:
     assert scheduler.last_epoch == 3 * 25
     assert nn.functional.cross_entropy(model.eval()(X), Y) < 0.65, case
     assert all(parameter.grad is None for parameter in unused.parameters())
-    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
-    try:
-        optimizer.step()
-    except ConfigurationError as error:
-        assert "add it to the optimizer before prepare" in str(error), error
-    else:
-        assert worker.global_size == 1, "trained a group that is not shared"
 worker.close()
