@@ -76,7 +76,7 @@ lint: setup
 	@$(NOX) -s lint
 
 bench: setup
-	@for script in $$(ls benchmarks/*.py | grep -v -e harness -e namespaces -e learning_ -e device -e memory -e strangers -e torch -e zoo); do \
+	@for script in $$(ls benchmarks/*.py | grep -v -e harness -e namespaces -e learning_ -e device -e gpus -e memory -e strangers -e torch -e zoo); do \
 	    echo "== $$script"; $(VENV)/python "$$script" || exit 1; \
 	done
 	@$(VENV)/python benchmarks/lstm.py --original --units 32 --vocabulary 1000 --repeats 250
@@ -99,6 +99,7 @@ bench-gpu: setup
 	    echo 'left out: Keras; GPU_PYTHON=/path/to/python names a Python with Keras 3, torch and JAX for CUDA'; \
 	else for backend in torch jax; do \
 	    '$(GPU_PYTHON)' benchmarks/zoo.py --framework $$backend $(ARGS) || exit 1; \
+	    KERAS_BACKEND=$$backend '$(GPU_PYTHON)' benchmarks/keras_gpus.py || exit 1; \
 	done; fi
 
 dist: setup
