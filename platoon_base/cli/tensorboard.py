@@ -70,11 +70,13 @@ class EventFiles:
         self._reported: dict[str, float | str] = {}
 
     def close(self, result: Result | None = None) -> None:
-        with contextlib.ExitStack() as stack:  # Closes all files, also after an error of one.
-            for writer in self._writers.values():
-                stack.callback(writer.close)
+        try:
             if self._recent.snapshot is not None:
                 self._write_workers(self._recent.snapshot)
+        finally:
+            with contextlib.ExitStack() as stack:  # Closes all files, also after an error of one.
+                for writer in self._writers.values():
+                    stack.callback(writer.close)
 
     def take(self, snapshot: Snapshot) -> None:
         now = time.monotonic()

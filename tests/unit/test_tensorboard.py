@@ -91,6 +91,15 @@ def test_the_end_of_a_course_is_written(tmp_path, snapshot):
 
 
 @needs_writer
+def test_a_course_that_is_written_only_at_the_end_is_in_the_file(tmp_path, snapshot):
+    events = EventFiles(tmp_path, every_s=1e6)
+    events.take(snapshot(0, 0.5, {}))
+    events.take(snapshot(300, 0.125, {}))
+    events.close()
+    assert [each[1:] for each in scalars(tmp_path / "worker0") if each[0] == "loss"] == [(300, 0.125)]
+
+
+@needs_writer
 @pytest.mark.parametrize("clock", [0, -3600], ids=["within-a-second", "set-back"])
 def test_files_of_a_job_that_is_started_again_sort_after_those_before(tmp_path, snapshot, monkeypatch, clock):
     """TensorBoard reads the files of a run in the order of their names, and drops what later files repeat."""
