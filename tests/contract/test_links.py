@@ -477,28 +477,21 @@ def test_a_process_without_descriptors_neither_ends_nor_spins():
 
 def test_a_stranger_that_answers_does_not_end_the_calls(threads, calling, caplog):
     """As at the port of a courier that has ended; then the true one listens there."""
-    early = Listener("127.0.0.1")
-    address = early.address
-    early.close()
-    opening = calling(address)
-    with socket.create_server((address.host, address.port)) as stranger:
-        stranger.setblocking(False)
-        came = []
-
-        def answer_some():
-            with contextlib.suppress(BlockingIOError):
-                came.append(stranger.accept()[0])
-                came[-1].sendall(bytes(64))
-            return len(came) > 4
-
-        step_until(opening, answer_some)
-        for sock in came:
-            sock.close()
-    assert len([record for record in caplog.records if "not rank 0 of this job" in record.getMessage()]) == 1
-    late = Listener.__new__(Listener)
-    late.sock = socket.create_server((address.host, address.port))
+    late = Listener("127.0.0.1")
+    opening = calling(late.address)
     late.sock.setblocking(False)
-    late.address = address
+    came = []
+
+    def answer_some():  # as a stranger
+        with contextlib.suppress(BlockingIOError):
+            came.append(late.sock.accept()[0])
+            came[-1].sendall(bytes(64))
+        return len(came) > 4
+
+    step_until(opening, answer_some)
+    for sock in came:
+        sock.close()
+    assert len([record for record in caplog.records if "not rank 0 of this job" in record.getMessage()]) == 1
     try:
         answering = threads.submit(answer, late, KEY)
         step_until(opening, lambda: 0 in opening.open)
