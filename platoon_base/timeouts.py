@@ -7,6 +7,7 @@ its options later.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -90,16 +91,14 @@ _ALIASES = {TIMEOUT_S: "wait", HOSTS_EVERY_S: "exchange"}
 _DEFAULTS = {name: row.default for name, row in ROWS.items()}
 
 
-_current: dict[str, dict[str, float]] = {}  # "all" in this process; empty until they are read
-
-
 def timeout(name: str) -> float:
     """Return the duration ``name``, as this process's environment sets it."""
-    found = _current.get("all")
-    if found is None:
-        require_coupled(os.environ)
-        found = _current["all"] = {**_DEFAULTS, **_given(os.environ)}
-    return found[name]
+    return _current()[name]
+
+
+@functools.cache
+def _current() -> dict[str, float]:
+    return require_coupled(os.environ)
 
 
 def change(environment: MutableMapping[str, str], texts: Sequence[str], origin: str = "--timeout") -> None:
@@ -128,7 +127,7 @@ def adopt(environment: MutableMapping[str, str], text: str) -> None:
         environment.pop(name, None)
     if text:
         environment[TIMEOUTS] = text
-    _current.clear()
+    _current.cache_clear()
 
 
 def _given(environment: Mapping[str, str]) -> dict[str, float]:
@@ -167,8 +166,8 @@ def _number(name: str, text: str, got: str) -> float:
     return found
 
 
-def require_coupled(environment: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` if durations of an environment do not fit together."""
+def require_coupled(environment: Mapping[str, str]) -> dict[str, float]:
+    """Return all durations of an environment, or raise `ConfigurationError` if they do not fit together."""
     found = {**_DEFAULTS, **_given(environment)}
     for name, row in ROWS.items():
         if row.of and found[name] < row.times * found[row.of]:
@@ -177,6 +176,7 @@ def require_coupled(environment: Mapping[str, str]) -> None:
                 f"got the timeouts {name}={found[name]:g} and {row.of}={found[row.of]:g}: {row.why}. "
                 f"Give {name} at least {least:g}, or {row.of} at most {most:g}"
             )
+    return found
 
 
 DEFAULT_TIMEOUT_S = {**_DEFAULTS, **_given(os.environ)}["wait"]  # For signatures.

@@ -11,7 +11,6 @@ from typing import Any
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.system.environment import JOB
-from platoon_base.timeouts import timeout
 
 __all__ = ["notebook_launcher"]
 
@@ -79,8 +78,7 @@ def notebook_launcher(
         return function(*args)
     from platoon_base.cli.notebook_job import run
 
-    grace = timeout("grace") if grace_s is None else grace_s
-    return run(function, args, num_processes, devices, log_dir, seed, grace)
+    return run(function, args, num_processes, devices, log_dir, seed, grace_s)
 
 
 def _require_launchable(function: Any) -> None:

@@ -84,7 +84,7 @@ def run(
     devices: Sequence[str],
     log_dir: str | os.PathLike[str] | None,
     seed: int,
-    grace_s: float,
+    grace_s: float | None,
 ) -> Any:
     """Call a function in the workers of a new job; see `notebook_launcher`."""
     chosen = chosen_devices(num_processes, tuple(devices)).devices

@@ -37,7 +37,6 @@ from platoon_base.rules import (
 )
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
-from platoon_base.timeouts import timeout
 
 __all__ = [
     "Method",
@@ -358,7 +357,6 @@ class _Runs:
             on_report=take,
             budget=budget,
             fail_fast="early",
-            grace_s=timeout("grace"),
         )
         folder.mkdir()
         words = [*tuning.start.args, *method.words]

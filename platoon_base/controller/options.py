@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from platoon_base.channels.server import UserHandler
 from platoon_base.controller.outcome import Reported, Snapshot
 from platoon_base.coordination.budget import Budget
-from platoon_base.timeouts import timeout
 
 __all__ = ["ControllerOptions"]
 
@@ -17,6 +16,7 @@ __all__ = ["ControllerOptions"]
 class ControllerOptions:
     """Options of a controller; see `JobOptions` for the fields."""
 
+    grace_s: float
     handler: UserHandler | None = None
     observer: Callable[[Snapshot], None] | None = None
     observe_every_s: float = 0.5
@@ -24,4 +24,3 @@ class ControllerOptions:
     budget: Budget | None = None
     max_restarts: int = 0
     fail_fast: str = "never"
-    grace_s: float = field(default_factory=lambda: timeout("grace"))

@@ -38,6 +38,7 @@ from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors, require_descriptors
 from platoon_base.system.signals import default_sigchld
+from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start
 from platoon_base.worker_process.warden import Warden
 
@@ -201,7 +202,7 @@ def _resumed(about: About, size: int, world: World, story: Story | None) -> Coor
 
 def _controller_options(options: JobOptions) -> ControllerOptions:
     given = {field.name: getattr(options, field.name) for field in fields(ControllerOptions)}
-    return ControllerOptions(**{name: value for name, value in given.items() if (name, value) != ("grace_s", None)})
+    return ControllerOptions(**{**given, "grace_s": timeout("grace") if options.grace_s is None else options.grace_s})
 
 
 def _saving(

@@ -41,7 +41,6 @@ from platoon_base.system.determinism import threads_of
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 from platoon_base.system.job_paths import path_of
 from platoon_base.system.limits import available_cores
-from platoon_base.timeouts import timeout
 from platoon_base.worker_process.breakpoints import lend_terminal
 
 __all__ = ["command"]
@@ -206,9 +205,7 @@ def command(
     center = choose_center("host" if start.center == "auto" and place.hosts > 1 else start.center, chosen.devices)
     folder = log_dir or new_log_folder(program.title)
     fatal = "never" if allow_failures else "always" if fail_fast else "early"
-    options = JobOptions(
-        seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=timeout("grace"), fail_fast=fatal
-    )
+    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, fail_fast=fatal)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         table = None

@@ -82,6 +82,7 @@ class _JaxVariable(KerasVariable):
         if not self.on_host():
             self.array.copy_to_host_async()
 
+    # For `get_value`, which reads the same copy; that of torch is in other memory.
     prefetch_value = prefetch
 
     def borrow(self) -> Array:
