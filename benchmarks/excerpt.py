@@ -14,8 +14,8 @@ import harness
 import numpy as np
 
 from platoon_base.data.excerpt import excerpt, part_of
+from platoon_base.parameters import array_on
 from platoon_base.shm.segments import Segment
-from platoon_base.views import array_on
 
 ROW, BATCH, WORKERS = (3, 224, 224), 256, (1, 2, 4)
 NAME = f"/platoon-{os.getuid()}-bench{os.environ.setdefault('BENCHMARK_PID', str(os.getpid()))}-excerpt"

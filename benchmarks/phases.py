@@ -17,8 +17,7 @@ WORKERS, STEP_S = 64, 5e-3
 
 def snapshots(count):
     from platoon_base.controller.outcome import Snapshot
-    from platoon_base.coordination.phase import Phase
-    from platoon_base.coordination.roster import Participant
+    from platoon_base.coordination.roster import Participant, Phase
     from platoon_base.shm.job_state import JobState
 
     job_state = JobState(bytearray(JobState.size_bytes(WORKERS)), WORKERS, create=True)
@@ -82,8 +81,7 @@ def measure():
         found = harness.job(__file__, values, words=["--report", f"{folder}/run.html"])[0]
     rows = harness.compared({way: found[way] for way in ("without", "with")}, "without")
     harness.table("Steps without the phase clock and with it", rows)
-    from platoon_base.cli.run_recorder import RunRecorder
-    from platoon_base.cli.stragglers import StragglerWatch
+    from platoon_base.cli.run_recorder import RunRecorder, StragglerWatch
 
     recorder, watch, spent = RunRecorder(), StragglerWatch(), 0.0
     for number, snapshot in enumerate(snapshots(100)):

@@ -20,7 +20,7 @@ import numpy as np
 from platoon_base.centers.host_kernels import RoundKernels, blocks
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, cut
 from platoon_base.rules.outer import OuterRule
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 __all__ = ["Rounds", "StripeArrays", "open_rounds", "use_other"]
 

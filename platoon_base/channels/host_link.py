@@ -24,7 +24,7 @@ from platoon_base.channels.keys import Keys, ServerKeys, ZapHandler, admit_only,
 from platoon_base.channels.lifeline import Lifeline, Lifelines
 from platoon_base.errors import ConfigurationError
 from platoon_base.links.handshake import Address
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 __all__ = ["MAX_UNIDENTIFIED", "LinkClient", "LinkServer"]
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["MAX_MESSAGE_BYTES", "MAX_PART_BYTES", "NO_PEER", "Frame", "Peer"]

@@ -16,7 +16,7 @@ from platoon_base.channels.host_peer import Peer
 from platoon_base.errors import PlatoonError
 from platoon_base.links.handshake import Address, Caller, Listener, Opening
 from platoon_base.links.stream import BrokenStreamError, Stream
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 __all__ = ["Lifeline", "Lifelines"]
 

@@ -12,8 +12,7 @@ import click
 from platoon_base.compat.theano_flags import deterministic_flags
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
-from platoon_base.system.determinism import LIMITED_THREADS, threads_of
-from platoon_base.system.environment import DETERMINISTIC
+from platoon_base.system.environment import DETERMINISTIC, LIMITED_THREADS, threads_of
 from platoon_base.system.limits import available_cores
 
 __all__ = ["deterministic_environment", "deterministic_job", "deterministic_options"]

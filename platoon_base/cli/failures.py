@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from platoon_base.cli.log_folder import log_file, tail
+from platoon_base.cli.run_files import log_file, tail
 from platoon_base.controller.processes import Exit
 from platoon_base.system.environment import TORCH_ERROR_FILE
 from platoon_base.system.job_paths import path_of

@@ -13,20 +13,20 @@ from platoon_base.checkpoints.files import About, CheckpointFolder
 from platoon_base.checkpoints.writer import Saving, Tally
 from platoon_base.cli.data_server import data_server
 from platoon_base.cli.failures import write_first_error
-from platoon_base.cli.json_file import story_written
+from platoon_base.cli.run_files import story_written
 from platoon_base.controller.outcome import Result
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.story import Story
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import ONE_HOST
+from platoon_base.hosts import ONE_HOST
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import JobOptions, host_job
 from platoon_base.job.starting import framework_address, log_file, worker_environment, worker_starts
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.system.environment import DETERMINISTIC, NO_FORK_SERVER
 from platoon_base.system.limits import require_room
-from platoon_base.worker_process.preload import modules_to_preload
+from platoon_base.worker_process.forkserver import modules_to_preload
 from platoon_base.worker_process.program import Program
 
 __all__ = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from platoon_base.cli.failures import name_workers
-from platoon_base.system.regular_files import open_regular
+from platoon_base.system.own_files import open_regular
 
 __all__ = ["CHUNK_BYTES", "LogFollower", "LogLines", "NewLine", "WorkerWarnings"]
 

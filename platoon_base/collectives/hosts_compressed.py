@@ -26,7 +26,7 @@ from platoon_base.compression.codecs import Codec, TopK, codec_of
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.compression.packing import decode_and_keep
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 
 __all__ = ["CompressedReduction", "Compression", "gradient_codec", "is_compressible"]
 

@@ -18,7 +18,7 @@ from platoon_base.compression.device_source import KERNELS, block_of, kernels_so
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.devices.nccl import Communicator, Transfer
 from platoon_base.devices.runtime import DeviceBuffer, DeviceRuntime
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 
 __all__ = ["NcclCompression"]
 

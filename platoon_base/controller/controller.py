@@ -11,21 +11,19 @@ from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import ControlServer
 from platoon_base.controller.departures import Departures
 from platoon_base.controller.ending import Ending
-from platoon_base.controller.options import ControllerOptions
 from platoon_base.controller.other_hosts import OtherHosts
-from platoon_base.controller.outcome import Result
+from platoon_base.controller.outcome import ControllerOptions, Result
 from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.controller.reporting import Reporting
 from platoon_base.controller.saving import JobSaving
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, CenterMade, CenterSource, RoundReached, Shared
-from platoon_base.coordination.budget import BudgetWatch, Order
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.stopping import BudgetWatch, Order
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.liveness import ProgressWatch
-from platoon_base.system.awake import awake
-from platoon_base.system.process import pid_namespace
+from platoon_base.system.process import awake, pid_namespace
 
 __all__ = ["Controller"]
 

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from platoon_base.checkpoints.writer import Tally
 from platoon_base.controller.departures import Departures
 from platoon_base.controller.ending import Ending
-from platoon_base.controller.options import ControllerOptions
-from platoon_base.controller.outcome import Reported, Snapshot
+from platoon_base.controller.outcome import ControllerOptions, Reported, Snapshot
 from platoon_base.controller.saving import JobSaving
-from platoon_base.coordination.budget import Spent
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.stopping import Spent
 from platoon_base.shm.job_state import JobState, Progress
 
 __all__ = ["Reporting"]

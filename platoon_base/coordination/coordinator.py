@@ -14,13 +14,21 @@ from functools import singledispatchmethod
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, AnswerUser, Requester, RoundReached, SendReply, Shared, refuse
 from platoon_base.coordination.center_election import CenterElection
-from platoon_base.coordination.collective_calls import drops_center, invalid, mismatch, reply_to, terms_of
 from platoon_base.coordination.records import Records
-from platoon_base.coordination.rendezvous import Complete, Outcome, Rendezvous
+from platoon_base.coordination.rendezvous import (
+    Complete,
+    Outcome,
+    Rendezvous,
+    drops_center,
+    invalid,
+    mismatch,
+    reply_to,
+    terms_of,
+)
 from platoon_base.coordination.roster import Participant, Roster
-from platoon_base.coordination.stop_vote import StopPoll
+from platoon_base.coordination.stopping import StopPoll
 from platoon_base.coordination.story import Story
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts import ONE_HOST, World
 from platoon_base.sharding import Position
 from platoon_base.timeouts import LIVENESS_S
 

@@ -9,7 +9,7 @@ from platoon_base.centers.across_hosts import AcrossHosts, RoundTotals
 from platoon_base.courier import messages as between
 from platoon_base.courier.carriage import Carriage, PlainCarriage
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["HostsRound"]

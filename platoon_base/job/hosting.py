@@ -19,17 +19,16 @@ from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller
-from platoon_base.controller.options import ControllerOptions
 from platoon_base.controller.other_hosts import OtherHosts
-from platoon_base.controller.outcome import Reported, Result, Snapshot
+from platoon_base.controller.outcome import ControllerOptions, Reported, Result, Snapshot
 from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.controller.saving import JobSaving, TurnLock
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.stopping import Budget
 from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts import ONE_HOST, World
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.starting import placed, training_variables

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from platoon_base.errors import LayoutMismatchError, PlatoonError
-from platoon_base.layout import ALIGNMENT, Layout
+from platoon_base.layout import ALIGNMENT, Layout, array_on
 from platoon_base.shm.segments import Name, Segment
-from platoon_base.views import array_on
 
 __all__ = ["PAGE", "Part", "Parts", "Schema", "Views", "Word"]
 

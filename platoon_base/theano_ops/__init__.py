@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import platoon_base.theano_ops.inplace
 import platoon_base.theano_ops.order
 import platoon_base.theano_ops.step_report
-from platoon_base.system.lazy import lazy_names
+from platoon_base.system.imports import lazy_names
 from platoon_base.theano_ops.reductions import AllReduce, all_reduce
 from platoon_base.theano_ops.sync import Sync, Synchronizer
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.devices.cuda import Driver, primary_driver
-from platoon_base.views import array_on
+from platoon_base.layout import array_on
 
 __all__ = ["DeviceAllReduce", "Fetched"]
 

@@ -10,7 +10,7 @@ from platoon_base.channels.host_link import MAX_UNIDENTIFIED, LinkClient, LinkSe
 from platoon_base.channels.host_peer import MAX_MESSAGE_BYTES
 from platoon_base.channels.keys import keys_of_secret
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 from tests.helpers.breakable import Breakable
 

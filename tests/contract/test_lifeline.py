@@ -13,7 +13,7 @@ import pytest
 from platoon_base.channels.host_peer import NO_PEER, Frame, Peer
 from platoon_base.channels.lifeline import Lifeline, Lifelines
 from platoon_base.links.handshake import MAX_GREETED, MAX_PENDING, Address
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 pytestmark = pytest.mark.base
 

@@ -46,7 +46,7 @@ def test_all_who_wait_for_a_module_are_called(tmp_path):
         f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from platoon_base.system.import_hook import AfterImport
+from platoon_base.system.imports import AfterImport
 for name in "abc":
     sys.meta_path.insert(0, AfterImport({{"waited_for": lambda module, name=name: module.ran.append(name)}}))
 import waited_for

@@ -13,7 +13,7 @@ from typing import Callable
 
 from platoon_base.compat.theano import cache_files, cache_keys, compile_ahead, compile_lock, pickled_contexts
 from platoon_base.compat.theano.no_mpi import HideMpi
-from platoon_base.system.import_hook import AfterImport
+from platoon_base.system.imports import AfterImport
 
 __all__ = ["REPAIRS", "VERIFIED", "guarded", "install"]
 

@@ -12,7 +12,7 @@ import sys
 import types
 from collections.abc import Sequence
 
-from platoon_base.system.import_hook import Body, spec_around
+from platoon_base.system.imports import Body, spec_around
 
 __all__ = ["HideMpi"]
 
