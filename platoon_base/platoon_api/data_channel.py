@@ -14,7 +14,7 @@ from platoon_base.data.batch_reader import BatchReader
 from platoon_base.data.batch_server import BatchServer
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import data_socket
-from platoon_base.platoon_api.ports import require_port
+from platoon_base.platoon_api.arguments import require_port
 
 __all__ = ["open_reader", "open_server", "reader_of_running", "require_hwm"]
 

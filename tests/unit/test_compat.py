@@ -86,7 +86,7 @@ def test_a_plugin_that_is_imported_after_theano_repairs_it_then():
 import theano, theano.tensor as T
 import platoon_plugins.lasagne
 assert theano.gof.compilelock.lock.__module__ == "platoon_base.compat.theano.compile_lock"
-assert theano.gof.cmodule.ModuleCache.refresh.__module__ == "platoon_base.compat.theano.cache_files"
+assert theano.gof.cmodule.ModuleCache.refresh.__module__ == "platoon_base.compat.theano.module_cache"
 x = T.vector("x", dtype="float32")
 assert theano.function([x], x * 2)([3]) == [6]
 """,

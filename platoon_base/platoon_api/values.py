@@ -1,4 +1,4 @@
-"""Mini-batches of the original: any sequence of arrays, which arrives as a list of views."""
+"""Values as the original sends them: JSON text, and mini-batches as lists of arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,30 @@ import numpy as np
 from platoon_base.data.batch_frames import MAX_ARRAYS, arrays_on, plan
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["pack", "unpack"]
+__all__ = ["from_json", "pack", "to_json", "unpack"]
+
+
+def to_json(value: Any, what: str) -> str:
+    """Encode plain data; raise if JSON has no form for it, such as for an array."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ConfigurationError(
+            f"got {what} that JSON cannot represent ({exc}): use numbers, strings, lists and "
+            "dicts, such as float(x) for a NumPy scalar and x.tolist() for an array"
+        ) from exc
+
+
+def from_json(text: Any) -> Any:
+    """Decode a value of `to_json`; raise if the other side does not use `platoon_api`."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(
+            f"got {str(text)[:100]!r}, which is not JSON ({exc}): worker and controller must both "
+            "use platoon_base.platoon_api, or neither"
+        ) from exc
+
 
 _ROWS, _MEMORY, _LAYOUT = "rows", "memory", "layout"
 
