@@ -19,6 +19,7 @@ __all__ = [
     "Copies",
     "Place",
     "World",
+    "engine_addresses",
     "engine_job",
     "find_copies",
     "find_endpoint",
@@ -260,6 +261,12 @@ def engine_job(environment: Mapping[str, str]) -> str:
         if found := re.sub(r"\W", "_", environment.get(name, "")):
             return f"{name}-{found}"
     return ""
+
+
+def engine_addresses(environment: Mapping[str, str]) -> list[str]:
+    """Return the addresses of the engine's own server, which may be on another interface."""
+    uris = (environment.get(name, "") for name in ("OMPI_MCA_orte_hnp_uri", "PMIX_SERVER_URI2"))
+    return [each for uri in uris for each in uri.partition("://")[2].partition(":")[0].split(",") if each]
 
 
 def first_of(nodes: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -39,9 +40,9 @@ def deterministic_job(options: JobOptions) -> JobOptions:
     saved = ""
     if options.resume is not None:
         _, about = options.resume
-        options, saved = options._replace(seed=about.seed), about.threads
+        options, saved = replace(options, seed=about.seed), about.threads
     os.environ.update(deterministic_environment(os.environ, options.seed, saved))
-    return options._replace(deterministic=True, fail_fast="always")
+    return replace(options, deterministic=True, fail_fast="always")
 
 
 def deterministic_environment(base: Mapping[str, str], seed: int, saved_threads: str = "") -> dict[str, str]:

@@ -23,7 +23,7 @@ from platoon_base.cli.launcher import CENTERS, require_runnable
 from platoon_base.compression.codecs import NONE, codec_of
 from platoon_base.devices.discovery import Choice
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts import Place, engine_job, find_endpoint, find_place
+from platoon_base.hosts import Place, engine_addresses, engine_job, find_endpoint, find_place
 from platoon_base.multihost.addresses import own_address_towards
 from platoon_base.multihost.rendezvous import RendezvousInterruptedError
 from platoon_base.multihost.secret import key_file
@@ -292,12 +292,10 @@ def _address_here() -> str:
     address = socket.gethostbyname(socket.gethostname())
     if not address.startswith("127."):
         return address
-    for variable in ("OMPI_MCA_orte_hnp_uri", "PMIX_SERVER_URI2"):
-        uri = os.environ.get(variable, "")
-        for text in uri.partition("://")[2].partition(":")[0].split(","):
-            own = own_address_towards(text) if text else ""
-            if own and not own.startswith("127."):
-                return own
+    for text in engine_addresses(os.environ):
+        own = own_address_towards(text)
+        if own and not own.startswith("127."):
+            return own
     raise ConfigurationError(
         f"the name of this host, {socket.gethostname()}, resolves to {address}, which other hosts "
         "cannot reach: pass --rdzv-endpoint HOST:PORT, an address of this host, on all hosts"

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from platoon_base.checkpoints.files import About, CheckpointFolder
@@ -111,7 +112,7 @@ def launch(
     size = world.size if world.several else len(devices)
     origin = Origin([*program.argv, *args], list(devices), str(log_folder.absolute()))
     story = Story()
-    options = options._replace(origin=origin, hosts=hosts, story=story)
+    options = replace(options, origin=origin, hosts=hosts, story=story)
     preload = preloaded(program, devices)
 
     def run(options: JobOptions) -> Result:
@@ -134,7 +135,7 @@ def launch(
     restarts, seconds, tally = 0, 0.0, Tally()
     while True:
         with contextlib.nullcontext() if hosts is None else hosts.notifying_of_failure():
-            result = run(options._replace(max_restarts=max_restarts - restarts))
+            result = run(replace(options, max_restarts=max_restarts - restarts))
         if hosts is not None:
             if result.again and hosts.lost:
                 log.error("cannot restart the workers: %s", hosts.lost)
@@ -151,7 +152,7 @@ def launch(
             return result._replace(restarts=restarts, seconds=seconds)
         log.warning("restarting all workers, restart %d of %d", restarts, max_restarts)
         newest = options.saving.folder.newest() if options.saving is not None else None
-        options = options._replace(resume=newest)
+        options = replace(options, resume=newest)
 
 
 def preloaded(program: Program, devices: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ class Controller:
         saving: JobSaving | None = None,
         hosts: OtherHosts | None = None,
     ) -> None:
-        self.ending = Ending(children, job_state, coordinator.story, options.grace_s)
+        self.ending = Ending(children, job_state, coordinator.story, options.grace)
         self.departures = Departures(job_state, coordinator, children, self.decide, options, saving)
         self._reporting = Reporting(job_state, coordinator, self.departures, self.ending, saving, options)
         self._requests = ControlServer(
@@ -65,7 +65,7 @@ class Controller:
         self._holds_lock = holds_lock
         self._pid_namespace = pid_namespace()
         self._budget = None if options.budget is None else BudgetWatch(options.budget)
-        self._grace_s = options.grace_s
+        self._grace_s = options.grace
         self._saving = saving
         self._hosts = hosts
 

@@ -111,7 +111,7 @@ class Departures:
         self._coordinator = coordinator
         self._children = children
         self._decide = decide
-        self._fail_fast, self._grace_s = options.fail_fast, options.grace_s
+        self._fail_fast, self._grace_s = options.fail_fast, options.grace
         self._shows = options.observer is not None
         self._saving = saving
         self._policy = RestartPolicy(options.max_restarts, has_checkpoints=saving is not None)

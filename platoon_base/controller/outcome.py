@@ -15,6 +15,7 @@ from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.coordination.stopping import Budget, Spent
 from platoon_base.shm.job_state import Progress
 from platoon_base.shm.phases import PhaseTimes
+from platoon_base.timeouts import timeout
 
 __all__ = [
     "STOPPED_FROM_OUTSIDE",
@@ -158,13 +159,16 @@ def epochs_reached(progress: Iterable[Progress]) -> str:
 
 @dataclass(frozen=True)
 class ControllerOptions:
-    """Options of a controller; see `JobOptions` for the fields."""
-
-    grace_s: float
-    handler: UserHandler | None = None
+    handler: UserHandler | None = None  # answers the requests of `Worker.send_req`
     observer: Callable[[Snapshot], None] | None = None
     observe_every_s: float = 0.5
-    on_report: Callable[[Reported], None] | None = None
+    on_report: Callable[[Reported], None] | None = None  # A reporting worker waits for this call.
     budget: Budget | None = None
-    max_restarts: int = 0
+    max_restarts: int = 0  # in all
+    # Failures of one worker that end the job: "never", "early" (before its first step), "always".
     fail_fast: str = "never"
+    grace_s: float | None = None  # Time for workers to end after a signal; None for the timeout.
+
+    @property
+    def grace(self) -> float:
+        return timeout("grace") if self.grace_s is None else self.grace_s

@@ -81,6 +81,12 @@ class Word:
 class Parts:
     """Places of named parts in a block of memory."""
 
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def placed(cls, *parts: Part) -> Parts:
+        """Return the places of these parts; those of recent ones are kept, with their fingerprint."""
+        return cls(*parts)
+
     def __init__(self, *parts: Part) -> None:
         self._parts, self.at, end = parts, {}, 0
         for part in parts:
@@ -92,7 +98,7 @@ class Parts:
         at = {name: start + offset for name, offset in self.at.items()}
         return Views(at=at, **{part.name: part.view(buffer, at[part.name]) for part in self._parts})
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> bytes:
         """Bytes that differ whenever the name, dtype, shape or place of a part differs."""
         text = repr([part.described() for part in self._parts])
@@ -182,7 +188,7 @@ class Schema:
         return views
 
     def _place(self, header: Any, layout: Any) -> Parts:
-        return Parts(Part("header", self.header), *self._parts(header, layout))
+        return Parts.placed(Part("header", self.header), *self._parts(header, layout))
 
     def _refuse(self, name: Name, why: str) -> NoReturn:
         raise self._error(

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def command(
         if checkpoint_every is not None or resume is not None:
             kept = resume or path_of(folder, "checkpoints")
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
-            options = options._replace(saving=saving, resume=checkpoint)
+            options = replace(options, saving=saving, resume=checkpoint)
             lines.insert(0, report.resumed_from(kept, checkpoint, size))
         if deterministic:
             options = deterministic_job(options)
@@ -230,7 +231,7 @@ def command(
             report.print_line(console, line)
         lend_terminal(size)
         with Screen(console, folder, size, tee, program.shown) as screen, Observers([screen, *observers]) as observing:
-            options = options._replace(observer=observing.take)
+            options = replace(options, observer=observing.take)
             result = launch(program, start.args, chosen.devices, folder, options, signals, data_server, table)
             observing.result = result
         if allow_failures:
