@@ -13,8 +13,8 @@ from pathlib import Path
 from platoon_base.checkpoints.files import About, CheckpointFolder
 from platoon_base.checkpoints.writer import Saving, Tally
 from platoon_base.cli.data_server import data_server
-from platoon_base.cli.failures import write_first_error
 from platoon_base.cli.run_files import story_written
+from platoon_base.cli.worker_output import write_first_error
 from platoon_base.controller.outcome import Result
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.story import Story

@@ -20,9 +20,9 @@ from rich.text import Text
 
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import Tally
-from platoon_base.cli.failures import Failures, name_workers
 from platoon_base.cli.recent import BLOCKS, Recent
 from platoon_base.cli.table import Line, cut, draw, plain_line
+from platoon_base.cli.worker_output import Failures, name_workers
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.controller.processes import Exit
 from platoon_base.devices.discovery import Choice

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import require_plain

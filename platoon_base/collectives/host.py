@@ -36,7 +36,7 @@ from platoon_base.collectives.host_exchange import (
     headline,
     refuse_closed,
 )
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,

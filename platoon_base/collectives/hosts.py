@@ -18,7 +18,7 @@ from platoon_base.collectives.hosts_compressed import CompressedReduction, Compr
 from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.collectives.hosts_links import Counterpart, Links
 from platoon_base.collectives.hosts_parts import Reduction
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.hosts import World
 from platoon_base.links.cipher import require_cipher

@@ -21,7 +21,7 @@ from platoon_base.timeouts import POLL_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.nccl_compressed import NcclCompression
-    from platoon_base.compression.feedback import ErrorFeedback
+    from platoon_base.compression.codecs import ErrorFeedback
 
 __all__ = ["NcclGroup"]
 

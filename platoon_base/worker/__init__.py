@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
 from platoon_base.system.imports import lazy_names
 from platoon_base.system.warn import warn_once

@@ -14,8 +14,8 @@ from typing import BinaryIO
 import click
 
 from platoon_base.cli.commands.arguments import job_argument
-from platoon_base.cli.log_lines import CHUNK_BYTES, LogFollower
 from platoon_base.cli.run_files import log_file
+from platoon_base.cli.worker_output import CHUNK_BYTES, LogFollower
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles

@@ -16,7 +16,6 @@ import click
 
 from platoon_base.cli.charts import INK, NO_CHARTS, PAPER, Series, chart, has_charts, timeline
 from platoon_base.cli.commands.arguments import result_file
-from platoon_base.cli.failures import name_workers
 from platoon_base.cli.observers import Option
 from platoon_base.cli.run_files import known_story, write_text
 from platoon_base.cli.run_recorder import (
@@ -32,6 +31,7 @@ from platoon_base.cli.run_recorder import (
     seconds_text,
 )
 from platoon_base.cli.table import duration
+from platoon_base.cli.worker_output import name_workers
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import COMPUTE, LOADING, PARTS, SYNC, quantile
