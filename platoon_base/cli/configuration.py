@@ -1,4 +1,4 @@
-"""What is configured outside of the command line: hosts and devices, and the TOML file of `--config`."""
+"""What is configured outside the command line: hosts, devices, and the file of `--config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rendezvous: waits in collective calls end by completion, deadline or deadlock; their answers."""
+"""The rendezvous: waits in collective calls end by completion, deadline or deadlock."""
 
 from __future__ import annotations
 

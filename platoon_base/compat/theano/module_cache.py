@@ -1,4 +1,4 @@
-"""Repairs of Theano's module cache: two races in its files, and keys that differ in every process; see docs/compat.md.
+"""Repairs of Theano's module cache: two races in its files, and keys that differ by process.
 
 ``gof/cmodule.py:540`` writes ``key.pkl`` in place, and a process that reads half of it deletes the
 module. ``ModuleCache.refresh`` (``:776-799``) fails if another process removes a directory.
