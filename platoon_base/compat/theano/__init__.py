@@ -26,8 +26,8 @@ _ASKS_FOR_MPI = "theano.tensor.io"
 class HideMpi(importlib.abc.MetaPathFinder):
     """A finder for ``sys.meta_path`` that hides mpi4py from Theano.
 
-    Theano (`theano/tensor/io.py`, line 99) would start MPI, which does not survive a fork: workers would hang at exit. A script that
-    imports mpi4py itself is not affected.
+    Theano (`theano/tensor/io.py`, line 99) would start MPI, which does not survive a fork: workers
+    would hang at exit. A script that imports mpi4py itself is not affected.
     """
 
     def find_spec(
