@@ -26,9 +26,15 @@ from platoon_base.platoon_api.arguments import (
     require_port,
     without_job_name,
 )
-from platoon_base.platoon_api.data_channel import open_reader, reader_of_running, require_hwm
+from platoon_base.platoon_api.data_channel import (
+    from_json,
+    open_reader,
+    reader_of_running,
+    require_hwm,
+    to_json,
+    unpack,
+)
 from platoon_base.platoon_api.param_sync import ParamSyncRule, is_user_defined, require_params
-from platoon_base.platoon_api.values import from_json, to_json, unpack
 from platoon_base.system.environment import DEVICE, JOB
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker as Handle
