@@ -23,6 +23,7 @@ from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
 from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
+from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker_process.program import Program
 
