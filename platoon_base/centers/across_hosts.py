@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.host_rounds import Rounds, use_other
-from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
+from platoon_base.centers.host_rounds import Rounds, Total
+from platoon_base.centers.stripes import Stripe, cut, wait_until
 from platoon_base.dtypes import sum_dtype
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout, Piece
@@ -221,7 +221,6 @@ class HostsRounds:
     ) -> None:
         self._layout, self._stripes = layout, stripes
         self._rounds, self._holders, self._visit = rounds, holders, visit
-        self._each = np.arange(len(stripes))
 
     @property
     def made(self) -> int:
@@ -244,24 +243,20 @@ class HostsRounds:
         await_hosts(lambda: self.are_gathered(number), timeout_s, f"the contributions of other hosts to round {number}")
 
     def are_gathered(self, number: int) -> bool:
-        holders = self._holders
-        latest = holders["gathered"][self._each, holders["in_use"]]
-        return bool(((holders["round"] >= number) | (latest == number)).all())
+        return bool((np.maximum(self._holders["round"], self._holders["gathered"]) >= number).all())
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy this host's own totals of a round; False if a stripe stayed locked: retry."""
+        """Copy the sum of this host's workers; False if a stripe stayed locked or has its step: retry."""
         totals.number, totals.base = number, min(self.made, number - 1)
-        totals.counts[:] = totals.parts[:] = 0
+        has_step = []
 
         def copy(stripe: Stripe) -> None:
-            arrays, index = self._rounds.stripes[stripe.index], stripe.index
-            # The sum over all hosts may have replaced this host's own totals.
-            used = int(arrays.words["in_use"]) ^ _is_gathered(arrays.words, number)
-            totals.counts[index], totals.parts[index] = arrays.words["count"][used], arrays.words["parts"][used]
-            for target, total in zip(cut(totals.arrays, stripe.pieces), arrays.totals[used]):
-                target[...] = total if totals.counts[index] else 0  # Without a contribution it is undefined.
+            own = self._rounds.total_here(stripe)
+            has_step.append(stripe.holder["round"] >= number)
+            totals.counts[stripe.index], totals.parts[stripe.index] = own.workers, own.part
+            own.write(cut(totals.arrays, stripe.pieces))
 
-        if self._visit(copy):
+        if self._visit(copy) or any(has_step):
             totals.number = 0
             return False
         return True
@@ -270,18 +265,10 @@ class HostsRounds:
         """Replace this host's totals by the sum of several hosts' totals, in order; see `read`."""
 
         def put(stripe: Stripe) -> None:
-            arrays, index = self._rounds.stripes[stripe.index], stripe.index
-            if _is_gathered(arrays.words, number):
-                return
-            own = [cut(each.arrays, stripe.pieces) for each in totals]
-            for piece, into in enumerate(arrays.totals[1 - int(arrays.words["in_use"])]):
-                into[...] = own[0][piece] if own else 0
-                # The step leaves out elements that are not finite.
-                with np.errstate(over="ignore", invalid="ignore"):
-                    for other in own[1:]:
-                        into += other[piece]
-            count = sum(int(each.counts[index]) for each in totals)
-            use_other(arrays.words, count, sum(float(each.parts[index]) for each in totals), number)
+            if max(stripe.holder["round"], stripe.holder["gathered"]) < number:
+                index, pieces = stripe.index, zip(*(cut(each.arrays, stripe.pieces) for each in totals))
+                count, part = sum(int(each.counts[index]) for each in totals), sum(each.parts[index] for each in totals)
+                self._rounds.gather(stripe, number, Total(count, part, list(pieces)))
 
         return not self._visit(put)
 
@@ -290,18 +277,11 @@ class HostsRounds:
         number = max(number, self.made)
 
         def put(stripe: Stripe) -> None:
-            arrays, new = self._rounds.stripes[stripe.index], cut(values, stripe.pieces)
-            for given, own in zip(states, zip(*arrays.states)):
-                copy_all(own, cut(given, stripe.pieces))
-            self._rounds.replace(stripe.index, new)
+            new, *given = (cut(arrays, stripe.pieces) for arrays in (values, *states))
+            self._rounds.replace(stripe, new, given)
             stripe.holder["round"] = number
 
         return not self._visit(put)
-
-
-def _is_gathered(words: Any, number: int) -> bool:
-    """Return whether a stripe holds the sum over all hosts for a round, or its step was made."""
-    return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
 
 
 class HostsMeans:
