@@ -303,6 +303,28 @@ def test_progress_that_does_not_count_leaves_the_residual_as_it_was(killed):
             require_same_center(*group.hosts)
 
 
+def test_no_order_of_arrival_on_hosts_changes_a_bit():
+    """Three workers on each host contribute in another order; two of them extend the memory."""
+    found = set()
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        with group_of("exact", 2) as group:
+            for number, host in enumerate(group.hosts):
+                others = [host.centers.attach(host.layout, RULE, rank) for rank in (1, 2)]
+                for rank in order:
+                    center, random = [host.center, *others][rank], np.random.default_rng([number, rank])
+                    params = model(0.0)
+                    center.read(params, True, 10, begin=True)
+                    learned = [a + random.standard_normal(a.shape).astype(a.dtype) for a in params]
+                    assert center.contribute(learned, 1.0, 10) is None
+                for center in others:
+                    center.close()
+            group.begin(1, [0, 1], workers=[3, 3])
+            group.end(1)
+            require_same_center(*group.hosts)
+            found.add(tuple(map(digest, state_of(group.hosts[0]))))
+    assert len(found) == 1
+
+
 def test_a_worker_that_comes_between_the_exchange_and_the_step_is_too_late_for_both():
     with group_of("exact", 2) as group:
         for host in group.hosts:
