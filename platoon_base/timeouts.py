@@ -76,15 +76,13 @@ ROWS = {
     "host": Row(10.0, "A host without a heartbeat is lost.").at_least(
         1.0, "silence", "a host would be lost before it is reported as silent"
     ),
-    "resend": Row(2.0, "A launcher resends what is not acknowledged.").at_least(
-        2.0, "heartbeat", "heartbeats acknowledge, so everything would be sent twice"
-    ),
     "progress": Row(0.1, "A launcher reports the progress of its workers at this interval."),
     "exchange": Row(0.2, "Minimum time between two exchanges of the hosts' centers.", 0.0),
     "stall": Row(2.5, "An exchange ends without a host whose link makes no progress."),
     "fetch": Row(5.0, "A center that another host does not send is requested after this time."),
     "link": Row(6.0, "A host is named in a warning if its link does not open, or carries nothing."),
     "unlinked": Row(25.0, "After that warning, a host that never had the link is lost."),
+    "tracker": Row(60.0, "A tracker of experiments may begin its run, and end it."),
     "restart": Row(1.0, "A courier that failed is started again."),
 }
 _ALIASES = {TIMEOUT_S: "wait", HOSTS_EVERY_S: "exchange"}
