@@ -18,7 +18,7 @@ import torch
 
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.fingerprint import checksum
-from platoon_base.rules import AveragedEASGD, at_period, default_period, default_rule, overlap_of, shares_moments
+from platoon_base.rules import overlap_of, prepared_rule, rule_for_loop, shares_moments
 from platoon_base.schedule import EveryN
 from platoon_base.torch_loops.gradients import GradientAverage
 from platoon_base.torch_loops.loaders import Part
@@ -237,8 +237,31 @@ class Loop:
         if not self._read and optimizer is self.optimizers[0]:
             self.worker.advanced.count_step()
 
+    def before_use(self, optimizer: Any) -> None:
+        """Prepare the gradients of an optimizer, which a GradScaler is about to look at."""
+
     def switches(self, training: bool) -> None:
         """React to ``train()`` and ``eval()`` of a model."""
+
+
+class Rhythm:
+    """How many backward passes a loop accumulates for a step, known from two equal steps."""
+
+    def __init__(self) -> None:
+        self.varies = False  # Closures need averages of each pass.
+        self._passes, self._latest = 0, (0, 1)
+
+    def more_come(self) -> bool:
+        """Count a backward pass; return whether others are to come before the step."""
+        self._passes += 1
+        before, latest = self._latest
+        return before == latest and self._passes < latest and not self.varies
+
+    def steps(self, rest: bool) -> None:
+        """Process a step, with the ``rest`` of a pass over the loader or not."""
+        if not rest:
+            self._latest = self._latest[1], self._passes
+        self._passes = 0
 
 
 class SyncLoop(Loop):
@@ -252,6 +275,8 @@ class SyncLoop(Loop):
         self._groups: list[tuple[Any, list[Any]]] = []  # What they average, and its parameters.
         self._users: list[set[int]] = []  # The optimizers of each group.
         self._averaged_for: set[int] = set()  # Optimizers whose gradients are averaged.
+        self._rhythms: dict[int, Rhythm] = collections.defaultdict(Rhythm)
+        self._accumulates: set[int] = set()  # Groups with gradients that are not averaged yet.
         self._compared = False
 
     def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
@@ -280,7 +305,24 @@ class SyncLoop(Loop):
 
     def gradients_come(self, groups: Sequence[int]) -> None:
         for number in groups:
-            self._average_now(number)
+            if self._rhythms[number].more_come() and self._rows_are_equal():
+                self._accumulates.add(number)
+            else:
+                self._average_now(number)
+
+    def _rows_are_equal(self) -> bool:
+        """Return whether all workers had equal batches since the latest average, and will until the next pass."""
+        one = next((one for one in self._open if one.trained), None)
+        if one is None or one.part.count is None:
+            return one is None
+        # Only the last batches of a pass differ.
+        return not one.part.iterable and bool(one.part.batch_size) and one.batches < one.part.count - 1
+
+    def before_use(self, optimizer: Any) -> None:
+        """Average the gradients of an optimizer that accumulate."""
+        for number in sorted(self._accumulates):
+            if id(optimizer) in self._users[number]:
+                self._average_now(number)
 
     def _average_now(self, number: int) -> None:
         average = self._averages[number]
@@ -288,6 +330,7 @@ class SyncLoop(Loop):
             self._compared = True
             self._warn_if_alike([tensor.grad for tensor in average.parameters if tensor.grad is not None])
         average.average(self._rows)
+        self._accumulates.discard(number)
         self._averaged_for |= self._users[number]
 
     def _warn_if_alike(self, gradients: Sequence[Tensor]) -> None:
@@ -307,12 +350,15 @@ class SyncLoop(Loop):
         super().before_step(optimizer, args, kwargs)
         closure = _closure_of(args, kwargs)
         if closure is not None:
+            for number, users in enumerate(self._users):
+                self._rhythms[number].varies |= id(optimizer) in users
             return args[:1], {"closure": functools.partial(self._mean_of, closure)}
         new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._group_of]
         if new:  # Of add_param_group.
             self._watch_gradients(new, new)
             self._find_users()
             self._average_now(self._group_of[id(new[0])])
+        self.before_use(optimizer)
         if id(optimizer) not in self._averaged_for:  # Gradients that no backward pass has made.
             self.gradients_come([number for number, users in enumerate(self._users) if id(optimizer) in users])
         return None
@@ -329,6 +375,10 @@ class SyncLoop(Loop):
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         super().after_step(optimizer, args, kwargs)
         self._averaged_for.discard(id(optimizer))
+        rest = any(one.batches == one.part.count for one in self._open if one.trained)
+        for number, users in enumerate(self._users):
+            if id(optimizer) in users:
+                self._rhythms[number].steps(rest)
 
     def pass_ends(self, one: Pass, loss: float) -> None:
         for model in [*self.models, *self.averaged]:
@@ -342,9 +392,7 @@ class AsyncLoop(Loop):
 
     def __init__(self, worker: Worker, settings: Any) -> None:
         super().__init__(worker, settings)
-        self._given, self._sync_every, scaling, self._on_nonfinite = settings[1:]
-        if scaling is not None:
-            self._given = AveragedEASGD(scale=None if scaling == "none" else float(scaling))
+        self._given, (self._sync_every, _, self._on_nonfinite) = prepared_rule(*settings[:4]), settings[2:]
         self.rule: Any = None
         self._stepped: dict[int, int] = {}
         self._shared_groups: dict[int, int] = {}  # How many groups of each optimizer are shared.
@@ -411,11 +459,7 @@ class AsyncLoop(Loop):
     def _share(self) -> None:
         parameters = all_named(self.models, self.optimizers)
         dtypes = [str(p.dtype).removeprefix("torch.") for _, p in parameters]
-        rule = self._given
-        if rule is None:
-            rule = default_rule(default_period("auto") if self._sync_every is None else self._sync_every, dtypes)
-        period = default_period(rule) if self._sync_every is None else self._sync_every
-        self.rule, self._period = at_period(rule, period), EveryN(period)
+        self.rule, self._period = rule_for_loop(self._given, self._sync_every, dtypes)
         moments = None
         if shares_moments(self.rule):
             moments = [moment for each in self.optimizers for moment in found_moments(each)[0]]
@@ -563,6 +607,7 @@ def _watch() -> None:
     if hasattr(torch.autograd.backward, "tells_loop"):
         return
     plain, scale, train = torch.autograd.backward, torch.amp.GradScaler.scale, torch.nn.Module.train
+    unscale = torch.amp.GradScaler.unscale_
 
     @functools.wraps(plain)
     def backward(tensors: Any, *args: Any, **options: Any) -> None:
@@ -584,6 +629,13 @@ def _watch() -> None:
             setattr(scaled, _UNSCALED, outputs.detach())
         return scaled
 
+    @functools.wraps(unscale)
+    def unscale_gradients(self: Any, optimizer: Any) -> None:
+        loop = current()
+        if loop is not None:
+            loop.before_use(optimizer)
+        unscale(self, optimizer)
+
     @functools.wraps(train)
     def switch(self: Any, mode: bool = True) -> Any:
         switched = train(self, mode)
@@ -594,4 +646,4 @@ def _watch() -> None:
 
     backward.tells_loop = True  # type: ignore[attr-defined]
     torch.autograd.backward, torch.nn.Module.train = backward, switch
-    torch.amp.GradScaler.scale = scale_loss
+    torch.amp.GradScaler.scale, torch.amp.GradScaler.unscale_ = scale_loss, unscale_gradients
