@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from platoon_base import connect
-from platoon_base.array_loops import batches, common, gather_for_metrics, is_main, prepare, print, save
+from platoon_base.array_loops import batches, common, gather_for_metrics, is_main, prepare, print, report, save
 
 BATCH_SIZE = 32
 LEARNING_RATE = 0.002
@@ -79,11 +79,10 @@ def main(num_epochs=6, sync=False, summary=None):
         "train_seconds": round(time.monotonic() - began, 3),
     }
     save(params, "images.npz")
-    if is_main():
-        connect().report({"test_accuracy": result["test_accuracy"]})
-        if summary:
-            with open(summary, "w") as file:
-                json.dump(result, file, indent=2)
+    report(test_accuracy=result["test_accuracy"])
+    if is_main() and summary:
+        with open(summary, "w") as file:
+            json.dump(result, file, indent=2)
     return result
 
 

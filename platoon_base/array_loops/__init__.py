@@ -7,13 +7,25 @@ from typing import TYPE_CHECKING
 
 from platoon_base.array_loops.gathered import gather_for_metrics, print, save
 from platoon_base.array_loops.loaders import batches
+from platoon_base.job.once import report
 from platoon_base.job.place import is_main
 from platoon_base.system.lazy import lazy_names
 
 if TYPE_CHECKING:
     from platoon_base.array_loops.prepared import average, common, prepare, sync
 
-__all__ = ["average", "batches", "common", "gather_for_metrics", "is_main", "prepare", "print", "save", "sync"]
+__all__ = [
+    "average",
+    "batches",
+    "common",
+    "gather_for_metrics",
+    "is_main",
+    "prepare",
+    "print",
+    "report",
+    "save",
+    "sync",
+]
 
 # The import of `prepare` seeds generators.
 __getattr__ = lazy_names(

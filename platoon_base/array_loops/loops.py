@@ -109,6 +109,9 @@ class Loop:
 
     def pass_ends(self) -> None:
         self.rows = 1.0
+        self._tell()
+
+    def _tell(self) -> None:
         if self.begun and self.worker.is_leader:
             self.worker.report({"trained": self.describe()})
 
@@ -120,9 +123,10 @@ class Loop:
             self.epoch += 1
             self.worker.advanced.announce(epoch=self.epoch, epoch_steps=self._pass[0])
             self._pass = None
-        if not self.begun and self.worker.is_leader:
-            self.worker.report({"trained": self.describe()})
-        self.begun = self._intent.used = True
+        first, self.begun = not self.begun, True
+        self._intent.used = True
+        if first:
+            self._tell()
         if kind == self._counted:
             self.worker.advanced.count_step()
 
@@ -280,6 +284,7 @@ class Loop:
     def common(self, trees: Sequence[Any]) -> list[Any]:
         """Return the trees with values that are the same on all workers; a collective call."""
         settle()
+        self._tell()
         if self.alone:
             return list(trees)
         found = [tree_of(tree) for tree in trees]

@@ -136,5 +136,13 @@ def call_on_host(function: Callable[[list[Array]], list[Array]], leaves: Sequenc
         shapes = tuple(jax().ShapeDtypeStruct(value.shape, value.dtype) for value in values)
         return callback(call, shapes, *values, ordered=True)
 
-    found = traced(*sent)
+    whole = importlib.import_module("jax.custom_batching").custom_vmap(traced)
+
+    @whole.def_vmap  # type: ignore[untyped-decorator]
+    def batched(size: int, are_batched: Sequence[bool], *values: Any) -> Any:
+        """Call once for all models of an ensemble, as each element of an array is processed by itself."""
+        every = [v if has else numpy.broadcast_to(v, (size, *v.shape)) for v, has in zip(values, are_batched)]
+        return whole(*every), (True,) * len(every)
+
+    found = whole(*sent)
     return [value.astype(leaf.dtype) for leaf, value in zip(leaves, found)]

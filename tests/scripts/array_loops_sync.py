@@ -119,6 +119,27 @@ if "optax" in sys.argv:
         optax_loop(lambda: optax.chain(optax.sgd(0.1, 0.9), optax.masked(optax.add_decayed_weights(0.1), weights))),
     )
     compare("injected", optax_loop(lambda: optax.inject_hyperparams(optax.adamw)(0.05)))
+
+    def ensemble(ready, rows, seed, average, common):
+        """Several models by vmap, with the update within it."""
+        first_of = jax.vmap(lambda key: {"w": jax.random.normal(key, (6, 1)), "b": jnp.zeros(1)})
+        params, optimizer = ready(first_of(jax.random.split(jax.random.key(seed), 3)), optax.adam(0.05))
+        state = jax.vmap(optimizer.init)(params)
+
+        @jax.jit
+        def step(params, state, x, y):
+            def one(params, state):
+                grads = jax.grad(lambda p: jnp.mean((x @ p["w"] + p["b"] - y) ** 2))(params)
+                updates, state = optimizer.update(grads, state, params)
+                return optax.apply_updates(params, updates), state
+
+            return jax.vmap(one)(params, state)
+
+        for row in rows():
+            params, state = step(params, state, X[row], Y[row])
+        return common(params)
+
+    compare("ensemble", ensemble)
 if "flax" in sys.argv:
     import optax
     from flax import nnx
