@@ -32,6 +32,7 @@ __all__ = ["Loop", "begin", "current", "settle"]
 Array = np.ndarray[Any, Any]
 
 _APART = "pass the parameters to prepare, which copies those of the first worker, and keep the loop the same on all"
+_STEPS_OF_A_TRAINING = 20
 _NEVER = {
     "sync": "was followed by no step that averages: train with the optimizer of optax that it "
     "returned, or call grads = average(grads) before each update",
@@ -90,7 +91,9 @@ class Loop:
         self._last: Any = None  # The group after whose steps the workers synchronize.
         self.rule: Any = None
         self._period = EveryN(1)
-        self._intent = worker.advanced.intend("prepare", _NEVER[self.mode], lambda: True)
+        steps = worker.advanced.activity[0]
+        needed = lambda: worker.advanced.activity[0] >= steps + _STEPS_OF_A_TRAINING  # noqa: E731
+        self._intent = worker.advanced.intend("prepare", _NEVER[self.mode], needed)
 
     # Batches.
 
