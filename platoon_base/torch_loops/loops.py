@@ -22,6 +22,7 @@ from platoon_base.rules import overlap_of, prepared_rule, rule_for_loop, shares_
 from platoon_base.schedule import EveryN
 from platoon_base.torch_loops.gradients import GradientAverage
 from platoon_base.torch_loops.loaders import Part
+from platoon_base.torch_loops.rhythm import Rhythm
 from platoon_base.torch_loops.running_stats import RunningStats
 from platoon_base.torch_loops.state import all_named, average_buffers, found_moments, parameters_of, tensors_beside
 from platoon_base.worker import LossWatch, State, Worker, agree, warn_once
@@ -242,26 +243,6 @@ class Loop:
 
     def switches(self, training: bool) -> None:
         """React to ``train()`` and ``eval()`` of a model."""
-
-
-class Rhythm:
-    """How many backward passes a loop accumulates for a step, known from two equal steps."""
-
-    def __init__(self) -> None:
-        self.varies = False  # Closures need averages of each pass.
-        self._passes, self._latest = 0, (0, 1)
-
-    def more_come(self) -> bool:
-        """Count a backward pass; return whether others are to come before the step."""
-        self._passes += 1
-        before, latest = self._latest
-        return before == latest and self._passes < latest and not self.varies
-
-    def steps(self, rest: bool) -> None:
-        """Process a step, with the ``rest`` of a pass over the loader or not."""
-        if not rest:
-            self._latest = self._latest[1], self._passes
-        self._passes = 0
 
 
 class SyncLoop(Loop):
