@@ -25,6 +25,7 @@ from platoon_base.torch_loops.loaders import Part
 from platoon_base.torch_loops.rhythm import Rhythm
 from platoon_base.torch_loops.running_stats import RunningStats
 from platoon_base.torch_loops.state import all_named, average_buffers, found_moments, parameters_of, tensors_beside
+from platoon_base.torch_loops.watching import UNSCALED, watch
 from platoon_base.worker import LossWatch, State, Worker, agree, warn_once
 
 __all__ = ["AsyncLoop", "Loop", "SyncLoop", "begin", "current", "passing"]
@@ -33,7 +34,6 @@ Tensor = Any
 
 _SHOW_EACH_S = 1.0  # Reading a loss waits for the device.
 _STEPS_UNTIL_SHARED = 10
-_UNSCALED = "_platoon_unscaled"  # The attribute of a scaled loss with the loss itself.
 
 
 class Pass:
@@ -213,7 +213,7 @@ class Loop:
 
     def _add_loss(self, tensors: Any) -> None:
         root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-        loss = getattr(root, _UNSCALED, root)
+        loss = getattr(root, UNSCALED, root)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
             return
         loss = loss.detach().reshape(()).double()
@@ -553,7 +553,6 @@ _NEVER = (
 
 # The loop in which prepared objects take part.
 _current: list[Loop] = []
-_inside: list[bool] = []  # A backward pass within a backward pass is no pass of its own.
 
 
 def current() -> Loop | None:
@@ -566,7 +565,7 @@ def begin(loop: Loop) -> None:
     if before is not None:
         before.close()
     _current[:] = [loop]
-    _watch()
+    watch(current)
 
 
 def passing(part: Part, batches: Iterator[Any]) -> Iterator[Any]:
@@ -581,50 +580,3 @@ def passing(part: Part, batches: Iterator[Any]) -> Iterator[Any]:
     finally:
         loop._open.remove(one)
     loop.ends(one)
-
-
-def _watch() -> None:
-    """Patch once what tells of backward passes, scaled losses, and evaluations."""
-    if hasattr(torch.autograd.backward, "tells_loop"):
-        return
-    plain, scale, train = torch.autograd.backward, torch.amp.GradScaler.scale, torch.nn.Module.train
-    unscale = torch.amp.GradScaler.unscale_
-
-    @functools.wraps(plain)
-    def backward(tensors: Any, *args: Any, **options: Any) -> None:
-        loop = current()
-        if loop is None or _inside:
-            plain(tensors, *args, **options)
-            return
-        _inside.append(True)
-        try:
-            plain(tensors, *args, **options)
-        finally:
-            _inside.clear()
-        loop.backward_ends(tensors)
-
-    @functools.wraps(scale)
-    def scale_loss(self: Any, outputs: Any) -> Any:
-        scaled = scale(self, outputs)
-        if scaled is not outputs and isinstance(scaled, torch.Tensor):
-            setattr(scaled, _UNSCALED, outputs.detach())
-        return scaled
-
-    @functools.wraps(unscale)
-    def unscale_gradients(self: Any, optimizer: Any) -> None:
-        loop = current()
-        if loop is not None:
-            loop.before_use(optimizer)
-        unscale(self, optimizer)
-
-    @functools.wraps(train)
-    def switch(self: Any, mode: bool = True) -> Any:
-        switched = train(self, mode)
-        loop = current()
-        if loop is not None and any(self in (model, getattr(model, "_orig_mod", None)) for model in loop.models):
-            loop.switches(mode)
-        return switched
-
-    backward.tells_loop = True  # type: ignore[attr-defined]
-    torch.autograd.backward, torch.nn.Module.train = backward, switch
-    torch.amp.GradScaler.scale, torch.amp.GradScaler.unscale_ = scale_loss, unscale_gradients
