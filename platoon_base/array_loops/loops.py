@@ -55,6 +55,29 @@ class Value:
         self.array[...] = value
 
 
+class Shared:
+    """An array as a parameter of a center; see `platoon_base.parameters.Parameter`.
+
+    It is a copy on the host, also of values on a device.
+    """
+
+    def __init__(self, name: str, array: Array) -> None:
+        self.name, self._array = name, array
+
+    def borrow(self) -> Array:
+        return self._array
+
+    def give_back(self, array: Array) -> None:
+        if array is not self._array:
+            self._array[...] = array
+
+    def memory(self) -> Array:
+        return self._array
+
+    def on_device(self) -> None:
+        return None
+
+
 class Group:
     """Parameters, and moments of an optimizer, that one kind of step changes."""
 
@@ -276,13 +299,15 @@ class Loop:
 
     def _share(self, last: Any) -> None:
         named = [
-            (f"{number}/{name}" if len(self._groups) > 1 else name, array, i >= group.trained)
+            (Shared(f"{number}/{name}" if len(self._groups) > 1 else name, array), i >= group.trained)
             for number, group in enumerate(self._groups.values())
             for i, (name, array) in enumerate(zip(group.names, group.arrays))
         ]
-        self.rule, self._period = rule_for_loop(self._given, self._sync_every, [array.dtype for _, array, _ in named])
-        parameters = [(name, array) for name, array, moment in named if not moment]
-        moments = [(name, array) for name, array, moment in named if moment] if shares_moments(self.rule) else None
+        self.rule, self._period = rule_for_loop(
+            self._given, self._sync_every, [each.memory().dtype for each, _ in named]
+        )
+        parameters = [each for each, is_moment in named if not is_moment]
+        moments = [each for each, is_moment in named if is_moment] if shares_moments(self.rule) else None
         others = [group for key, group in self._groups.items() if key != last]
         before = [[array.copy() for array in group.arrays] for group in others]
         self.worker.init_shared_params(parameters, self.rule, moments=moments, on_nonfinite=self._on_nonfinite)
