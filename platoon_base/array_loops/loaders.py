@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.array_loops.loops import current
+from platoon_base.array_loops.loops import current, settle
 from platoon_base.array_loops.trees import tree_of
 from platoon_base.dealing import Cut, deal
 from platoon_base.errors import ConfigurationError
@@ -59,23 +59,26 @@ class Dealt:
         return getattr(vars(self)["_loader"], name)
 
     def __len__(self) -> int:
-        full, left = divmod(len(self._loader), self._worker.global_size)
-        return full + (left > 0)
+        workers = self._worker.global_size
+        full, left = divmod(len(self._loader), workers)
+        # Fewer rows than workers are divided together with the round before.
+        few = isinstance(self._loader, _Rows) and self._loader.after(full * workers) < workers
+        return full + (left > 0 and not (few and full))
 
     def __iter__(self) -> Iterator[Any]:
         worker, loop = self._worker, current()
-        if loop is not None:
-            loop.pass_begins(_length(self))
+        one = None if loop is None else loop.pass_begins(_length(self))
+        kind = self._loader.kind if isinstance(self._loader, _Rows) else self._number
         mine = deal(self._drawn(), worker.global_rank, worker.global_size, _ARRAYS)
         try:
             for batch in worker.loading(each() if isinstance(each, functools.partial) else each for each in mine):
-                loop = current()
-                if loop is not None:
-                    loop.draws(_rows_of(batch), self._number)
+                if loop is not None and one is not None:
+                    loop.draws(one, _rows_of(batch), kind)
                 yield batch
+            settle()
         finally:
-            if loop is not None:
-                loop.pass_ends()
+            if loop is not None and one is not None:
+                loop.pass_ends(one)
 
     def _drawn(self) -> Iterator[Any]:
         """Yield all batches, drawn from generators that all workers share, or how to read each."""
@@ -121,17 +124,22 @@ def is_loader(each: Any) -> bool:
 class _Rows:
     """Row numbers in batches, in a new order in each pass."""
 
-    def __init__(self, rows: int, size: int, shuffle: bool, seed: int) -> None:
-        self._rows, self._size, self._shuffle, self._seed = rows, size, shuffle, seed
+    def __init__(self, rows: int, size: int, shuffle: bool, seed: Sequence[int]) -> None:
+        self.kind = self._rows, self._size = rows, size
+        self._shuffle, self._seed = shuffle, seed
         self._passes = 0
 
     def __len__(self) -> int:
         return -(-self._rows // self._size)
 
+    def after(self, batches: int) -> int:
+        """Return the number of rows after so many batches."""
+        return self._rows - batches * self._size
+
     def __iter__(self) -> Iterator[Any]:
         order = np.arange(self._rows)
         if self._shuffle:
-            np.random.default_rng([self._seed, self._passes]).shuffle(order)
+            np.random.default_rng([*self._seed, self._passes]).shuffle(order)
         self._passes += 1
         for start in range(0, self._rows, self._size):
             yield order[start : start + self._size]
@@ -151,12 +159,14 @@ def batches(rows: int, size: int, *, shuffle: bool = True, seed: int | None = No
         The number of rows of a batch of one worker.
     shuffle : bool
     seed : int, optional
-        Of the order; the default is the job's seed.
+        Of the order. The default is the job's seed, with another order for each loader.
     """
     if not all(isinstance(n, (int, np.integer)) and n > 0 for n in (rows, size)):
         raise ConfigurationError(f"got batches({rows!r}, {size!r}): pass the number of rows, and of those of a batch")
-    worker = connect()
-    return Dealt(_Rows(int(rows), int(size), shuffle, worker.seed if seed is None else seed), worker, next(numbers))
+    worker, number = connect(), next(numbers)
+    return Dealt(
+        _Rows(int(rows), int(size), shuffle, [worker.seed, number] if seed is None else [seed]), worker, number
+    )
 
 
 numbers = itertools.count(1)  # Of the loaders of all trainings.
