@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
     from platoon_base.worker.agreed_state import RULES, State, agree, agree_in_step, default_rule_of, make_equal
     from platoon_base.worker.divergence import LossWatch
+    from platoon_base.worker.fit import Fit
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
     from platoon_base.worker.initial_values import (
         copy_first_values,
@@ -41,6 +42,7 @@ __all__ = [
     "BackEnds",
     "Connection",
     "ErrorFeedback",
+    "Fit",
     "FlatAllReduce",
     "FlatBuffers",
     "Identity",
@@ -67,6 +69,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "Fit": "platoon_base.worker.fit",
         "FlatAllReduce": "platoon_base.worker.flat_all_reduce",
         "FlatBuffers": "platoon_base.collectives.flat",
         "LossWatch": "platoon_base.worker.divergence",

@@ -65,6 +65,15 @@ class Advanced:
         require_part(part)
         self._sharing.require_served().sync_arrays(arrays, synchronous, part, timeout_s)
 
+    def enter_center(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Callable[[bool], None]:
+        """Do as `Worker.center_params` until the function returned is called.
+
+        With False it restores the parameters, with True they keep their present values.
+        """
+        self._connection.require_open()
+        shared = self._sharing.current
+        return (lambda keep: None) if shared is None else shared.enter_center(timeout_s)
+
     @property
     def round_under_way(self) -> bool:
         """Whether there is a round to complete; see `complete_round`."""

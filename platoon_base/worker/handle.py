@@ -210,12 +210,11 @@ class Worker:
 
         Without shared parameters, or with a single worker, nothing changes.
         """
-        self._connection.require_open()
-        if self._sharing.current is None:
+        leave = self.advanced.enter_center(timeout_s=timeout_s)
+        try:
             yield
-        else:
-            with self._sharing.current.center_values(timeout_s):
-                yield
+        finally:
+            leave(False)
 
     # Collective calls: every worker makes them, in the same order.
 

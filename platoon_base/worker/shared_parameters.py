@@ -365,15 +365,25 @@ class SharedParameters:
         # The hosts may be averaged even if the wait for workers used up the timeout.
         across_hosts.wait(met.number, max(deadline - awake(), min(timeout("stripe"), timeout_s)))
 
-    @contextlib.contextmanager
-    def center_values(self, timeout_s: float) -> Iterator[None]:
-        """Set the parameters to the center, or its average, within the block; then restore them."""
+    def enter_center(self, timeout_s: float) -> Callable[[bool], None]:
+        """Set the parameters to the center, or its average.
+
+        The result is a function that restores them; with True it keeps the present values.
+        """
         if self.center is None or self._alone():
-            yield
-            return
+            return lambda keep: None
         self.complete_round(timeout_s)
         with self._call_lock.take("center_params", timeout_s):
             own = _copies(self._borrow())
+
+        def leave(keep: bool) -> None:
+            if keep:
+                return
+            with self._call_lock.take("center_params", timeout_s):
+                arrays = self._borrow()
+                _restore(arrays, own)
+                self.parameters.give_back(arrays)
+
         try:
             with self._call_lock.take("center_params", timeout_s) as left_s:
                 arrays = self._borrow()
@@ -381,13 +391,11 @@ class SharedParameters:
                     self.center.read(arrays, True, left_s, averaged=True)
                 self.parameters.give_back(arrays)
             del arrays  # A back end copies memory that is still referenced.
-            self._progress.count_copy()
-            yield
-        finally:
-            with self._call_lock.take("center_params", timeout_s):
-                arrays = self._borrow()
-                _restore(arrays, own)
-                self.parameters.give_back(arrays)
+        except BaseException:
+            leave(False)
+            raise
+        self._progress.count_copy()
+        return leave
 
     def finish(self) -> None:
         """Wait until this worker's updates have reached the center."""

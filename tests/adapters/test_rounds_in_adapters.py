@@ -83,7 +83,7 @@ def test_keras_says_that_a_period_is_longer_than_the_epoch(run_keras):
         """
     ).require_success()
     for log in outcome.logs:
-        assert log.count("an epoch has 4 batches, so every_n_batches=50 is never reached") == 1, log
+        assert log.count("4 batches preceded an evaluation, so every_n_batches=50 is never reached") == 1, log
 
 
 @pytest.mark.keras
@@ -153,7 +153,7 @@ def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the
     """By ASGD the center is the first value and the progress of all."""
     outcome = run_lasagne(script_path("rounds_in_adapters_lasagne_evaluates_what_was_learned")).require_success()
     for rank, log in enumerate(outcome.logs):
-        told = f"there are {2 + rank} batches before an evaluation, so every_n_batches=50 is never reached"
+        told = f"{2 + rank} batches preceded an evaluation, so every_n_batches=50 is never reached"
         assert log.count(told) == 1, log
 
 
@@ -190,7 +190,7 @@ def test_blocks_completes_a_round_after_its_part_of_the_period(run_blocks):
 def test_blocks_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_blocks):
     outcome = run_blocks(script_path("rounds_in_adapters_blocks_evaluates_what_was_learned")).require_success()
     for log in outcome.logs:
-        assert log.count("5 batches preceded an evaluation, fewer than every_n_batches=50") == 1, log
+        assert log.count("5 batches preceded an evaluation, so every_n_batches=50 is never reached") == 1, log
 
 
 @needs_blocks
