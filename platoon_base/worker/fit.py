@@ -24,7 +24,33 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 
-class Fit:
+class Hooks:
+    """What a framework adds to the steps of a `Fit`."""
+
+    worker: Worker
+    timeout_s: float
+
+    def is_ready(self) -> bool:
+        """Make the parameters readable; return False to leave a synchronization out."""
+        return True
+
+    def values_changed(self) -> None:
+        """Adapt parameters that a synchronization or a copy has changed."""
+
+    def marks(self) -> object:
+        """Return marks of the values, to find whether the script sets others in the center."""
+        return None
+
+    def share_values(self) -> None:
+        """Share values that the script has set in the center."""
+        self.worker.copy_to_global(timeout_s=self.timeout_s)
+
+    def cast(self) -> None:
+        """Send this worker's vote to stop."""
+        self.worker.advanced.stop_votes.cast()
+
+
+class Fit(Hooks):
     """The state of one training; without a rule there is no center, and the order is the same.
 
     ::
@@ -55,27 +81,6 @@ class Fit:
         self._marks: object = None
         self._all_met = False  # They entered the center together.
         self._losses = LossWatch(worker.global_rank)
-
-    # Hooks of a framework, which these defaults leave out.
-
-    def is_ready(self) -> bool:
-        """Make the parameters readable; return False to leave a synchronization out."""
-        return True
-
-    def values_changed(self) -> None:
-        """Adapt parameters that a synchronization or a copy has changed."""
-
-    def marks(self) -> object:
-        """Return marks of the values, to find whether the script sets others in the center."""
-        return None
-
-    def share_values(self) -> None:
-        """Share values that the script has set in the center."""
-        self.worker.copy_to_global(timeout_s=self.timeout_s)
-
-    def cast(self) -> None:
-        """Send this worker's vote to stop."""
-        self.worker.advanced.stop_votes.cast()
 
     # The start.
 
@@ -201,14 +206,9 @@ class Fit:
                 return combined
             self.ranks = list(ranks)
 
-    def evaluation_ends(self) -> None:
-        """Record that the present step was evaluated, and return to the worker's own values."""
-        self._validated_at = self.steps
-        self.leave()
-
     @contextlib.contextmanager
     def evaluation(self, meet: Callable[[], Sequence[int] | None]) -> Iterator[bool]:
-        """Evaluate within the ``with`` block, if its value is true; see `evaluation_begins`."""
+        """Evaluate within the ``with`` block, if its value is true; then return to own values."""
         begun = self.evaluation_begins(meet)
         try:
             yield begun
@@ -217,7 +217,8 @@ class Fit:
             self.leave()
             raise
         if begun:
-            self.evaluation_ends()
+            self._validated_at = self.steps
+            self.leave()
 
     def end_round(self) -> None:
         """Let the center have the latest steps, before all workers meet."""

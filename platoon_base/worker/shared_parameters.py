@@ -20,7 +20,7 @@ from platoon_base.device_arrays import is_device_array, memory_order
 from platoon_base.devices.checks import some_names, warn_if_not_on_device
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
-from platoon_base.parameters import Parameters, assign
+from platoon_base.parameters import Borrowed, Parameters, assign
 from platoon_base.rules.center import (
     Adopt,
     Rule,
@@ -374,14 +374,14 @@ class SharedParameters:
             return lambda keep: None
         self.complete_round(timeout_s)
         with self._call_lock.take("center_params", timeout_s):
-            own = _copies(self._borrow())
+            own = self._borrow().copies()
 
         def leave(keep: bool) -> None:
             if keep:
                 return
             with self._call_lock.take("center_params", timeout_s):
                 arrays = self._borrow()
-                _restore(arrays, own)
+                arrays.restore(own)
                 self.parameters.give_back(arrays)
 
         try:
@@ -423,9 +423,9 @@ class SharedParameters:
         if self.center is not None:
             self.center.close()
 
-    def _borrow(self) -> Sequence[Any]:
+    def _borrow(self) -> Borrowed:
         if self.center is None or not self.center.on_device:
-            return list(self.parameters.borrow())
+            return self.parameters.borrow()
         arrays = self.parameters.borrow_on_device()
         if self._layout.has(arrays):
             return arrays
@@ -436,7 +436,7 @@ class SharedParameters:
             )
         return arrays
 
-    def _borrow_as_shared(self) -> Sequence[Any]:
+    def _borrow_as_shared(self) -> Borrowed:
         arrays = self._borrow()
         self._layout.require(arrays, self.center)
         return arrays
@@ -569,15 +569,3 @@ def require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
             raise NonFiniteError(
                 f"{spec.name} has a NaN or an infinity, which must not enter the center; initialise the model again"
             )
-
-
-def _copies(arrays: Any) -> Any:
-    return arrays.copies() if hasattr(arrays, "copies") else [array.copy() for array in arrays]
-
-
-def _restore(arrays: Any, copies: Any) -> None:
-    if hasattr(arrays, "restore"):
-        arrays.restore(copies)
-        return
-    for array, value in zip(arrays, copies):
-        assign(array, value)

@@ -20,7 +20,7 @@ OWN = ("step", "vote", "save in the center", "enter and leave", "fail while savi
 class Handle:
     """The calls of a `Worker` that a fit makes, on one number and a center that nobody else changes."""
 
-    late = should_stop = False
+    late = should_stop = is_lost = False
 
     def __init__(self, rank=0, rule=None, overlap=False):
         self.global_rank, self.rule, self.overlap = rank, rule, overlap
@@ -60,6 +60,8 @@ class Handle:
             self.in_center = False
             if not keep:
                 self.value = own
+            if self.is_lost:
+                raise PlatoonError("lost")
 
         return leave
 
@@ -315,20 +317,14 @@ def test_an_abandoned_training_leaves_the_center_in_the_model():
     assert not fit.worker.in_center
 
 
-def test_own_values_are_back_at_exit_even_if_one_worker_is_lost():
-    from platoon_base.worker import fit as module
-
+def test_own_values_are_back_at_exit_even_if_one_worker_is_lost(monkeypatch):
+    registered = []
+    monkeypatch.setattr("atexit.register", registered.append)
     fits = [fit_of(EASGD(), rank=rank) for rank in range(2)]
+    fits[0].worker.is_lost = True
     for fit in fits:
         train(fit)
         fit.enter()
-    lost = fits[0]._leave
-
-    def fail(keep):
-        lost(keep)
-        raise PlatoonError("lost")
-
-    fits[0]._leave = fail
-    module._leave_all()
+    registered[-1]()
     assert [fit.worker.value for fit in fits] == [1.0, 2.0]
-    assert not module._in_center
+    assert not any(fit.in_center for fit in fits)
