@@ -13,6 +13,7 @@ from platoon_base.worker.array_sums import Summed, sum_arrays
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.rounds import require_part
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
+from platoon_base.worker.shared_parameters import SharedParameters
 from platoon_base.worker.sharing import Sharing
 from platoon_base.worker_process.apart import Intent, intend
 
@@ -42,7 +43,17 @@ class Advanced:
     @property
     def shares(self) -> bool:
         """Whether there is a center: not with one worker, nor before parameters are shared."""
-        return self._sharing.current is not None and self._sharing.current.center is not None
+        return self.shared is not None
+
+    @property
+    def shared(self) -> SharedParameters | None:
+        """The shared parameters, if there is a center."""
+        shared = self._sharing.current
+        return None if shared is None or shared.center is None else shared
+
+    def served(self) -> SharedParameters | None:
+        """Return `shared`; raise `WorkerLostError` if the controller is lost."""
+        return self._sharing.require_served() if self.shares else None
 
     @property
     def sharing(self) -> int:
@@ -63,22 +74,12 @@ class Advanced:
         they are changed in place.
         """
         require_part(part)
-        self._sharing.require_served().sync_arrays(arrays, synchronous, part, timeout_s)
-
-    def enter_center(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Callable[[bool], None]:
-        """Do as `Worker.center_params` until the function returned is called.
-
-        With False it restores the parameters, with True they keep their present values.
-        """
-        self._connection.require_open()
-        shared = self._sharing.current
-        return (lambda keep: None) if shared is None else shared.enter_center(timeout_s)
+        self._sharing.require_served().sync(arrays, synchronous=synchronous, part=part, timeout_s=timeout_s)
 
     @property
     def round_under_way(self) -> bool:
         """Whether there is a round to complete; see `complete_round`."""
-        rounds = None if self._sharing.current is None else self._sharing.current.rounds
-        return rounds is not None and rounds.under_way
+        return self.shared is not None and self.shared.round_under_way
 
     def complete_round(self, arrays: Sequence[Any] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Complete the latest round of a rule that overlaps rounds with training.

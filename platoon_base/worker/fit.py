@@ -130,13 +130,11 @@ class Fit(Hooks):
             )
         since, self._synced_at = self.steps - self._synced_at, self.steps
         self._longest = self.every_n or max(self._longest, since)
-        if not self.worker.advanced.shares or not self.is_ready():
+        shared = self.worker.advanced.served()
+        if shared is None or not self.is_ready():
             return
         part = min(1.0, since / self._longest) if self._longest else 1.0
-        if arrays is None:
-            self.worker.sync_params(part=part, whole=whole, timeout_s=self.timeout_s)
-        else:
-            self.worker.advanced.sync_arrays(arrays, part=part, timeout_s=self.timeout_s)
+        shared.sync(arrays, part=part, whole=whole, timeout_s=self.timeout_s)
         self.values_changed()
         self.synced |= not self.ended
 
@@ -260,8 +258,9 @@ class Fit(Hooks):
         if not _in_center:
             atexit.unregister(_leave_all)
             atexit.register(_leave_all)
-        self._leave = self.worker.advanced.enter_center(timeout_s=self.timeout_s)
-        if self.worker.advanced.shares:
+        shared = self.worker.advanced.shared
+        self._leave = (lambda keep: None) if shared is None else shared.enter_center(self.timeout_s)
+        if shared is not None:
             _in_center[self.worker] = self
         self.values_changed()
         self._marks = self.marks()

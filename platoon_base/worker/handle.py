@@ -143,7 +143,7 @@ class Worker:
             If ``on_nonfinite="raise"`` and a value that is not finite was kept out of the center.
         """
         require_part(part)
-        self._sharing.require_served().sync(synchronous, part, timeout_s, whole)
+        self._sharing.require_served().sync(synchronous=synchronous, part=part, whole=whole, timeout_s=timeout_s)
 
     def copy_to_local(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Copy the center to the parameters: parameters := center."""
@@ -210,7 +210,9 @@ class Worker:
 
         Without shared parameters, or with a single worker, nothing changes.
         """
-        leave = self.advanced.enter_center(timeout_s=timeout_s)
+        self._connection.require_open()
+        shared = self.advanced.shared
+        leave = (lambda keep: None) if shared is None else shared.enter_center(timeout_s)
         try:
             yield
         finally:

@@ -34,7 +34,14 @@ class Handle:
     def together(self, name):
         self.met.append(name)
 
-    def sync_params(self, part=1.0, whole=False, timeout_s=0):
+    @property
+    def shared(self):
+        return self if self.shares else None
+
+    def served(self):
+        return self.shared
+
+    def sync(self, arrays=None, part=1.0, whole=False, timeout_s=0):
         assert not self.in_center, "a synchronization inside an evaluation"
         self.calls.append("sync")
         self.parts.append(part)
@@ -43,17 +50,13 @@ class Handle:
             self.round_under_way = self.overlap and not whole
         self.center = self.value
 
-    def sync_arrays(self, arrays, part=1.0, timeout_s=0):
-        self.sync_params(part)
-
     def complete_round(self, arrays=None, timeout_s=0):
         assert not self.in_center
         self.calls.append("complete")
         self.round_under_way = False
 
     def enter_center(self, timeout_s=0):
-        if not self.shares:
-            return lambda keep: None
+        assert self.shares
         own, self.value, self.in_center = self.value, self.center, True
 
         def leave(keep):
@@ -67,7 +70,7 @@ class Handle:
 
     @contextlib.contextmanager
     def center_params(self, timeout_s=0):
-        leave = self.enter_center()
+        leave = self.enter_center() if self.shares else lambda keep: None
         try:
             yield
         finally:
