@@ -74,7 +74,7 @@ class Fit(Hooks):
         # The ranks at the latest meeting of all workers.
         self.ranks: list[int] = []
         self.steps = self._synced_at = self._evaluated_at = self._longest = 0
-        self._validated_at = -1
+        self._validated_at, self._overlap = -1, 0.0
         # synced: the rule was applied before the end. voted: a vote is permanent.
         self.synced = self.voted = self.ended = False
         self._leave: Callable[[bool], None] | None = None  # Set while the center is in the parameters.
@@ -87,6 +87,7 @@ class Fit(Hooks):
     def begin(self, rule: Rule | None, every_n: int | None = None) -> None:
         """Begin at the present step, once the parameters are shared; see `start_training`."""
         self.rule, self.every_n = rule, every_n
+        self._overlap = overlap_of(rule)
         self._synced_at = self._evaluated_at = self.steps
         self._validated_at = -1
         self.synced = self.ended = False
@@ -114,9 +115,9 @@ class Fit(Hooks):
 
     def complete_round(self, arrays: Sequence[Any] | None = None) -> None:
         """Complete a round that overlaps with training after its part of the period."""
-        if not self.worker.advanced.round_under_way:
+        if not self._overlap or not self.worker.advanced.round_under_way:
             return
-        if part_is_over(overlap_of(self.rule), self.steps - self._synced_at, self.every_n or self._longest):
+        if part_is_over(self._overlap, self.steps - self._synced_at, self.every_n or self._longest):
             self.is_ready()
             self.worker.advanced.complete_round(arrays, timeout_s=self.timeout_s)
             self.values_changed()
