@@ -30,7 +30,7 @@ def test_keras_averages_of_weights_are_shared_with_the_moments(run_keras):
 def test_keras_leaves_the_average_that_was_validated(run_keras):
     """By the default rule; the log says by how much steps are scaled, on the first worker."""
     outcome = run_keras(script_path("rounds_in_adapters_keras_the_average_is_validated_and_left")).require_success()
-    said = "with 2 workers steps are 2.83 times as long"
+    said = "with 2 workers, steps are 2.83 times as long"
     assert [said in log for log in outcome.logs] == [True, False]
 
 
