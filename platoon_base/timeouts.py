@@ -85,6 +85,7 @@ ROWS = {
     "fetch": Row(5.0, "A center that another host does not send is requested after this time."),
     "link": Row(6.0, "A host is named in a warning if its link does not open, or carries nothing."),
     "unlinked": Row(25.0, "After that warning, a host that never had the link is lost."),
+    "tracker": Row(60.0, "A tracker of experiments may begin its run, and end it."),
     "restart": Row(1.0, "A courier that failed is started again."),
 }
 _ALIASES = {TIMEOUT_S: "wait", HOSTS_EVERY_S: "exchange"}

@@ -73,7 +73,11 @@ class ControlServer:
         if isinstance(request, (msg.Watch, msg.AskStory, msg.EndJob)) and self._answer_observer is not None:
             self._reply(SendReply(Requester(peer, request_id), self._answer_observer(request)))
             return
-        if isinstance(request, msg.Report) and (reporter := self.coordinator.roster.of_peer(peer)) is not None:
+        if (
+            isinstance(request, msg.Report)
+            and not request.settings
+            and (reporter := self.coordinator.roster.of_peer(peer)) is not None
+        ):
             self._on_report(request.metrics, reporter.rank)
         self.carry_out(self.coordinator.handle(peer, request_id, request, now))
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from platoon_base.controller.outcome import Result, Snapshot
 
-__all__ = ["Observed", "Observer", "Observers", "Tracker"]
+__all__ = ["Observed", "Observer", "Observers", "Option"]
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,10 @@ class Observer(Protocol):
     name: str  # for a warning
     opening: str  # a line to print before the job; may be empty
 
+    @property
+    def limit_s(self) -> float | None:
+        """Seconds for its end; None for no limit."""
+
     def take(self, snapshot: Snapshot) -> None: ...
 
     def close(self, result: Result | None = None) -> None: ...
@@ -38,9 +42,10 @@ class Observed(NamedTuple):
     script: str
     command: str
     folder: Path  # of its logs
+    settings: Mapping[str, float | str] = MappingProxyType({})  # what the job was started with
 
 
-class Tracker(NamedTuple):
+class Option(NamedTuple):
     """An option of `platoon launch`, and how its value makes an observer."""
 
     option: Callable[[Any], Any]
@@ -49,55 +54,73 @@ class Tracker(NamedTuple):
 
 
 class Observers:
-    """Passes snapshots to observers in a thread, as a disk may block them; a context manager.
+    """Passes snapshots to observers, each in a thread of its own; a context manager.
 
-    Set `result` before the end of the ``with`` block.
+    A disk or a server may block an observer. Set `result` before the end of the ``with`` block.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
-        self._failed: list[Observer] = []
-        self._latest: Snapshot | None = None
-        self._is_new, self._ended = threading.Event(), False
-        self._thread = threading.Thread(target=self._run, name="observers", daemon=True)
+        self._threads = [_Thread(observer) for observer in observers]
         self.result: Result | None = None
 
     def __enter__(self) -> Observers:
-        self._thread.start()
+        for each in self._threads:
+            each.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended = True
-        self._is_new.set()
-        self._thread.join()
-        for observer in self._observers:
-            self._guarded(observer, observer.close, self.result)
+        for each in self._threads:
+            each.end(self.result)
 
     def take(self, snapshot: Snapshot) -> None:
         # A running job changes its participants.
         participants = [copy.copy(participant) for participant in snapshot.participants]
-        self._latest = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
+        latest = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
+        for each in self._threads:
+            each.take(latest)
+
+
+class _Thread(threading.Thread):
+    """Calls one observer with the latest snapshot, and at the end with the result."""
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__(name=f"observer {observer.name}", daemon=True)
+        self._observer = observer
+        self._latest: Snapshot | None = None
+        self._is_new, self._ended, self._failed = threading.Event(), False, False
+        self._result: Result | None = None
+
+    def take(self, snapshot: Snapshot) -> None:
+        self._latest = snapshot
         self._is_new.set()
 
-    def _run(self) -> None:
+    def end(self, result: Result | None) -> None:
+        self._result, self._ended = result, True
+        self._is_new.set()
+        limit_s = self._observer.limit_s
+        self.join(limit_s)
+        if self.is_alive():
+            log.warning("%s has not ended within %g s; the job ends without it", self._observer.name, limit_s)
+
+    def run(self) -> None:
         ended, taken = False, None
         while not ended:
             self._is_new.wait()
             self._is_new.clear()
             ended, latest = self._ended, self._latest
-            for observer in self._observers:
-                if latest is not None and latest is not taken and observer not in self._failed:
-                    self._guarded(observer, observer.take, latest)
+            if latest is not taken and not self._failed:
+                self._guarded(self._observer.take, latest)
             taken = latest
+        self._guarded(self._observer.close, self._result)
 
-    def _guarded(self, observer: Observer, call: Callable[[Any], None], value: Any) -> None:
+    def _guarded(self, call: Callable[[Any], None], value: Any) -> None:
         try:
             call(value)
         except Exception as exc:
-            if observer not in self._failed:  # One that failed before cannot end in order.
-                self._failed.append(observer)
-                what = (observer.name, type(exc).__name__, exc)
+            if not self._failed:  # One that failed before cannot end in order.
+                self._failed = True
+                what = (self._observer.name, type(exc).__name__, exc)
                 is_bug = not isinstance(exc, OSError)  # A full disk is none.
                 log.warning("stopped writing for %s: %s: %s", *what, exc_info=is_bug)

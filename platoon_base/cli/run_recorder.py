@@ -138,7 +138,7 @@ class Lane:
 
 
 class RunRecorder:
-    """Records snapshots of a job; `platoon_base.cli.run_report` draws them.
+    """Records snapshots of a job; `platoon_base.cli.trackers.report` draws them.
 
     In collective calls on arrays all workers wait for the slowest one. They leave together, so the exchange took as
     long as the shortest of their calls, and the rest of the others' calls was waiting.

@@ -40,7 +40,7 @@ _TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # maximum output per worker and pol
 class Screen:
     """Shows a running job on a console; an observer, and a context manager."""
 
-    name, opening = "the screen", ""
+    name, opening, limit_s = "the screen", "", None
 
     def __init__(
         self,

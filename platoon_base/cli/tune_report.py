@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.cli.charts import NO_CHARTS, add_legend, as_svg, has_charts, limit, named
-from platoon_base.cli.run_report import document, embedded
 from platoon_base.cli.table import aligned
+from platoon_base.cli.trackers.report import document, embedded
 from platoon_base.cli.tune import Method, Point, Run, Study, Tuning, Watched, value_at
 from platoon_base.frameworks.registered import registered
 from platoon_base.job.starting import thread_limits

@@ -48,6 +48,7 @@ class Snapshot(NamedTuple):
     # Workers whose script has raised an exception; their processes may still run.
     failing: Collection[int] = ()
     reported_in: Mapping[str, int] = {}  # the epoch of each value
+    settings: Mapping[str, float | str] = MappingProxyType({})  # hyperparameters; empty in an observer
 
     def to_message(self) -> msg.Seen:
         """Return a message for observers of the job, without the failures."""

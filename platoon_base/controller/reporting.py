@@ -69,6 +69,7 @@ class Reporting:
             saved_checkpoints=tally.written,
             phases={rank: self._job_state.phases(rank) for rank in coordinator.roster},
             reported_in=dict(self._epochs),
+            settings=coordinator.settings,
         )
 
     def spent(self) -> Spent:

@@ -150,6 +150,12 @@ class Coordinator:
     def reported(self) -> Mapping[str, float | str]:
         return self._records.reported
 
+    @property
+    def settings(self) -> Mapping[str, float | str]:
+        """Hyperparameters, with the rule of the shared parameters."""
+        shared = {} if self.shared is None else {"rule": self.shared.settings or self.shared.rule}
+        return {**shared, **self._records.settings}
+
     # One method a request, one for all collective calls.
 
     @singledispatchmethod

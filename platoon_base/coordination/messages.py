@@ -66,7 +66,7 @@ __all__ = [
     "Withdraw",
 ]
 
-PROTOCOL = 13
+PROTOCOL = 14
 MAX_BYTES = 1 << 22  # Control messages are small: arrays use shared memory.
 MAX_VALUE_BYTES = 2048  # The values of 1,024 workers fit into one message.
 MAX_KEPT_BYTES = 1 << 18  # All kept values of a worker are returned in one message.
@@ -232,6 +232,7 @@ _RELEASE_TITLES = {
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
     metrics: Annotated[dict[str, Union[int, float, str]], msgspec.Meta(max_length=MAX_REPORTED)]
+    settings: bool = False  # Hyperparameters, which trackers show, and not results.
 
 
 class StopVote(Message, frozen=True, kw_only=True, tag="stop-vote"):

@@ -9,19 +9,26 @@ __all__ = ["Records"]
 
 
 class Records:
-    """Bounded tables; each call returns the reply. ``reported`` has the last value of each name."""
+    """Bounded tables; each call returns the reply. ``reported`` has the last value of each name.
+
+    ``settings`` are the hyperparameters that workers have described.
+    """
 
     def __init__(self) -> None:
         self.reported: dict[str, float | str] = {}
+        self.settings: dict[str, float | str] = {}
         # For each name the first fingerprint and its rank.
         self._fingerprints: dict[str, tuple[str, int]] = {}
 
     def report(self, request: msg.Report) -> msg.Reply:
-        reported = {**self.reported, **request.metrics}
+        reported = {**(self.settings if request.settings else self.reported), **request.metrics}
         if len(reported) > msg.MAX_REPORTED:
             text = f"got {len(reported)} different names of reported values, and the limit is {msg.MAX_REPORTED}"
             return msg.Failure(kind="ConfigurationError", message=f"{text}: use the same names in each report")
-        self.reported = reported
+        if request.settings:
+            self.settings = reported
+        else:
+            self.reported = reported
         return msg.Done()
 
     def compare(self, request: msg.Same, rank: int) -> msg.Reply:

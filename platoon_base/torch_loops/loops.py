@@ -293,7 +293,7 @@ class SyncLoop(Loop):
             if gradient.layout is torch.strided and gradient.any():
                 mark = checksum(gradient.detach().float().cpu().numpy(), mark)
         marks = self.worker.gather(mark, name="first gradients")
-        if mark and len(set(marks)) == 1 and not self.worker.global_rank:
+        if mark and len(marks) > 1 and len(set(marks)) == 1 and not self.worker.global_rank:
             warn_once(
                 f"the first gradients are equal on all {len(marks)} workers, so each trains on "
                 "the same rows: pass the DataLoader to prepare too, or divide the rows with "

@@ -119,7 +119,21 @@ def _prepared(objects: Any, kinds: list[str], worker: Worker, settings: Any) -> 
             f"got prepare with {settings} after one with {loop.settings}: pass equal settings in all calls for one loop"
         )
     loop.add(of["model"], of["averaged"], of["optimizer"])
+    _describe(of, worker, settings)
     return [_changed(each, kind, worker, loop) for each, kind in zip(objects, kinds)]
+
+
+def _describe(of: dict[str, list[Any]], worker: Worker, settings: Any) -> None:
+    """Send what the loop is trained with to trackers."""
+    mode, strategy, sync_every, scaling, _ = settings
+    found: dict[str, Any] = {"mode": mode, "strategy": strategy, "sync_every": sync_every, "scaling": scaling}
+    for optimizer in of["optimizer"][:1]:
+        found.update(optimizer=type(optimizer).__name__, learning_rate=float(optimizer.param_groups[0]["lr"]))
+    for loader in of["loader"][:1]:
+        found["batch_size"] = loader.batch_size
+    if of["model"]:
+        found["parameters"] = sum(each.numel() for model in of["model"] for each in model.parameters())
+    worker.advanced.describe(**found)
 
 
 def _changed(each: Any, kind: str, worker: Worker, loop: Loop) -> Any:

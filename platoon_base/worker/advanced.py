@@ -122,6 +122,19 @@ class Advanced:
         """
         self._connection.client.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
 
+    def describe(self, **settings: Any) -> None:
+        """Send hyperparameters to the launcher, for `platoon launch --tracker`; only the leader does.
+
+        Those that are None are left out.
+        """
+        if self._connection.identity.rank == self._connection.job_state.leader:
+            plain = {
+                name: value if isinstance(value, (bool, int, float, str)) else str(value)
+                for name, value in settings.items()
+                if value is not None
+            }
+            self._connection.client.ask(msg.Report(metrics=plain, settings=True), msg.Done, DEFAULT_TIMEOUT_S)
+
     def begin_averages(self) -> None:
         """Begin a training with averaged gradients; see `Connection.require_same_mode`."""
         self._connection.require_same_mode("averaged gradients")

@@ -204,12 +204,23 @@ def _scale_rate(optimizer: Any, how: str, size: int) -> None:
             f"got scaling={how!r} and the schedule {type(schedule_of(optimizer)).__name__} of the learning rate: "
             "scale its rates where it is made, by scale_learning_rate(rate), and leave scaling out"
         )
+    rate = _rate_of(optimizer) * factor / before
     if hasattr(keras, "ops"):
-        optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * factor / before
+        optimizer.learning_rate = rate
     else:
-        rate = getattr(optimizer, "learning_rate" if hasattr(optimizer, "learning_rate") else "lr")
-        keras.backend.set_value(rate, float(keras.backend.get_value(rate)) * factor / before)
+        keras.backend.set_value(_variable_of_rate(optimizer), rate)
     _factors[optimizer] = factor
+
+
+def _variable_of_rate(optimizer: Any) -> Any:
+    """Return the variable of an optimizer of Keras 2."""
+    return getattr(optimizer, "learning_rate" if hasattr(optimizer, "learning_rate") else "lr")
+
+
+def _rate_of(optimizer: Any) -> float:
+    if hasattr(keras, "ops"):
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    return float(keras.backend.get_value(_variable_of_rate(optimizer)))
 
 
 def _scale_schedules(model: Any, worker: Worker) -> None:
@@ -242,8 +253,25 @@ def _fit(plain: Any, model: Any, *args: Any, **options: Any) -> Any:
         # Other back ends build the model before the first callback.
         if keras.backend.backend() == "tensorflow":
             build(model, values)
+    _describe(model, values, settings)
     values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
     return plain(model, **_by_name(bound))
+
+
+def _describe(model: Any, values: dict[str, Any], settings: _Settings) -> None:
+    """Send what a fit trains with to trackers."""
+    optimizers = all_optimizers(model)
+    settings.worker.advanced.describe(
+        mode=settings.mode_of(model),
+        strategy=settings.strategy,
+        sync_every=settings.sync_every,
+        scaling=settings.scaling,
+        optimizer=", ".join(type(each).__name__ for each in optimizers) or None,
+        learning_rate=_rate_of(optimizers[0]) if optimizers else None,
+        batch_size=values.get("batch_size"),
+        epochs=values.get("epochs", 1),
+        parameters=model.count_params() if model.built else None,
+    )
 
 
 def _train_on_batch(plain: Any, model: Any, *args: Any, **options: Any) -> Any:

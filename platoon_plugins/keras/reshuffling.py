@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -124,6 +125,8 @@ class _Keras3Inputs:
             # Keras would make a tensor of the rows, which copies them.
             order = kind(rows, batch_size=batch_size, shuffle=True)
             adapter.get_tf_dataset = lambda: self._dataset(order)
+        if keras.backend.backend() == "jax" and _is_on_device():
+            adapter.get_jax_iterator = lambda: _one_ahead(kind.get_jax_iterator(adapter))
         _read_from(self._iterator, adapter)
 
     def _dataset(self, order: Any) -> Any:
@@ -143,6 +146,23 @@ class _Keras3Inputs:
 
         parallel = tf.data.AUTOTUNE
         return order.get_tf_dataset().map(batch, num_parallel_calls=parallel).prefetch(parallel)
+
+
+def _is_on_device() -> bool:
+    """Return whether JAX computes on devices, which leave the processor time to read ahead."""
+    import jax
+
+    return bool(jax.default_backend() != "cpu")
+
+
+def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches while a thread reads the next one."""
+    # The first is read while the caller waits, so an order is drawn where it always was.
+    with ThreadPoolExecutor(1, "platoon-rows") as thread:
+        coming = thread.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield batch
 
 
 class _Keras2Inputs:

@@ -328,3 +328,39 @@ def begin():
 require_failure(begin)
 """
     )
+
+
+def test_each_row_is_read_once_while_a_thread_reads_ahead(run):
+    """Also with a shorter last batch, and after a fit that ends within an epoch; no thread stays."""
+    run(
+        """
+import threading
+import jax
+from platoon_plugins.keras import prepare
+
+class Ahead(keras.callbacks.Callback):
+    def __init__(self, last=None):
+        super().__init__()
+        self.seen, self.last = set(), last
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen |= {thread.name for thread in threading.enumerate() if "platoon-rows" in thread.name}
+        self.model.stop_training = batch == self.last
+
+class Sum(keras.metrics.Sum):
+    def update_state(self, y, p, sample_weight=None):
+        return super().update_state(y)
+
+rows = 43 * size
+x, y = np.ones((rows, 1), "float32"), 2.0 ** (np.arange(rows) % 20)
+inputs = keras.Input((1,))
+model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+model.compile("sgd", "mse", metrics=[Sum(name="total")])
+prepare(model)
+ahead = Ahead()
+history = model.fit(x, y.astype("float32"), batch_size=4, epochs=3, verbose=0, callbacks=[ahead])
+assert history.history["total"] == [y.sum()] * 3, (history.history, y.sum())
+assert bool(ahead.seen) == (jax.default_backend() != "cpu"), ahead.seen
+model.fit(x, y, batch_size=4, epochs=3, verbose=0, callbacks=[Ahead(last=2)])
+assert not [thread.name for thread in threading.enumerate() if "platoon-rows" in thread.name]
+        """
+    )

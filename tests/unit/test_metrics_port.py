@@ -16,7 +16,7 @@ from scripts_here import script_path
 from watching import PATIENCE_S, until
 
 from platoon_base.cli.commands.launch import command
-from platoon_base.cli.metrics_port import MetricsPort
+from platoon_base.cli.trackers.prometheus import MetricsPort
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant

@@ -9,7 +9,7 @@ import pytest
 from platoon_base.cli.charts import INK, Series, chart, timeline
 from platoon_base.cli.observers import Observers
 from platoon_base.cli.run_recorder import Lane, Point, RunRecorder, Shares, Value
-from platoon_base.cli.run_report import About, RunReport, page
+from platoon_base.cli.trackers.report import About, RunReport, page
 from platoon_base.coordination.story import Entry
 
 pytestmark = pytest.mark.base

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from platoon_base.cli.run_recorder import RunRecorder, Shares, rates
-from platoon_base.cli.run_report import straggler_of, verdict
 from platoon_base.cli.stragglers import StragglerWatch
+from platoon_base.cli.trackers.report import straggler_of, verdict
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from scripts_here import script_path
 
 from platoon_base.cli.commands.launch import command
-from platoon_base.cli.tensorboard import EventFiles
+from platoon_base.cli.observers import Observed
+from platoon_base.cli.tracked_run import TrackedRun
+from platoon_base.cli.trackers.tensorboard import Tracker
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant
@@ -41,13 +43,23 @@ def events_in(folder):
             data = data[16 + size :]
 
 
+COUNTS = {"workers", "failures", "checkpoints", "settings/text_summary"}
+
+
 def scalars(folder):
-    """Return (name, step, value) of all events in the files of a folder."""
+    """Return (name, step, value) of all events in the files of a folder, but for the counts of the job."""
     return [
         (value.tag, event.step, round(value.simple_value, 4))
         for event in events_in(folder)
         for value in event.summary.value
+        if value.tag not in COUNTS
     ]
+
+
+def event_files(folder, every_s):
+    """Return the observer that ``--tensorboard`` makes."""
+    job = Observed("train.py", "train.py", folder)
+    return TrackedRun("TensorBoard", lambda name, logs: Tracker(name, logs, folder), job, every_s)
 
 
 @pytest.fixture
@@ -67,7 +79,7 @@ def _snapshot(started, steps, loss, reported):
 
 @needs_writer
 def test_workers_and_reported_values_are_runs_of_their_own(tmp_path, snapshot):
-    with contextlib.closing(EventFiles(tmp_path, every_s=0.0)) as events:
+    with contextlib.closing(event_files(tmp_path, every_s=0.0)) as events:
         events.take(snapshot(0, math.nan, {}))
         events.take(snapshot(100, 0.5, {"val": 0.25, "note": "text"}))
         events.take(snapshot(100, 0.5, {"val": 0.25, "note": "text"}))
@@ -84,7 +96,7 @@ def test_workers_and_reported_values_are_runs_of_their_own(tmp_path, snapshot):
 
 @needs_writer
 def test_the_end_of_a_course_is_written(tmp_path, snapshot):
-    with contextlib.closing(EventFiles(tmp_path, every_s=1e6)) as events:
+    with contextlib.closing(event_files(tmp_path, every_s=1e6)) as events:
         events.take(snapshot(100, 0.5, {}))
         events.take(snapshot(300, 0.125, {}))
     assert [each[1:] for each in scalars(tmp_path / "worker0") if each[0] == "loss"] == [(100, 0.5), (300, 0.125)]
@@ -92,7 +104,7 @@ def test_the_end_of_a_course_is_written(tmp_path, snapshot):
 
 @needs_writer
 def test_a_course_that_is_written_only_at_the_end_is_in_the_file(tmp_path, snapshot):
-    events = EventFiles(tmp_path, every_s=1e6)
+    events = event_files(tmp_path, every_s=1e6)
     events.take(snapshot(0, 0.5, {}))
     events.take(snapshot(300, 0.125, {}))
     events.close()
@@ -106,7 +118,7 @@ def test_files_of_a_job_that_is_started_again_sort_after_those_before(tmp_path, 
     now = time.time_ns()
     for start in range(5):
         monkeypatch.setattr(time, "time_ns", lambda start=start: now + start * (10**6 + clock * 10**9))
-        with contextlib.closing(EventFiles(tmp_path, every_s=0.0)) as events:
+        with contextlib.closing(event_files(tmp_path, every_s=0.0)) as events:
             events.take(snapshot(100 * (start + 1), 0.5, {"val": float(start)}))
     assert [step for name, step, _ in scalars(tmp_path / "worker0") if name == "loss"] == [100, 200, 300, 400, 500]
     assert scalars(tmp_path / "center") == [("val", 100 * (start + 1), start) for start in range(5)]
@@ -115,7 +127,7 @@ def test_files_of_a_job_that_is_started_again_sort_after_those_before(tmp_path, 
 @needs_writer
 def test_a_course_begins_anew_only_where_steps_are_repeated(tmp_path, snapshot):
     """TensorBoard drops what stands at the step of a beginning, and behind it."""
-    with contextlib.closing(EventFiles(tmp_path, every_s=0.0)) as events:
+    with contextlib.closing(event_files(tmp_path, every_s=0.0)) as events:
         for value, steps in enumerate([100, 100, 200, 150, 250]):
             events.take(snapshot(steps, 0.5, {"val": float(value)}))
     begun = [event.step for event in events_in(tmp_path / "center") if event.session_log.status == 1]  # START

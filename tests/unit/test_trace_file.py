@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from platoon_base.cli.observers import Observers
-from platoon_base.cli.trace_file import TraceFile
+from platoon_base.cli.trackers.trace import TraceFile
 from platoon_base.shm.phases import COMPUTE
 
 pytestmark = pytest.mark.base

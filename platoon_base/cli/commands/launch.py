@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from platoon_base import __version__
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
-from platoon_base.cli.commands.arguments import (
-    SCRIPT,
-    result_file,
-    timeout_alias,
-)
+from platoon_base.cli.commands.arguments import SCRIPT, result_file, timeout_alias
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.deterministic import deterministic_job, deterministic_options
 from platoon_base.cli.display import summary
@@ -34,6 +32,7 @@ from platoon_base.cli.start_options import StartOptions, start_options
 from platoon_base.cli.trackers import tracker_options
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.place import Place
 from platoon_base.job.hosting import JobOptions
 from platoon_base.multihost.rendezvous import Introduction, fingerprint
 from platoon_base.rules import parse_rule
@@ -44,6 +43,8 @@ from platoon_base.system.limits import available_cores
 from platoon_base.worker_process.breakpoints import lend_terminal
 
 __all__ = ["command"]
+
+_SETTINGS = (("rule", RULE), ("every_n_batches", EVERY_N_BATCHES))
 
 
 def _folder(context: click.Context, parameter: click.Parameter, name: str | None) -> Path | None:
@@ -224,7 +225,8 @@ def command(
             lines.append(f"each worker uses {threads_of(os.environ)}; another number of threads changes the bits")
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
-        observers = trackers(Observed(program.title, " ".join(start.command), folder))
+        settings = _settings(start, place, size, chosen.devices, options)
+        observers = trackers(Observed(program.title, " ".join(start.command), folder, settings))
         lines += filter(None, (each.opening for each in observers))
         # The logs come last, because this moves earlier ones.
         stack.enter_context(_open_logs(folder, options.saving))
@@ -243,6 +245,26 @@ def command(
         report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
     sys.exit(result.status)
+
+
+def _settings(
+    start: StartOptions, place: Place, size: int, devices: Sequence[str], options: JobOptions
+) -> dict[str, float | str]:
+    """Return what a job is started with, for trackers."""
+    of_workers = {name: os.environ[variable] for name, variable in _SETTINGS if variable in os.environ}
+    return {
+        "script": start.program.shown,
+        "args": shlex.join(start.args),
+        "workers": size,
+        "hosts": place.hosts,
+        "devices": " ".join(devices),
+        "center": options.center,
+        "seed": options.seed,
+        "max_restarts": options.max_restarts,
+        "deterministic": str(options.deterministic),
+        **of_workers,
+        "platoon_version": __version__,
+    }
 
 
 def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:

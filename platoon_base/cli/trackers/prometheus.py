@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -11,11 +10,11 @@ from typing import Any
 import click
 
 from platoon_base import __version__
-from platoon_base.cli.observers import Tracker
+from platoon_base.cli.observers import Option
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["TRACKER", "Metrics", "MetricsPort"]
+__all__ = ["OPTION", "Metrics", "MetricsPort"]
 
 _HERE = "127.0.0.1"
 
@@ -27,11 +26,10 @@ def _address(context: click.Context, parameter: click.Parameter, text: str | Non
     address, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise click.BadParameter(f"got {text!r}: it must be a port, or an address and a port, such as 0.0.0.0:9100")
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise ConfigurationError(
-            f"got --metrics-port {text}, which needs prometheus_client, and it is not installed: "
-            "pip install 'platoon-plugins[metrics]', or pip install prometheus-client"
-        )
+    from platoon_base.cli.trackers import require_package
+
+    install = "pip install 'platoon-plugins[metrics]', or pip install prometheus-client"
+    require_package("prometheus_client", install, f"--metrics-port {text}")
     return address.strip("[]") or _HERE, int(port)
 
 
@@ -106,7 +104,7 @@ class Metrics:
 class MetricsPort:
     """Serves `Metrics` by HTTP, in threads."""
 
-    name = "Prometheus"
+    name, limit_s = "Prometheus", None
 
     def __init__(self, address: tuple[str, int], script: str) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -133,4 +131,4 @@ class MetricsPort:
         self._thread.join()
 
 
-TRACKER = Tracker(_option, "metrics_port", lambda address, job: MetricsPort(address, job.script))
+OPTION = Option(_option, "metrics_port", lambda address, job: MetricsPort(address, job.script))

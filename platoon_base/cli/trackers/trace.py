@@ -15,7 +15,7 @@ import msgspec
 
 from platoon_base.cli.commands.arguments import result_file
 from platoon_base.cli.json_file import known_story, write_text
-from platoon_base.cli.observers import Tracker
+from platoon_base.cli.observers import Option
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import PHASES, STEP
@@ -23,7 +23,7 @@ from platoon_base.system.environment import TRACE
 from platoon_base.system.job_paths import path_of
 from platoon_base.worker.tracing import Spans
 
-__all__ = ["TRACKER", "TraceFile", "events_of"]
+__all__ = ["OPTION", "TraceFile", "events_of"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _option = click.option(
 class TraceFile:
     """Lets workers that are started record their phases, and writes the trace at the end."""
 
-    name, opening = "the trace", ""
+    name, opening, limit_s = "the trace", "", None
 
     def __init__(self, path: Path, folder: Path) -> None:
         self._path, self._folder = path, folder
@@ -105,4 +105,4 @@ def _microseconds(seconds: float) -> float:
     return round(8e6 * seconds) / 8
 
 
-TRACKER = Tracker(_option, "trace_file", lambda path, job: TraceFile(path, job.folder))
+OPTION = Option(_option, "trace_file", lambda path, job: TraceFile(path, job.folder))

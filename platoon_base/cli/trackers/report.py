@@ -18,7 +18,7 @@ from platoon_base.cli.charts import INK, NO_CHARTS, PAPER, Series, chart, has_ch
 from platoon_base.cli.commands.arguments import result_file
 from platoon_base.cli.failures import name_workers
 from platoon_base.cli.json_file import known_story, write_text
-from platoon_base.cli.observers import Tracker
+from platoon_base.cli.observers import Option
 from platoon_base.cli.run_recorder import SHOWN, Lane, RunRecorder, Shares, Value, rates
 from platoon_base.cli.stragglers import Straggler, find_straggler, percent, seconds_text
 from platoon_base.cli.table import duration
@@ -26,7 +26,7 @@ from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import COMPUTE, LOADING, PARTS, SYNC, quantile
 
-__all__ = ["TRACKER", "About", "RunReport", "Sentence", "document", "embedded", "page", "straggler_of", "verdict"]
+__all__ = ["OPTION", "About", "RunReport", "Sentence", "document", "embedded", "page", "straggler_of", "verdict"]
 
 _MOST_ROWS, _MOST_CHARTS = 64, 12
 _QUANTILES = (0.5, 0.9, 0.99)
@@ -363,7 +363,7 @@ _option = click.option(
 class RunReport:
     """Records a job, and writes its page and CSV files at the end."""
 
-    name = "the report"
+    name, limit_s = "the report", None
 
     def __init__(self, path: Path, title: str, folder: Path) -> None:
         self._path, self._title, self._folder = path, title, folder
@@ -408,4 +408,4 @@ def values_as_csv(recorder: RunRecorder) -> str:
     return file.getvalue()
 
 
-TRACKER = Tracker(_option, "report_file", lambda path, job: RunReport(path, job.command, job.folder))
+OPTION = Option(_option, "report_file", lambda path, job: RunReport(path, job.command, job.folder))

@@ -1,0 +1,40 @@
+"""``--tracker wandb``: project, name and mode are those of wandb's own variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Tracker"]
+
+
+class Tracker:
+    """Writes to one run of Weights & Biases; see `Tracker` of `platoon_base.cli.tracked_run`."""
+
+    needs = ("wandb", "pip install wandb")
+
+    def __init__(self, name: str, folder: Path) -> None:
+        import wandb
+
+        settings = wandb.Settings(console="off", silent=True)
+        self._run: Any = wandb.init(name=os.environ.get("WANDB_NAME", name), settings=settings)
+        # Workers and the job count steps of their own, which need not rise together.
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+        self._workers: set[int] = set()
+        self.place = str(Path(self._run.dir).parent if self._run.offline else self._run.url)
+
+    def configure(self, settings: Mapping[str, float | str]) -> None:
+        self._run.config.update(dict(settings), allow_val_change=True)
+
+    def log(self, values: Mapping[str, float], step: int, worker: int | None) -> None:
+        prefix = "" if worker is None else f"worker{worker}/"
+        if worker is not None and worker not in self._workers:
+            self._workers.add(worker)
+            self._run.define_metric(f"{prefix}*", step_metric=f"{prefix}step")
+        self._run.log({**{f"{prefix}{name}": value for name, value in values.items()}, f"{prefix}step": step})
+
+    def close(self, succeeded: bool) -> None:
+        self._run.finish(exit_code=0 if succeeded else 1)

@@ -1,0 +1,18 @@
+"""Five steps of each worker, a reported value, and hyperparameters; it fails where a file ``fails`` is."""
+
+import os
+
+import numpy as np
+
+from platoon_base import connect
+from platoon_base.rules import EASGD
+
+worker = connect()
+worker.init_shared_params([np.zeros(3, "float32")], EASGD(0.5))
+worker.advanced.describe(optimizer="sgd", nothing=None)
+for _ in range(5):
+    worker.progress(steps=1, epoch=1, loss=0.75)
+worker.report({"val_loss": 0.25, "note": "text"})
+worker.barrier("end")
+if os.path.exists("fails"):
+    raise SystemExit(1)
