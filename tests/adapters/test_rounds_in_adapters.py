@@ -198,12 +198,13 @@ def test_blocks_does_not_synchronize_twice_where_an_evaluation_and_a_period_end_
     """10 batches at a period of 5, which is an epoch."""
     outcome = run_blocks(
         """
+from platoon_base.worker.shared_parameters import SharedParameters
 from platoon_plugins.blocks import EASGD
 cost, _ = network()
 monitoring = DistributedMonitoring([cost], stream(40, seed=1), prefix="valid", every_n_batches=5)
 sync = ParameterSync(EASGD(), every_n_batches=5)
-made, real = [], worker.sync_params
-worker.sync_params = lambda *args, **kwargs: made.append(kwargs["part"]) or real(*args, **kwargs)
+made, real = [], SharedParameters.sync
+SharedParameters.sync = lambda *args, **kwargs: made.append(kwargs["part"]) or real(*args, **kwargs)
 main_loop = loop(cost, shard_stream(stream(80)), [sync, monitoring, FinishAfter(after_n_epochs=2)], Scale(0.1))
 main_loop.run()
 assert made == [1.0, 1.0], made  # nor at the end of training, which would change what was evaluated
