@@ -120,7 +120,7 @@ def measure():
             subprocess.run([folder / "bin" / "pip", "install", "-q", *PACKAGES, harness.ROOT], check=True)
         calls = {tool: lambda tool=tool: run(tool, folder / "bin", texts[tool], texts["task.py"]) for tool in COMMANDS}
         found = harness.interleaved(calls, 1 if options.quick else options.rounds)
-        rows, errors = [], {}
+        rows = []
         for tool, runs in found.items():
             row = {"tool": tool, "added lines": added(texts[tool], texts["plain"])}
             row |= {f"{what}, s": harness.median(each[what] for each in runs) for what in ("first", "seconds")}
@@ -131,13 +131,12 @@ def measure():
                 row["help lines"] = subprocess.check_output(command, text=True).count("\n")
             if tool != "one process":
                 failed = run(tool, folder / "bin", texts[tool], texts["task.py"], "1")
-                errors[tool] = failed["text"]
                 row |= {"error lines": failed["text"].count("\n"), "error, s": failed["seconds"]}
             rows.append({**row, "kept": runs[-1]["kept"]})
     harness.table("one task on two workers; medians", rows)
     for row in rows:
         print(f"{row['tool']} leaves {', '.join(row['kept'])}")
-    harness.save("first_hour", {"packages": PACKAGES, "results": rows, "errors": errors}, options)
+    harness.save("first_hour", {"packages": PACKAGES, "results": rows}, options)
 
 
 if __name__ == "__main__":

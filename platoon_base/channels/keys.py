@@ -6,8 +6,6 @@ one authenticates the controller, the other, which all workers share, authentica
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 from typing import Annotated, NamedTuple
 
@@ -19,7 +17,7 @@ from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.timeouts import timeout
 
-__all__ = ["Keys", "ServerKeys", "ZapHandler", "admit_only", "keys_of_secret", "new_keys", "use_keys"]
+__all__ = ["Keys", "ServerKeys", "ZapHandler", "admit_only", "new_keys", "use_keys"]
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +60,6 @@ def new_keys() -> tuple[ServerKeys, Keys]:
     server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
     client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
     return ServerKeys(server_secret, frozenset([client_public])), Keys(server_public, client_public, client_secret)
-
-
-def keys_of_secret(secret: bytes) -> tuple[ServerKeys, Keys]:
-    """Derive host 0's keys and those of other hosts from a secret; raises as `new_keys` does."""
-    _require_curve()
-    server_secret, client_secret = (
-        z85.encode(hmac.new(secret, b"platoon " + end, hashlib.sha256).digest()) for end in (b"server", b"client")
-    )
-    server_public, client_public = (zmq.curve_public(key).decode() for key in (server_secret, client_secret))
-    keys = Keys(server_public, client_public, client_secret.decode())
-    return ServerKeys(server_secret.decode(), frozenset([client_public])), keys
 
 
 def _require_curve() -> None:

@@ -113,7 +113,7 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
                 f"there: {why}; --center host silences this warning"
             )
     _require_compressible(files.world, rule)
-    return HostCenters(files.center, workers, liveness.gone, files.world.several)
+    return HostCenters(files.center, workers, liveness.gone, files.world.hosts)
 
 
 def _require_compressible(world: World, rule: Rule) -> None:

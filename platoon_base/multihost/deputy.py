@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from platoon_base.channels.base import Received, ServerChannel
-from platoon_base.channels.host_link import LinkClient
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
@@ -21,6 +20,7 @@ from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.hosting import open_job_state, warden_of
 from platoon_base.job.starting import placed
+from platoon_base.links.peer import LinkClient
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.last_checkpoint import LastCheckpoint
@@ -67,7 +67,6 @@ class Deputy:
         self._job_state = job_state
         self._server = server
         self._link = link
-        link.hold(*welcome.lifeline)
         self._mirror = Mirror(job_state, files.job_state)
         self._sender = Sender(job_state, holds_lock)
         self._last_checkpoint = LastCheckpoint(files, job_state)
@@ -272,7 +271,6 @@ class Deputy:
 
     def _end(self, over: between.JobOver) -> None:
         """End the workers that still run; then `serve` returns."""
-        self._link.peer.acknowledge()  # Host 0 waits for this acknowledgement before it ends.
         if self._over is None:
             self._over = over
             if self.children.running:

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from platoon_base.channels.base import Received, ServerChannel
-from platoon_base.channels.host_link import LinkServer
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import WorkerProcesses
@@ -22,6 +21,7 @@ from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
+from platoon_base.links.peer import LinkServer
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.changes import StateChanges
 from platoon_base.multihost.courier_table import CourierTable
@@ -97,7 +97,6 @@ class HostTable:
             str(log_folder),
             files.checkpoint,
             framework_address,
-            self._link.lifeline,
             files.training or {},
         )
         for member in self._members.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from platoon_base.channels.host_link import LinkServer
+from platoon_base.links.peer import LinkServer
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.member import Member
 

@@ -13,20 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import platoon_base
-from platoon_base.channels.host_link import LinkClient, LinkServer
-from platoon_base.channels.keys import keys_of_secret
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts.place import Place
 from platoon_base.hosts.world import World
+from platoon_base.links.peer import LinkClient, LinkServer
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.addresses import as_url, divided, is_loopback, own_address_towards, resolved
+from platoon_base.multihost.addresses import divided, is_loopback, own_address_towards, resolved
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
 from platoon_base.system.awake import awake
 from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
-from platoon_base.system.limits import raise_descriptors
 from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker_process.program import Program
 
@@ -37,7 +35,6 @@ log = logging.getLogger(__name__)
 _NEWS_S, _FIRST_NEWS_S = 10.0, 5.0
 _KEY_BYTES = 32
 _T = TypeVar("_T", str, bytes)
-_DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nothing polls its events.
 
 
 class RendezvousInterruptedError(Exception):
@@ -92,13 +89,7 @@ def _listen(endpoint: str) -> LinkServer:
     if is_loopback(address) and not _says_loopback(name):
         # Many systems give their own name a loopback address, which no other host can reach.
         address = "0.0.0.0"
-    server_keys, _ = keys_of_secret(read_or_make_key())
-    if (limit := raise_descriptors()) < _DESCRIPTORS:
-        log.warning(
-            "got a limit of %d open files (ulimit -Hn), which a flood of connections to %s could "
-"use up: raise it to %d", limit, endpoint, _DESCRIPTORS,
-        )  # fmt: skip
-    return LinkServer(as_url(address, port), server_keys)
+    return LinkServer(address, port, read_or_make_key())
 
 
 def _says_loopback(name: str) -> bool:
@@ -293,7 +284,6 @@ def arrive(
         "the file from host 0, where `platoon launch` has created it, with mode 0600 (or name "
         f"another file in {KEY_FILE})",
     )
-    _, keys = keys_of_secret(key)
     told = poll(endpoint, "the address of host 0", "host 0 has not published its address")
     name, port = divided(told)
     unresolved = f"the host name {name!r} of --rdzv-endpoint does not resolve: pass an IP address"
@@ -303,7 +293,7 @@ def arrive(
     )
     own = poll(functools.partial(own_address_towards, address), f"a route to {address}", no_way)
     arrival = here.arrival(own, address)
-    link = LinkClient(as_url(address, port), keys)
+    link = LinkClient(address, port, key)
     try:
         link.peer.send(between.encode(arrival))
         yield link, lambda: _wait_for_welcome(link, f"{name}:{port}", signals, say)

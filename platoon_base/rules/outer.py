@@ -2,8 +2,9 @@
 
 One synchronization of all workers is a round. With the center c and the parameters x_i of the N
 workers that contribute, a round computes ``d := 1/N sum_i (x_i - c)``, then the outer step
-``c := c + step(d)``, then ``x_i := c``. Contributions are added in order of arrival: with three or
-more workers the last bits depend on the order. Only centers in host memory have rounds.
+``c := c + step(d)``, then ``x_i := c``. Contributions are added in the order of the ranks, and on
+several hosts the sums in the order of the hosts: the bits do not depend on who arrives first. Only
+centers in host memory have rounds.
 """
 
 from __future__ import annotations

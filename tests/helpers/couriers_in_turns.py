@@ -43,7 +43,7 @@ class Host:
         self.params = make(start)
         self.layout = Layout.of(self.params)
         name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.centers = HostCenters(name, workers=2, several_hosts=True)
+        self.centers = HostCenters(name, workers=2, hosts=2)
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
         self.hosts_rule, self.every_s = hosts_rule, every_s

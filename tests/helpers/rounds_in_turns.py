@@ -33,7 +33,7 @@ class Host:
         self.world, self.params, self.rule = world, model(start), rule
         self.layout = Layout.of(self.params, moments=moments)
         name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.centers = HostCenters(name, workers=2, several_hosts=True)
+        self.centers = HostCenters(name, workers=2, hosts=2)
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
         self.filled, self.exchanges = False, 0

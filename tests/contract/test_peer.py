@@ -1,22 +1,26 @@
 """The link between the launchers of two hosts: each message once and in order; silence, ends and strangers."""
 
 import contextlib
+import functools
 import os
+import select
+import signal
 import socket
 
 import pytest
 
-from platoon_base.channels.host_link import MAX_UNIDENTIFIED, LinkClient, LinkServer
-from platoon_base.channels.host_peer import MAX_MESSAGE_BYTES
-from platoon_base.channels.keys import keys_of_secret
 from platoon_base.errors import ConfigurationError
+from platoon_base.links import peer
+from platoon_base.links.handshake import MAX_GREETED, MAX_PENDING, Address, Caller, Opening
+from platoon_base.links.peer import MAX_MESSAGE_BYTES, LinkClient, LinkServer
+from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError
 from platoon_base.system.awake import awake
 from platoon_base.timeouts import timeout
 from tests.helpers.breakable import Breakable
 
 pytestmark = pytest.mark.base
 
-SECRET = bytes(range(32))
+HERE, SECRET = "127.0.0.1", bytes(range(32))
 
 
 class Pair:
@@ -43,6 +47,18 @@ class Pair:
             self.step()
         return awake() - began
 
+    def is_whole(self):
+        return None not in (self.peer.idle, self.client.peer.idle)
+
+    def until_server(self, condition):
+        """Wait without the client, which is closed."""
+        began = awake()
+        while not condition():
+            assert awake() < began + 20
+            self.server.poll(0.01)
+            self.at_server += [body for _, body in self.server.receive()]
+        return awake() - began
+
     @property
     def peer(self):
         """The client, as the server sees it."""
@@ -55,12 +71,11 @@ class Pair:
 
 @pytest.fixture
 def pair():
-    server_keys, keys = keys_of_secret(SECRET)
     with contextlib.ExitStack() as stack:
-        server = LinkServer("tcp://127.0.0.1:*", server_keys)
+        server = LinkServer(HERE, 0, SECRET)
         stack.callback(server.close)
-        way = stack.enter_context(Breakable(int(server.address.rpartition(":")[2])))
-        client = LinkClient(f"tcp://127.0.0.1:{way.port}", keys)
+        way = stack.enter_context(Breakable(server.port))
+        client = LinkClient(HERE, way.port, SECRET)
         stack.callback(client.close)
         made = Pair(server, client, way)
         client.peer.send(b"hello")
@@ -116,8 +131,7 @@ def test_a_host_that_closes_is_noticed_and_may_come_back(pair):
 
 
 def test_another_key_is_refused_with_a_warning(pair, caplog):
-    _, keys = keys_of_secret(bytes(32))
-    stranger = LinkClient(pair.server.address, keys)
+    stranger = LinkClient(HERE, pair.server.port, bytes(32))
     try:
         stranger.peer.send(b"let me in")
         deadline = awake() + 20
@@ -135,14 +149,8 @@ def test_another_key_is_refused_with_a_warning(pair, caplog):
 
 def serve_new(pair):
     """Put another server in the place of the first one, as a launcher that was started again."""
-    address = pair.server.address
     pair.server.close()
-    server_keys, _ = keys_of_secret(SECRET)
-    deadline = awake() + 20
-    while True:
-        with contextlib.suppress(ConfigurationError):  # the kernel may need a moment
-            return LinkServer(address, server_keys)
-        assert awake() < deadline
+    return LinkServer(HERE, pair.server.port, SECRET)
 
 
 def test_a_server_that_was_started_anew_dismisses_whom_it_does_not_know(pair):
@@ -159,8 +167,7 @@ def test_a_server_that_was_started_anew_dismisses_whom_it_does_not_know(pair):
 
 
 def test_a_first_message_that_no_server_has_answered_finds_the_new_one(pair):
-    _, keys = keys_of_secret(SECRET)
-    early = LinkClient(pair.server.address, keys)
+    early = LinkClient(HERE, pair.server.port, SECRET)
     early.peer.send(b"early")  # nobody polls it yet
     pair.server = serve_new(pair)
     pair.client.close()
@@ -235,14 +242,13 @@ def test_a_message_that_is_too_large_is_not_sent_and_said(pair, caplog):
 
 def test_a_flood_of_strangers_takes_no_descriptors_and_keeps_nobody_out(pair):
     """Connections that prove nothing are closed, the oldest first, before they are many."""
-    host, _, port = pair.server.address.removeprefix("tcp://").rpartition(":")
     before = len(os.listdir("/proc/self/fd"))
-    _, keys = keys_of_secret(SECRET)
-    late = LinkClient(pair.server.address, keys)
+    late = LinkClient(HERE, pair.server.port, SECRET)
     strangers = []
     try:
-        for number in range(5 * MAX_UNIDENTIFIED):
-            strangers.append(socket.create_connection((host, int(port)), timeout=10))
+        for number in range(5 * MAX_PENDING):
+            strangers.append(socket.create_connection((HERE, pair.server.port), timeout=10))
+            strangers[-1].sendall(os.urandom(number % 100))
             if number % 20 == 0:
                 pair.step()
         late.peer.send(b"late")
@@ -253,29 +259,149 @@ def test_a_flood_of_strangers_takes_no_descriptors_and_keeps_nobody_out(pair):
             late.peer.tick(awake())
             pair.step()
         descriptors = len(os.listdir("/proc/self/fd")) - before - len(strangers)
-        assert descriptors < MAX_UNIDENTIFIED + 50
-        assert not pair.client.dismissed
-        assert not pair.peer_of(pair.client).gone
+        assert descriptors < MAX_PENDING + MAX_GREETED
     finally:
         late.close()
         for each in strangers:
             each.close()
+    for _ in range(50):
+        pair.step()
+    assert not pair.client.dismissed
+    assert not pair.peer_of(pair.client).gone
 
 
-def test_a_stranger_who_announces_a_large_frame_is_disconnected_before_it_comes(pair):
-    host, _, port = pair.server.address.removeprefix("tcp://").rpartition(":")
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
-    with socket.create_connection((host, int(port)), timeout=10) as stranger:
-        began = awake()
-        stranger.sendall(greeting + b"\x06" + (1 << 20).to_bytes(8, "big"))  # a command of 1 MB
-        with contextlib.suppress(ConnectionResetError):
-            while stranger.recv(1000):  # the server's own greeting
-                pass
-    assert awake() - began < timeout("handshake") / 2
+def test_a_launcher_of_an_older_version_is_refused_at_once(pair, caplog):
+    """It begins as ZeroMQ does, and waits for an answer."""
+    with socket.create_connection((HERE, pair.server.port), timeout=10) as stranger:
+        stranger.sendall(b"\xff" + bytes(8) + b"\x7f")
+        pair.until(lambda: "another version" in caplog.text, timeout("handshake") / 2)
+
+
+def test_who_has_the_key_and_sends_nonsense_ends_its_own_connection_only(pair):
+    """As a launcher of another version, or with a fault, may do."""
+    address = Address(HERE, pair.server.port, peer.TOKEN)
+    for tag, length in ((7, 0), (peer.HELLO, 5), (peer.PART, 10), (peer.PART, MAX_PAYLOAD_BYTES), (peer.IDLE, 32)):
+        opening = Opening(None, Caller(77, SECRET, frozenset()), {0: address})
+        while not opening.open:
+            opening.step(awake())
+            pair.step()
+        stream = opening.open.pop(0)
+        stream.post(tag, 1, bytes(length))
+        stream.post(peer.RECEIVED, 1 << 63, b"")
+        stream.push()
+        assert pair.until(functools.partial(is_closed, stream)) < 5
+        opening.close()
+    pair.client.peer.send(b"still here")
+    pair.until(lambda: pair.at_server[-1] == b"still here")
+
+
+class Ignored:
+    """Takes all records."""
+
+    def place(self, tag, offset, length):
+        return memoryview(bytearray(length))
+
+    def done(self, tag, offset, length):
+        pass
+
+
+def is_closed(stream):
+    try:
+        stream.pull(Ignored())
+    except BrokenStreamError:
+        stream.close()
+        return True
+    return False
 
 
 def test_an_address_that_is_not_this_hosts_or_is_taken_is_refused(pair):
-    server_keys, _ = keys_of_secret(SECRET)
-    for address in ("tcp://203.0.113.1:29400", pair.server.address):
+    for address, port in (("203.0.113.1", 29400), (HERE, pair.server.port)):
         with pytest.raises(ConfigurationError, match="--rdzv-endpoint must name an address of this host"):
-            LinkServer(address, server_keys)
+            LinkServer(address, port, SECRET)
+
+
+# The end of a process.
+
+
+def test_the_end_of_either_is_noticed_soon(pair):
+    pair.until(pair.is_whole)
+    for _ in range(20):
+        pair.step()
+    there = pair.peer
+    assert not there.gone
+    pair.client.close()
+    assert pair.until_server(lambda: there.closed(awake())) < 2.5
+
+
+def test_the_end_of_host_0_is_noticed_soon(pair):
+    pair.until(pair.is_whole)
+    pair.server.close()
+    began = awake()
+    while not pair.client.peer.closed(awake()):
+        assert awake() < began + 2.5
+        pair.client.poll(0.01)
+        pair.client.receive()
+
+
+def test_a_process_that_is_killed_with_unread_messages_is_noticed_soon(pair):
+    """Its system resets the connection of the messages: only the idle one ends in order."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:  # pragma: no cover
+        client = LinkClient(HERE, pair.server.port, SECRET)
+        signal.alarm(20)
+        while client.peer.idle is None:
+            client.poll(0.01)
+            client.receive()
+        os.write(writes, b"x")
+        signal.pause()
+    try:
+        pair.until(lambda: select.select([reads], [], [], 0)[0])
+        (there,) = [each for session, each in pair.server.peers.items() if session != pair.client.peer.session]
+        there.send(bytes(1000))
+        pair.until(lambda: there.silent_s(awake()) > 0.5)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert pair.until(lambda: there.closed(awake())) < 2
+    for fd in (reads, writes):
+        os.close(fd)
+
+
+def test_a_reset_is_no_end(pair):
+    """A firewall may reset connections for a while, and refuse new ones."""
+    pair.until(pair.is_whole)
+    pair.way.refusing.set()
+    pair.way.cut()
+    pair.until(lambda: pair.peer.gone and pair.peer.silent_s(awake()) > 2)
+    assert not pair.peer.closed(awake())
+    assert not pair.client.peer.closed(awake())
+    pair.client.peer.send(b"back")
+    pair.way.refusing.clear()
+    pair.until(lambda: pair.at_server[1:] == [b"back"] and not pair.peer.gone)
+
+
+def test_who_is_heard_of_later_has_not_ended(pair):
+    """Something on the way may close a connection that is idle."""
+    pair.until(pair.is_whole)
+    pair.client.peer.idle.close()
+    pair.client.peer.idle = None
+    pair.until(lambda: pair.peer.gone)
+    pair.until(lambda: not pair.peer.gone and pair.is_whole())
+    assert not pair.peer.closed(awake() + 60)
+
+
+def test_who_has_heard_all_that_passed_opens_no_connection_and_ends_no_host(pair):
+    """Nothing secret passes: what was heard opens no second connection, however often it is repeated."""
+    pair.until(pair.is_whole)
+    copies = []
+    for heard in [*pair.way.heard.values()] * 30:
+        copies.append(socket.create_connection((HERE, pair.server.port)))
+        copies[-1].sendall(heard)
+        pair.step()
+    for copy in copies:
+        copy.close()
+    for _ in range(100):
+        pair.step()
+    assert pair.at_server == [b"hello"]
+    assert not pair.peer.gone
