@@ -104,7 +104,7 @@ class Fit(Hooks):
         return self.rule is not None and waits(self.rule) and self.worker.advanced.shares and not self.ended
 
     def step(self, count: int = 1, arrays: Sequence[Any] | None = None) -> None:
-        """Count steps; synchronize if it is due. ``arrays`` are those of `Advanced.sync_arrays`."""
+        """Count steps; synchronize if it is due. ``arrays`` are those of `Advanced.served`."""
         self.steps += count
         periods, left = divmod(self.steps - self._synced_at, self.every_n) if self.every_n else (0, 0)
         if periods:

@@ -521,6 +521,6 @@ class _Advanced:
 
 for _name in (
     "announce", "count_step", "device_all_reduce", "launched", "meet", "reduce_scatter", "require_same",
-    "require_same_data", "shares", "sharing", "stop_votes", "sum_arrays", "sum_pairs", "sync_arrays",
+    "require_same_data", "shares", "sharing", "stop_votes", "sum_arrays", "sum_pairs",
 ):  # fmt: skip
     setattr(Worker, _name, _Advanced(_name))
