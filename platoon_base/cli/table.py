@@ -306,9 +306,14 @@ def _limits(recent: Recent, snapshot: Snapshot) -> list[str]:
     return found
 
 
+_AT_THE_END = ("trained", "saved")  # Values that only the final table shows.
+
+
 def _values(snapshot: Snapshot) -> list[str]:
     shown = [f"CHECKPOINTS MISSED {snapshot.missed_checkpoints}"] if snapshot.missed_checkpoints else []
     for name, value in snapshot.reported.items():
+        if name in _AT_THE_END:
+            continue
         text = f"{value:.4g}" if isinstance(value, float) else str(value)
         text = textwrap.shorten(text, _VALUE_CHARACTERS, placeholder="...")
         shown.append(f"{name} {text}")

@@ -10,6 +10,7 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Requester, SendReply, refuse
 from platoon_base.coordination.collective_calls import Terms
 from platoon_base.coordination.roster import Participant, Roster
+from platoon_base.errors import LEAVE_TOGETHER
 
 __all__ = ["Complete", "Outcome", "Rendezvous"]
 
@@ -206,7 +207,7 @@ def _cross_wait_text(names: dict[int, _Name]) -> str:
     )
     return (
         f"all workers wait, but in different calls: {where}. They must make the same calls in the "
-        "same order. If an exception has ended the loop of one of them, its log has it. To leave "
-        "a loop together use StopOnPatience or Worker.agree_to_stop: should_stop may become true "
-        "on one worker earlier than on another"
+        f"same order. {LEAVE_TOGETHER}. If it ends by should_stop, which may become true on one worker "
+        "earlier than on another, use agree_to_stop(). If an exception has ended the loop of one of them, "
+        "its log has it"
     )

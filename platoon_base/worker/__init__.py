@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from platoon_base.worker.divergence import LossWatch
     from platoon_base.worker.fit import Fit
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
+    from platoon_base.worker.gathered_rows import gather_rows
     from platoon_base.worker.initial_values import (
         copy_first_values,
         copy_to_those_left,
@@ -56,6 +57,7 @@ __all__ = [
     "copy_to_those_left",
     "copy_values",
     "default_rule_of",
+    "gather_rows",
     "kind_of",
     "make_equal",
     "require_on_nonfinite",
@@ -82,6 +84,7 @@ __getattr__ = lazy_names(
         "copy_to_those_left": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",
         "default_rule_of": "platoon_base.worker.agreed_state",
+        "gather_rows": "platoon_base.worker.gathered_rows",
         "make_equal": "platoon_base.worker.agreed_state",
         "require_same_layout": "platoon_base.worker.initial_values",
         "require_same_values": "platoon_base.worker.same_values",
