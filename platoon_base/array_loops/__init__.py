@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from platoon_base.array_loops.gathered import gather_for_metrics, print, save
 from platoon_base.array_loops.loaders import batches
+from platoon_base.job.joining import is_main
 from platoon_base.job.once import report
-from platoon_base.job.place import is_main
-from platoon_base.system.lazy import lazy_names
+from platoon_base.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from platoon_base.array_loops.prepared import average, common, prepare, sync

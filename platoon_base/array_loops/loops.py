@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from platoon_base.array_loops.trees import Tree, call_on_host, is_traced, jax, k
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.fingerprint import checksum
 from platoon_base.layout import Layout
-from platoon_base.rules import prepared_rule, rule_for_loop, shares_moments
+from platoon_base.rules import default_period, prepared_rule, rule_for_loop, shares_moments
 from platoon_base.worker import (
     Fit,
     FlatAllReduce,
@@ -224,8 +225,18 @@ class Loop:
             self._synchronize(tree.names, arrays, moments.names, tree.shape)
             return arrays
 
-        found = call_on_host(synchronized, [*tree.leaves, *moments.leaves])
+        period = default_period(self._given) if self._sync_every is None else self._sync_every
+        skips = functools.partial(self._skips, tree.shape) if period > 1 else None
+        found = call_on_host(synchronized, [*tree.leaves, *moments.leaves], skips)
         return tree.rebuild(found[:count]), moments.rebuild(found[count:])
+
+    def _skips(self, key: Any) -> bool:
+        """Count a step after which nothing is due, and return True; False if something is."""
+        if self.fit.rule is None or key != self._last or self._groups[key].pending or self.fit.is_last_step:
+            return False
+        self._steps(key)
+        self.fit.step()
+        return True
 
     def _synchronize(self, names: list[str], arrays: list[Array], moments: list[str], key: Any) -> None:
         reals = [_reals(array) for array in arrays]

@@ -116,9 +116,16 @@ def same_as(leaf: Any, value: Array) -> Any:
     return jax().device_put(new, leaf.sharding) if getattr(leaf, "committed", True) else new
 
 
-def call_on_host(function: Callable[[list[Array]], list[Array]], leaves: Sequence[Any]) -> list[Any]:
-    """Return ``function(arrays)``, arrays of the same shapes, now or in the program being traced."""
+def call_on_host(
+    function: Callable[[list[Array]], list[Array]], leaves: Sequence[Any], skips: Callable[[], bool] | None = None
+) -> list[Any]:
+    """Return ``function(arrays)``, arrays of the same shapes, now or in the program being traced.
+
+    Where ``skips()`` is true it returns ``leaves``, without copies.
+    """
     if not is_traced(leaves):
+        if skips is not None and skips():
+            return list(leaves)
         found = function([on_host(leaf) for leaf in leaves])
         return [same_as(leaf, value) for leaf, value in zip(leaves, found)]
     try:
@@ -144,5 +151,9 @@ def call_on_host(function: Callable[[list[Array]], list[Array]], leaves: Sequenc
         every = [v if has else numpy.broadcast_to(v, (size, *v.shape)) for v, has in zip(values, are_batched)]
         return whole(*every), (True,) * len(every)
 
-    found = whole(*sent)
+    if skips is None:
+        found = whole(*sent)
+    else:
+        skipped = callback(lambda: np.bool_(skips()), jax().ShapeDtypeStruct((), np.bool_), ordered=True)
+        found = jax().lax.cond(skipped, lambda *values: values, whole, *sent)
     return [value.astype(leaf.dtype) for leaf, value in zip(leaves, found)]

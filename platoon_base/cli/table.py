@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from platoon_base.cli.recent import TREND_POINTS, Recent, is_validation, sparkline
 from platoon_base.controller.outcome import Snapshot
-from platoon_base.coordination.phase import Phase
-from platoon_base.coordination.roster import Participant
+from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 
 __all__ = ["GAP", "Line", "aligned", "cut", "draw", "duration", "plain_line", "table", "workers_line"]

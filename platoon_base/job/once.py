@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from platoon_base.job.joining import connect
-from platoon_base.job.place import is_main
+from platoon_base.job.joining import connect, is_main
 
 __all__ = ["print", "report", "write_once"]
 

@@ -30,13 +30,10 @@ from platoon_base.rules.defaults import (
     rule_for_loop,
     rule_names,
 )
-from platoon_base.rules.diloco import DiLoCo
 from platoon_base.rules.easgd import EAMSGD, EASGD
 from platoon_base.rules.forms import Form
 from platoon_base.rules.gosgd import GoSGD
-from platoon_base.rules.local_sgd import LocalSGD
-from platoon_base.rules.outer import OuterRule, overlap_of, waits
-from platoon_base.rules.slow_mo import SlowMo
+from platoon_base.rules.outer import DiLoCo, LocalSGD, OuterRule, SlowMo, overlap_of, waits
 
 __all__ = [
     "ASGD",

@@ -10,7 +10,7 @@ import numpy as np
 
 from platoon_base.errors import LEAVE_TOGETHER
 from platoon_base.shm.job_state import JobState
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import LIVENESS_S, SHORT_POLL_S, timeout
 
 __all__ = ["Call", "CallWatch", "JobLiveness", "Liveness", "ProgressWatch", "sign", "stalled_text"]

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
-from platoon_base.system.lazy import lazy_names
+from platoon_base.system.imports import lazy_names
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.advisory_lock import AdvisoryLock

@@ -103,6 +103,12 @@ class Fit(Hooks):
         """Whether all workers synchronize together, in rounds of a rule that waits."""
         return self.rule is not None and waits(self.rule) and self.worker.advanced.shares and not self.ended
 
+    @property
+    def is_last_step(self) -> bool:
+        """Whether the next step may synchronize, or complete a round."""
+        due = self.steps + 1 - self._synced_at >= (self.every_n or 1)
+        return due or self.worker.advanced.round_under_way
+
     def step(self, count: int = 1, arrays: Sequence[Any] | None = None) -> None:
         """Count steps; synchronize if it is due. ``arrays`` are those of `Advanced.served`."""
         self.steps += count

@@ -202,7 +202,11 @@ def test_any_order_of_events_keeps_the_promises(name, seed):
 
 def test_a_step_synchronizes_after_each_period():
     fit = fit_of(EASGD(), every_n=3)
-    train(fit, 7)
+    last = []
+    for _ in range(7):
+        last.append(fit.is_last_step)
+        train(fit)
+    assert last == [False, False, True, False, False, True, False]
     assert fit.worker.calls == ["sync"] * 2
     fit.step(4)  # Several steps in one call of the framework.
     assert fit.worker.calls == ["sync"] * 3

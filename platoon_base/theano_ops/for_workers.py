@@ -1,4 +1,4 @@
-"""Moving averages in Theano graphs, whose decay on N workers becomes that of one process."""
+"""Graphs of one process adapted to N workers: moving averages, random numbers, learning rates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,25 @@ import theano
 import theano.tensor as T  # noqa: N812 - Theano's own idiom
 from theano.compile import SharedVariable
 from theano.gof.graph import inputs, io_toposort
+from theano.sandbox.rng_mrg import ff_2p134
+from theano.tensor import float_dtypes
 
+from platoon_base.errors import ConfigurationError
+from platoon_base.job.joining import connect
+from platoon_base.learning_rate import Warmup, scaled
+from platoon_base.sharding import shard_seed
 from platoon_base.worker import warn_once
+from platoon_base.worker.handle import Worker
 
-__all__ = ["decay_as_one_process", "decay_defaults", "decay_of"]
+__all__ = [
+    "VariableWarmup",
+    "decay_as_one_process",
+    "decay_defaults",
+    "decay_of",
+    "scale_learning_rate",
+    "vary_noise",
+    "vary_noise_once",
+]
 
 log = logging.getLogger(__name__)
 
@@ -131,3 +146,76 @@ def _scalar(factor: Any) -> Any:
 
 # Operations that only change the place or the type of a value.
 _SAME_VALUES = {"DimShuffle", "Cast", "Rebroadcast", "GpuDimShuffle", "GpuFromHost", "HostFromGpu", "GpuToGpu"}
+
+
+def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
+    """Move the random streams among shared variables to numbers that no other rank draws."""
+    if rank == 0:
+        return
+    for variable in shared_variables:
+        value = variable.get_value()
+        if isinstance(value, np.random.RandomState):
+            value.seed(shard_seed(int(value.randint(2**31 - 1)), rank))
+            variable.set_value(value)
+        elif getattr(variable.tag, "is_rng", False):
+            # This is a state of MRG31k3p. A user's integers may have the same shape.
+            # Each rank is 2^134 numbers ahead of the previous one.
+            rows = np.array(value)
+            for row in rows:
+                for _ in range(rank):
+                    row[:] = ff_2p134(row)
+            variable.set_value(rows)
+
+
+def vary_noise_once(used: Iterable[Any], rank: int) -> None:
+    """Call `vary_noise` for the random streams of a graph; a second call changes nothing."""
+    fresh = [v for v in used if not getattr(v.tag, "varied_by_rank", False)]
+    vary_noise(fresh, rank)
+    for variable in fresh:
+        if getattr(variable.tag, "is_rng", False) or isinstance(
+            variable.get_value(borrow=True, return_internal_type=True), np.random.RandomState
+        ):
+            variable.tag.varied_by_rank = True
+
+
+def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
+    """Scale a learning rate for averaged gradients: by the number of workers, or its square root.
+
+    Parameters
+    ----------
+    learning_rate : float
+        The learning rate of a single process with the batch size of one worker.
+    how : {"linear", "sqrt", "none"}
+        "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see
+        `platoon_base.learning_rate.scale_factor`.
+    worker : Worker, default ``connect()``
+
+    Examples
+    --------
+    >>> rate = theano.shared(lasagne.utils.floatX(scale_learning_rate(0.1)))       # doctest: +SKIP
+    >>> AllReduceGradients(Momentum(scale_learning_rate(0.1), 0.9))                # doctest: +SKIP
+    """
+    return scaled(learning_rate, (connect() if worker is None else worker).global_size, how)
+
+
+class VariableWarmup:
+    """A `Warmup` that sets a shared variable; ``advice`` for errors says which one to pass."""
+
+    def __init__(
+        self, variable: Any, warmup_epochs: float, how: str, worker: Worker | None, steps_per_epoch: Any, advice: str
+    ) -> None:
+        is_float = isinstance(variable, SharedVariable) and getattr(variable, "dtype", None) in float_dtypes
+        if not is_float or getattr(variable, "ndim", None) != 0:
+            raise ConfigurationError(f"got {variable!r} as learning_rate: pass {advice}")
+        if not steps_per_epoch >= 1:
+            raise ConfigurationError(
+                f"got steps_per_epoch={steps_per_epoch!r}: it counts mini-batches and must be at least 1"
+            )
+        size = (connect() if worker is None else worker).global_size
+        self._variable = variable
+        self._warmup = Warmup(variable.get_value(), warmup_epochs, size, how)
+
+    def set(self, epochs: float) -> None:
+        rate = self._warmup.at(epochs)
+        if rate is not None:
+            self._variable.set_value(np.asarray(rate, self._variable.dtype))

@@ -1,4 +1,4 @@
-"""The graph optimization that puts a function's collective calls in the same order on all workers.
+"""Graph optimizations: one order of the collective calls on all workers, and Ops that overwrite values.
 
 Theano's order of independent nodes depends on the whole graph, so one more output on one worker
 would pair different calls. The order is made a part of the graph, which linkers and copies
@@ -11,12 +11,13 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import theano
-from theano.gof import Apply, Op, Optimizer, graph, toolbox
+from theano.gof import Apply, InconsistencyError, Op, Optimizer, graph, toolbox
+from theano.gof.destroyhandler import DestroyHandler
 from theano.gof.opt import copy_stack_trace
 
 from platoon_base.theano_ops.base import TOKEN, JobOp
 
-__all__ = ["After", "Done", "OneOrder"]
+__all__ = ["After", "Done", "Inplace", "OneOrder"]
 
 
 class After(Op):  # type: ignore[misc]
@@ -136,3 +137,39 @@ def _chain(fgraph: Any, calls: list[list[Apply]]) -> None:
 
 # After the move to GPUs at 48.5, which changes transfers, and before in-place changes at 49.5.
 theano.compile.optdb.register("platoon_one_order", OneOrder(), 49.2, "fast_run", "fast_compile")
+
+
+class Inplace(Optimizer):  # type: ignore[misc]
+    """Replace each pure `JobOp` by one that destroys as many of its inputs as Theano allows."""
+
+    def add_requirements(self, fgraph: Any) -> None:
+        fgraph.attach_feature(toolbox.ReplaceValidate())
+        fgraph.attach_feature(DestroyHandler())
+
+    def apply(self, fgraph: Any) -> None:
+        """Try all candidate inputs together, and one by one if that is refused."""
+        for node in [n for n in fgraph.toposort() if isinstance(n.op, JobOp) and not n.op.inplace]:
+            needed = {*fgraph.inputs, *fgraph.outputs}
+            values = node.op.values(node.inputs)
+            free = tuple(i for i, x in enumerate(values) if x.owner is not None and x not in needed)
+            if not free or _replace(fgraph, node, free) is not None:
+                continue
+            kept: tuple[int, ...] = ()
+            for i in free:
+                replaced = _replace(fgraph, node, (*kept, i))
+                if replaced is not None:
+                    node, kept = replaced, (*kept, i)
+
+
+def _replace(fgraph: Any, node: Apply, inplace: tuple[int, ...]) -> Apply | None:
+    """Replace a node by one that destroys these inputs; return None if that is not valid."""
+    outputs = node.op.changed(inplace=inplace)(*node.inputs, return_list=True)
+    try:
+        fgraph.replace_all_validate(list(zip(node.outputs, outputs)), reason="platoon_inplace")
+    except InconsistencyError:
+        return None
+    return outputs[0].owner
+
+
+# 75 is the position of Theano's own in-place optimizations of BLAS and random Ops.
+theano.compile.optdb.register("platoon_inplace", Inplace(), 75, "fast_run", "inplace")

@@ -1,17 +1,77 @@
-"""The index of this host in a job: from options, or variables of the engine that started it.
-
-No other module reads these variables.
-"""
+"""The hosts of a job: the index of this one, the address of host 0, and what workers know of all."""
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import itertools
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["START_ONE", "Copies", "Place", "find_copies", "find_place"]
+__all__ = [
+    "ONE_HOST",
+    "START_ONE",
+    "Copies",
+    "Place",
+    "World",
+    "engine_addresses",
+    "engine_job",
+    "find_copies",
+    "find_endpoint",
+    "find_place",
+    "first_of",
+]
+
+
+class World(msgspec.Struct, frozen=True):
+    """The hosts of a job; ranks are numbered across hosts."""
+
+    workers: list[int] = []  # Workers launched on each host; empty for a job of this host only.
+    host: int = 0
+    names: list[str] = []
+    addresses: list[str] = []
+    data_key: str = ""  # 32 bytes in hexadecimal encrypt data between hosts; empty: unencrypted.
+    compression: str = "none"  # See `platoon_base.compression.codecs.codec_of`.
+
+    def __repr__(self) -> str:  # Logs may contain it, so the key is left out.
+        return f"World(workers={self.workers}, host={self.host}, names={self.names}, addresses={self.addresses}, ...)"
+
+    @property
+    def hosts(self) -> int:
+        return max(1, len(self.workers))  # A job of this host only has an empty list.
+
+    @property
+    def several(self) -> bool:
+        return self.hosts > 1
+
+    @property
+    def size(self) -> int:
+        return sum(self.workers)
+
+    def ranks_on(self, host: int) -> range:
+        first = sum(self.workers[:host])
+        return range(first, first + self.workers[host])
+
+    @property
+    def ranks_here(self) -> range:
+        return self.ranks_on(self.host)
+
+    def host_of(self, rank: int) -> int:
+        """Return the host that a rank was launched on; raise IndexError for other ranks."""
+        if not 0 <= rank < self.size:
+            raise IndexError(rank)
+        return bisect.bisect_right(list(itertools.accumulate(self.workers)), rank)
+
+
+ONE_HOST = World()
+
+
+# No other module reads these variables.
 
 
 class Place(NamedTuple):
@@ -172,3 +232,50 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal():
         raise ConfigurationError(f"got {name}={text!r}: it must be a whole number")
     return int(text)
+
+
+_PORTS = range(29500, 31500)
+_LIST = re.compile(r"^([^\[,]*)(?:\[(\d+)[^\]]*\]([^,]*))?")
+
+
+def find_endpoint(environment: Mapping[str, str], given: str | None = None) -> str:
+    """Return ``HOST`` or ``HOST:PORT``; ``given`` is the option; empty if nothing sets it."""
+    if given:
+        return given
+    if endpoint := environment.get("PET_RDZV_ENDPOINT", ""):
+        return endpoint
+    if address := environment.get("MASTER_ADDR", ""):
+        port = environment.get("MASTER_PORT", "")
+        return f"{address}:{port}" if port else address
+    nodes = environment.get("SLURM_STEP_NODELIST", "")
+    if nodes and environment.get("SLURM_JOB_ID"):
+        job, step = (_whole_number(environment.get(name, "")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        # Steps of one user on one node, and jobs that share nodes, need ports of their own.
+        return f"{first_of(nodes)}:{_PORTS[(31 * job + step) % len(_PORTS)]}"
+    return ""
+
+
+def engine_job(environment: Mapping[str, str]) -> str:
+    """Return the engine's name for the group of processes that it has started, or ""."""
+    for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PMI_KVS"):
+        if found := re.sub(r"\W", "_", environment.get(name, "")):
+            return f"{name}-{found}"
+    return ""
+
+
+def engine_addresses(environment: Mapping[str, str]) -> list[str]:
+    """Return the addresses of the engine's own server, which may be on another interface."""
+    uris = (environment.get(name, "") for name in ("OMPI_MCA_orte_hnp_uri", "PMIX_SERVER_URI2"))
+    return [each for uri in uris for each in uri.partition("://")[2].partition(":")[0].split(",") if each]
+
+
+def first_of(nodes: str) -> str:
+    """Return the first name of a list as Slurm writes it, such as ``n[08-11,20],login``."""
+    found = _LIST.match(nodes)
+    return "" if found is None else f"{found[1]}{found[2] or ''}{found[3] or ''}"
+
+
+def _whole_number(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        return int(text)
+    return 0
