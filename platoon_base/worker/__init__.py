@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from platoon_base.compression.codecs import ErrorFeedback
+from platoon_base.parameters import Borrowed
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
 from platoon_base.system.imports import lazy_names
 from platoon_base.system.warn import warn_once
@@ -41,6 +42,7 @@ __all__ = [
     "VALIDATION",
     "AdvisoryLock",
     "BackEnds",
+    "Borrowed",
     "Connection",
     "ErrorFeedback",
     "Fit",

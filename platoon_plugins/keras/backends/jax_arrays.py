@@ -12,7 +12,7 @@ import numpy as np
 
 from platoon_base.device_arrays import CudaArray, Flush, Queue
 from platoon_base.errors import PlatoonError
-from platoon_base.parameters import Borrowed
+from platoon_base.worker import Borrowed
 from platoon_plugins.keras.backends import xla_calls
 
 __all__ = ["AwaitedArrays", "JaxArray", "JaxArrays", "change_now", "device_of", "on_cuda"]
