@@ -14,7 +14,7 @@ from platoon_base.collectives.base import canonical_op
 from platoon_base.collectives.groups import Membership
 from platoon_base.collectives.host import GroupFailure, HostCollective
 from platoon_base.collectives.host_exchange import CHUNK_BYTES, COMPRESSED, GroupSegment
-from platoon_base.collectives.hosts_compressed import CompressedReduction, Compression, gradient_codec, is_compressible
+from platoon_base.collectives.hosts_compressed import EncodedPieces, gradient_codec, is_compressible
 from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.collectives.hosts_links import Counterpart, Links
 from platoon_base.collectives.hosts_parts import Reduction
@@ -102,7 +102,7 @@ class HostsCollective(HostCollective):
         if kind != "all_reduce" or not is_compressible(array.dtype, op):
             return super().call(kind, array, op, root, out, timeout_s)
         key = self._token, canonical_op(op), array.dtype.name, array.shape
-        exchange.reduction = functools.partial(CompressedReduction, Compression(codec, feedback, key))
+        exchange.reduction = functools.partial(Reduction, pieces=functools.partial(EncodedPieces, codec, feedback, key))
         try:
             return super().call(kind, array, op, COMPRESSED, out, timeout_s)
         finally:
