@@ -29,7 +29,7 @@ from platoon_base.rules.center import Adopt, gossips
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.gosgd import GoSGD
 from platoon_base.shm.schema import Views
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["GOSSIP", "GossipCenter", "GossipCenters"]

@@ -29,7 +29,7 @@ from platoon_base.rules.center import Rule, average_of, end_momentum, local_sour
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.schema import PAGE, Part, Schema, Views
 from platoon_base.shm.segments import Name
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]

@@ -24,7 +24,7 @@ from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.schema import Growing, Part, Parts, Views
 from platoon_base.sums import add_up
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["Contributions", "Rounds", "Total", "contributions_of"]

@@ -18,7 +18,7 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Piece
 from platoon_base.rules.center import Rule
 from platoon_base.shm.segments import Segment
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = [

@@ -23,12 +23,12 @@ from platoon_base.courier.conversation import NOT_FILLED, Conversation
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
 from platoon_base.errors import PlatoonError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.layout import Layout
 from platoon_base.links.handshake import Address, Caller, Listener, Opening
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["POLL_INTERVAL_S", "Courier"]

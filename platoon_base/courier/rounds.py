@@ -10,7 +10,7 @@ from platoon_base.compression.codecs import Codec
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["HostsRound"]

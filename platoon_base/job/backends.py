@@ -15,7 +15,7 @@ from platoon_base.collectives.groups import CollectiveFactory, Membership
 from platoon_base.compression.codecs import NONE
 from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts import ONE_HOST, World
 from platoon_base.rules.center import gossips
 from platoon_base.system.warn import warn_once
 

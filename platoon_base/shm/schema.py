@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from platoon_base.errors import LayoutMismatchError, PlatoonError
-from platoon_base.layout import ALIGNMENT, Layout
+from platoon_base.layout import ALIGNMENT, Layout, array_on
 from platoon_base.shm.segments import Name, Segment
-from platoon_base.system.awake import awake
-from platoon_base.views import array_on
+from platoon_base.system.process import awake
 
 __all__ = ["PAGE", "Growing", "Part", "Parts", "Schema", "Views", "Word"]
 
@@ -87,6 +86,12 @@ class Word:
 class Parts:
     """Places of named parts in a block of memory."""
 
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def placed(cls, *parts: Part) -> Parts:
+        """Return the places of these parts; those of recent ones are kept, with their fingerprint."""
+        return cls(*parts)
+
     def __init__(self, *parts: Part) -> None:
         self._parts, self.at, end = parts, {}, 0
         for part in parts:
@@ -98,7 +103,7 @@ class Parts:
         at = {name: start + offset for name, offset in self.at.items()}
         return Views(at=at, **{part.name: part.view(buffer, at[part.name]) for part in self._parts})
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> bytes:
         """Bytes that differ whenever the name, dtype, shape or place of a part differs."""
         text = repr([part.described() for part in self._parts])
@@ -236,7 +241,7 @@ class Schema:
         return views
 
     def _place(self, header: Any, layout: Any) -> Parts:
-        return Parts(Part("header", self.header), *self._parts(header, layout))
+        return Parts.placed(Part("header", self.header), *self._parts(header, layout))
 
     def _refuse(self, name: Name, why: str) -> NoReturn:
         raise self._error(

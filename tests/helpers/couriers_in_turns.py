@@ -10,7 +10,7 @@ import numpy as np
 from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
 from platoon_base.rules import EASGD

@@ -11,7 +11,7 @@ from platoon_base.centers.host import COURIER, STRIPE_BYTES, HostCenters
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
 from platoon_base.multihost.rounds import RoundTable
