@@ -154,6 +154,7 @@ class Chunks(NamedTuple):
 
     widths: list[int]
     depth: int
+    with_results: bool = True  # If False, no host gets the parts of others.
 
 
 class PlainPieces:
@@ -225,12 +226,10 @@ class Reduction:
         op: str,
         dtype: Any,
         chunks: Chunks,
-        results: bool = True,
         pieces: Callable[..., PlainPieces] = PlainPieces,
     ) -> None:
         self._links, self._host, self._hosts, self._size, self._op = links, host, hosts, size, op
-        widths, depth = self._widths, self._depth = chunks
-        self._results = results
+        widths, depth, results = self._widths, self._depth, self._results = chunks
         self._pieces = pieces(_piece_of(widths[0], dtype.itemsize), widths, hosts, depth, dtype)
         self._arrived = [np.zeros(self._pieces.count(chunk), np.int32) for chunk in range(len(widths))]
         self._chunks: dict[int, _Chunk] = {}
