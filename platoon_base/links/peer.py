@@ -15,7 +15,7 @@ import logging
 import secrets
 import select
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from platoon_base.errors import ConfigurationError, PlatoonError
@@ -294,6 +294,13 @@ class Peer(_Records):
         """Return whether the process has ended, as far as is known."""
         return self._ended_at is not None and now - self._ended_at > _RETURN_S
 
+    def why_lost(self, now: float) -> str:
+        """Return why the host is lost, empty if it is not."""
+        if self.closed(now):
+            return "disconnected without notice: was its launcher killed?"
+        silent_s = self.silent_s(now)
+        return f"sent no heartbeat for {silent_s:.1f} s" if silent_s > timeout("host") else ""
+
     def close(self) -> None:
         for stream in (self._stream, self.idle):
             _close(stream)
@@ -365,13 +372,13 @@ class LinkServer(_End):
         self._forgotten: set[bytes] = set()  # Sessions that are dismissed.
         self.peers: dict[bytes, Peer] = {}
 
-    def receive(self) -> list[tuple[bytes, bytes]]:
-        """Return the sessions and messages that have arrived."""
+    def receive(self) -> list[tuple[Peer, bytes]]:
+        """Return the messages that have arrived, and their senders."""
         self._read()
         for stream in self._opening.open.values():
             self._watch(stream, functools.partial(self._greet, stream, _Greeting()))
         self._opening.open.clear()
-        return [(peer.session, peer.inbox.popleft()) for peer in self.peers.values() for _ in range(len(peer.inbox))]
+        return [(peer, peer.inbox.popleft()) for peer in self.peers.values() for _ in range(len(peer.inbox))]
 
     def _greet(self, stream: Stream, greeting: _Greeting) -> None:
         try:
@@ -402,12 +409,20 @@ class LinkServer(_End):
         for peer in self.peers.values():
             peer.tick(now)
 
-    def forget(self, session: bytes) -> None:
-        """Dismiss a session, now and whenever it connects again."""
-        self._forgotten.add(session)
-        peer = self.peers.pop(session, None)
-        if peer is not None:
-            peer.dismiss()
+    def finish(self, peers: Iterable[Peer]) -> list[tuple[Peer, bytes]]:
+        """Wait briefly until these have received all messages; return what arrives meanwhile."""
+        deadline, received = awake() + timeout("end"), self.receive()
+        while awake() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
+            self.poll(0.05)
+            received += self.receive()
+            self.tick(awake())
+        return received
+
+    def forget(self, peer: Peer) -> None:
+        """Dismiss a process, now and whenever it connects again."""
+        self._forgotten.add(peer.session)
+        self.peers.pop(peer.session, None)
+        peer.dismiss()
 
     def close(self) -> None:
         super().close()
@@ -442,6 +457,14 @@ class LinkClient(_End):
             _close(stream)
         if not self.dismissed and (peer.needs_connection or peer.needs_idle):
             self._opening.call_again(_FIRST_HOST)
+
+    def finish(self) -> None:
+        """Wait briefly until host 0 has received all messages."""
+        deadline = awake() + timeout("end")
+        while self.peer.in_flight and not self.peer.gone and awake() < deadline:
+            self.poll(0.05)
+            self.receive()
+            self.peer.tick(awake())
 
     @property
     def replaced(self) -> bool:

@@ -182,7 +182,7 @@ def test_a_first_message_that_no_server_has_answered_finds_the_new_one(pair):
 
 def test_a_session_that_was_forgotten_is_dismissed(pair):
     pair.until(lambda: not pair.client.peer.in_flight)
-    pair.server.forget(pair.client.peer.session)
+    pair.server.forget(pair.peer)
     pair.until(lambda: pair.client.dismissed)
     assert "without this host" in pair.client.dismissed
     assert not pair.server.peers
