@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -14,7 +15,6 @@ from typing import NamedTuple
 import msgspec
 
 from platoon_base.channels.base import ServerChannel
-from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
@@ -62,8 +62,7 @@ class JobOptions(NamedTuple):
     max_restarts: int = 0  # in all
     saving: Saving | None = None
     resume: tuple[Path, About] | None = None  # checkpoint to resume from
-    # A TCP address for the controller; clients need the CURVE keys in the job's folder.
-    listen: str = ""
+    port: int = 0  # A TCP port that names the job for workers that are started by hand; 0 for none.
     # Failures of one worker that end the job: "never", "early" (before its first step), "always".
     fail_fast: str = "never"
     grace_s: float | None = None  # Time for workers to end after a signal; None for the timeout.
@@ -160,14 +159,25 @@ def require_descriptors_for(workers: int) -> None:
 
 
 def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -> tuple[JobFiles, ServerChannel]:
-    """Open the controller's channels; return the job's files with the address, and the channels."""
-    server_keys, keys = new_keys() if options.listen else (None, None)
-    local = backends.listen_at(options.listen or files.address, server_keys)
+    """Open the controller's channels; return the job's files with the port, and the channels."""
+    local = backends.listen_at(files.address)
     stack.callback(local.close)
-    if options.listen:
-        files = msgspec.structs.replace(files, endpoint=local.address, keys=keys)
+    if options.port:
+        stack.enter_context(_reserved(options.port))
+        files = msgspec.structs.replace(files, port=options.port)
         files.write()
     return files, local if options.hosts is None else options.hosts.relayed(local)
+
+
+def _reserved(port: int) -> socket.socket:
+    """Reserve a port of this host; nobody listens there, so nothing can connect."""
+    sock = socket.socket()
+    try:
+        sock.bind(("127.0.0.1", port))
+    except OSError as exc:
+        sock.close()
+        raise ConfigurationError(f"cannot reserve port {port} ({exc.strerror}): pass another one") from exc
+    return sock
 
 
 def warden_of(files: JobFiles) -> Warden:

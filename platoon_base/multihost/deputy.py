@@ -303,7 +303,7 @@ def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> I
         for rank in range(world.size):
             job_state.start_row(rank)
         job_state.num_live = len(world.ranks_here), world.size
-        server = backends.listen_at(files.address, None)
+        server = backends.listen_at(files.address)
         stack.callback(server.close)
         stack.enter_context(default_sigchld())
         deputy = Deputy(

@@ -1,18 +1,15 @@
-"""Command-line options for ports of controller and worker, and the addresses of ports."""
+"""Command-line options for the ports of controller and worker, which name a job and its data."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.environment import LISTEN
 
-__all__ = ["CONTROL_PORT", "DATA_HWM", "add_port_options", "address_at", "port_arguments", "require_port"]
+__all__ = ["CONTROL_PORT", "DATA_HWM", "add_port_options", "port_arguments", "require_port"]
 
 CONTROL_PORT, DATA_HWM = 5567, 10
-_LOOPBACK = "127.0.0.1"
 
 
 def add_port_options(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +27,6 @@ def add_port_options(parser: argparse.ArgumentParser) -> None:
 
 def port_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {"control_port": args.control_port, "data_port": args.data_port, "data_hwm": args.data_hwm}
-
-
-def address_at(port: Any) -> str:
-    """Return the address to listen at: on the loopback, or on ``PLATOON_LISTEN``."""
-    require_port(port)
-    return f"tcp://{os.environ.get(LISTEN) or _LOOPBACK}:{port}"
 
 
 def require_port(port: Any) -> None:
