@@ -44,7 +44,6 @@ _NO_SERVER = bytes(_ID_BYTES)  # The id of a host 0 that has not answered yet.
 # Kinds of records, in the lowest byte of a tag. `HELLO` and `IDLE` begin a connection with the ids of
 # both processes; the former has the number of the latest part received, as `RECEIVED` has.
 HELLO, IDLE, RECEIVED, DISMISSAL, PART = range(1, 6)
-_MOST = {HELLO: 2 * _ID_BYTES, IDLE: 2 * _ID_BYTES, RECEIVED: 0, DISMISSAL: _ID_BYTES, PART: _PART_BYTES}
 _MORE, _BULK = 1 << 8, 1 << 9  # More parts follow; the part belongs to a bulk message.
 _EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
 
@@ -76,14 +75,12 @@ class _Lane:
 
 
 class _Records:
-    """Receives records of known kinds and sizes into ``buffer``."""
+    """Receives records into ``buffer``."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
 
     def place(self, tag: int, offset: int, length: int) -> memoryview:
-        if length > _MOST.get(tag & 255, -1):
-            raise BrokenStreamError(f"got {length} bytes of kind {tag}, which no launcher sends", altered=True)
         self.buffer = bytearray(length)
         return memoryview(self.buffer)
 
@@ -97,8 +94,8 @@ class _Greeting(_Records):
     kind = received = 0
 
     def done(self, tag: int, offset: int, length: int) -> None:
-        if tag not in (HELLO, IDLE) or length != _MOST[tag]:
-            raise BrokenStreamError(f"got a first record of kind {tag}", altered=True)
+        if tag not in (HELLO, IDLE) or length != 2 * _ID_BYTES:
+            raise BrokenStreamError(f"got a first record of kind {tag} with {length} bytes", altered=True)
         self.kind, self.received = tag, offset
 
 
@@ -229,11 +226,13 @@ class Peer(_Records):
             self._fill()
         elif kind == DISMISSAL:
             self.dismissed_by = bytes(self.buffer)
-        elif kind == PART and offset == self._received + 1:  # Otherwise it is a repeat.
+        elif kind == PART and offset == self._received + 1:
             self._received = offset
             body = self._lanes[tag & _BULK].join(bytes(self.buffer), bool(tag & _MORE))
             if body is not None:
                 self.inbox.append(body)
+        else:
+            raise BrokenStreamError(f"got a record of kind {kind} and number {offset} out of order", altered=True)
 
     def _note_received(self) -> None:
         self.last_received_at = awake()
