@@ -15,8 +15,7 @@ import numpy as np
 from platoon_base.device_arrays import Order, is_device_array, is_gpu_array, memory_order
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
-from platoon_base.layout import Layout
-from platoon_base.views import require_plain
+from platoon_base.layout import Layout, require_plain
 
 __all__ = ["Array", "Group", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor"]
 

@@ -51,6 +51,11 @@ class EveryN:
         self.periods += 1
         return True
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the next step is due."""
+        return self.count + 1 >= self.n
+
     def is_past(self, part: float) -> bool:
         """Return whether that part of the current period is over; see `part_is_over`."""
         return part_is_over(part, self.count, self.n)

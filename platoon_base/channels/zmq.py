@@ -21,7 +21,7 @@ import zmq
 from platoon_base.channels.base import Received
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import LIVENESS_S, timeout
 
 __all__ = ["ZmqClient", "ZmqServer"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -12,8 +13,7 @@ import click
 from platoon_base.compat.theano_flags import deterministic_flags
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
-from platoon_base.system.determinism import LIMITED_THREADS, threads_of
-from platoon_base.system.environment import DETERMINISTIC
+from platoon_base.system.environment import DETERMINISTIC, LIMITED_THREADS, threads_of
 from platoon_base.system.limits import available_cores
 
 __all__ = ["deterministic_environment", "deterministic_job", "deterministic_options"]
@@ -40,9 +40,9 @@ def deterministic_job(options: JobOptions) -> JobOptions:
     saved = ""
     if options.resume is not None:
         _, about = options.resume
-        options, saved = options._replace(seed=about.seed), about.threads
+        options, saved = replace(options, seed=about.seed), about.threads
     os.environ.update(deterministic_environment(os.environ, options.seed, saved))
-    return options._replace(deterministic=True, fail_fast="always")
+    return replace(options, deterministic=True, fail_fast="always")
 
 
 def deterministic_environment(base: Mapping[str, str], seed: int, saved_threads: str = "") -> dict[str, str]:

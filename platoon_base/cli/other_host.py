@@ -11,10 +11,9 @@ from rich.console import Console
 
 from platoon_base.cli import report
 from platoon_base.cli.data_server import data_server
-from platoon_base.cli.host_options import HostOptions
+from platoon_base.cli.launch_options import HostOptions, StartOptions
 from platoon_base.cli.launcher import choose_center, preloaded
-from platoon_base.cli.log_folder import LogFolder
-from platoon_base.cli.start_options import StartOptions
+from platoon_base.cli.run_files import LogFolder
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
-from platoon_base.views import require_plain
+from platoon_base.layout import require_plain
 
 __all__ = [
     "OPS", "Collective", "canonical_op", "canonical_root", "require_dtype", "require_fit",

@@ -36,7 +36,7 @@ from platoon_base.collectives.host_exchange import (
     headline,
     refuse_closed,
 )
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
@@ -46,7 +46,7 @@ from platoon_base.errors import (
 )
 from platoon_base.shm.liveness import Liveness, stalled_text
 from platoon_base.shm.segments import HiddenName
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import timeout
 

@@ -22,11 +22,10 @@ import numpy as np
 from platoon_base.collectives.base import canonical_op
 from platoon_base.collectives.hosts_links import RESULT, SHARE, Links, as_bytes
 from platoon_base.collectives.hosts_parts import Chunks, Reduction, combined, silent
-from platoon_base.compression.codecs import Codec, TopK, codec_of
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import Codec, ErrorFeedback, TopK, codec_of
 from platoon_base.compression.packing import decode_and_keep
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 
 __all__ = ["CompressedReduction", "Compression", "gradient_codec", "is_compressible"]
 

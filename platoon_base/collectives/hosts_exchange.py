@@ -27,7 +27,7 @@ from platoon_base.collectives.hosts_parts import (
     chunk_bounds,
     is_wide,
 )
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 __all__ = ["HostsExchange"]
 

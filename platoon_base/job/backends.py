@@ -15,7 +15,7 @@ from platoon_base.collectives.groups import CollectiveFactory, Membership
 from platoon_base.compression.codecs import NONE
 from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts import ONE_HOST, World
 from platoon_base.rules.center import gossips
 from platoon_base.system.warn import warn_once
 
@@ -112,7 +112,7 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
                 f"there: {why}; --center host silences this warning"
             )
     _require_compressible(files.world, rule)
-    return HostCenters(files.center, workers, liveness.gone, files.world.several)
+    return HostCenters(files.center, workers, liveness.gone, files.world.hosts)
 
 
 def _require_compressible(world: World, rule: Rule) -> None:

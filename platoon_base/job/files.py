@@ -21,7 +21,7 @@ from typing import NamedTuple, Optional
 import msgspec
 
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts import ONE_HOST, World
 from platoon_base.shm.segments import SHM_FOLDER, HiddenName, Segment, abandoned, in_use
 from platoon_base.system.environment import JOB, NAMESPACE
 from platoon_base.system.folder_lock import FolderLock, is_locked

@@ -29,7 +29,7 @@ from typing import Any, Callable, NamedTuple
 from platoon_base.errors import PlatoonError
 from platoon_base.links.cipher import Cipher, KeyExchange, derive_keys
 from platoon_base.links.stream import Stream
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 
 __all__ = ["WRONG_PROOFS", "Address", "Caller", "Listener", "Opening", "open_links"]

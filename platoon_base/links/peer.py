@@ -21,7 +21,7 @@ from typing import Any
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.links.handshake import WRONG_PROOFS, Address, Caller, Listener, Opening
 from platoon_base.links.stream import BrokenStreamError, Stream
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["MAX_MESSAGE_BYTES", "LinkClient", "LinkServer", "Peer"]

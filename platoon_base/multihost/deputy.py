@@ -26,8 +26,7 @@ from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.last_checkpoint import LastCheckpoint
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
-from platoon_base.system.awake import awake
-from platoon_base.system.process import pid_namespace
+from platoon_base.system.process import awake, pid_namespace
 from platoon_base.system.signals import default_sigchld
 from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start

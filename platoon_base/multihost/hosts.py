@@ -19,7 +19,7 @@ from platoon_base.controller.stop_signals import PASSED_ON
 from platoon_base.coordination.roster import Participant, Roster, divided_peer
 from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError, ProtocolError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
 from platoon_base.links.peer import LinkServer, Peer
 from platoon_base.multihost import messages as between
@@ -30,7 +30,7 @@ from platoon_base.multihost.member import Member
 from platoon_base.multihost.mirror import Mirror
 from platoon_base.multihost.relay import RelayServer
 from platoon_base.shm.job_state import JobState
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 
 __all__ = ["HostTable"]

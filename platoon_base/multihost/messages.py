@@ -10,7 +10,7 @@ import msgspec
 from platoon_base.checkpoints.files import About
 from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, Lost, Made, Peers
 from platoon_base.errors import ProtocolError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.worker_process.failure import Failure
 
 __all__ = [

@@ -16,7 +16,10 @@ from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.schedule import EveryN
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
-__all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule", "prepared_rule", "rule_names"]
+__all__ = [
+    "DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule", "prepared_rule", "rule_for_loop",
+    "rule_names",
+]  # fmt: skip
 
 DEFAULT_PERIOD = Rule.period  # Batches between synchronizations.
 
@@ -67,6 +70,14 @@ def prepared_rule(mode: str | None, strategy: Any = None, sync_every: Any = None
     if scaling is not None:
         return AveragedEASGD(scale=None if scaling == "none" else float(scaling))
     return "auto" if strategy is None else strategy
+
+
+def rule_for_loop(rule: Any, sync_every: int | None, dtypes: Iterable[Any]) -> tuple[Rule, EveryN]:
+    """Return the rule, for a result of `prepared_rule`, and when it is due."""
+    if rule == "auto":
+        rule = default_rule(default_period("auto") if sync_every is None else sync_every, dtypes)
+    period = default_period(rule) if sync_every is None else sync_every
+    return at_period(rule, period), EveryN(period)
 
 
 def default_period(rule: Rule | str | None = "auto") -> int:

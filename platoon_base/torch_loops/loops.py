@@ -18,12 +18,14 @@ import torch
 
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.fingerprint import checksum
-from platoon_base.rules import AveragedEASGD, at_period, default_period, default_rule, overlap_of, shares_moments
+from platoon_base.rules import overlap_of, prepared_rule, rule_for_loop, shares_moments
 from platoon_base.schedule import EveryN
 from platoon_base.torch_loops.gradients import GradientAverage
 from platoon_base.torch_loops.loaders import Part
+from platoon_base.torch_loops.rhythm import Rhythm
 from platoon_base.torch_loops.running_stats import RunningStats
 from platoon_base.torch_loops.state import all_named, average_buffers, found_moments, parameters_of, tensors_beside
+from platoon_base.torch_loops.watching import UNSCALED, watch
 from platoon_base.worker import LossWatch, State, Worker, agree, warn_once
 
 __all__ = ["AsyncLoop", "Loop", "SyncLoop", "begin", "current", "passing"]
@@ -32,7 +34,6 @@ Tensor = Any
 
 _SHOW_EACH_S = 1.0  # Reading a loss waits for the device.
 _STEPS_UNTIL_SHARED = 10
-_UNSCALED = "_platoon_unscaled"  # The attribute of a scaled loss with the loss itself.
 
 
 class Pass:
@@ -212,7 +213,7 @@ class Loop:
 
     def _add_loss(self, tensors: Any) -> None:
         root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-        loss = getattr(root, _UNSCALED, root)
+        loss = getattr(root, UNSCALED, root)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
             return
         loss = loss.detach().reshape(()).double()
@@ -237,6 +238,9 @@ class Loop:
         if not self._read and optimizer is self.optimizers[0]:
             self.worker.advanced.count_step()
 
+    def before_use(self, optimizer: Any) -> None:
+        """Prepare the gradients of an optimizer, which a GradScaler is about to look at."""
+
     def switches(self, training: bool) -> None:
         """React to ``train()`` and ``eval()`` of a model."""
 
@@ -252,6 +256,8 @@ class SyncLoop(Loop):
         self._groups: list[tuple[Any, list[Any]]] = []  # What they average, and its parameters.
         self._users: list[set[int]] = []  # The optimizers of each group.
         self._averaged_for: set[int] = set()  # Optimizers whose gradients are averaged.
+        self._rhythms: dict[int, Rhythm] = collections.defaultdict(Rhythm)
+        self._accumulates: set[int] = set()  # Groups with gradients that are not averaged yet.
         self._compared = False
 
     def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
@@ -280,7 +286,24 @@ class SyncLoop(Loop):
 
     def gradients_come(self, groups: Sequence[int]) -> None:
         for number in groups:
-            self._average_now(number)
+            if self._rhythms[number].more_come() and self._rows_are_equal():
+                self._accumulates.add(number)
+            else:
+                self._average_now(number)
+
+    def _rows_are_equal(self) -> bool:
+        """Return whether all workers had equal batches since the latest average, and will until the next pass."""
+        one = next((one for one in self._open if one.trained), None)
+        if one is None or one.part.count is None:
+            return one is None
+        # Only the last batches of a pass differ.
+        return not one.part.iterable and bool(one.part.batch_size) and one.batches < one.part.count - 1
+
+    def before_use(self, optimizer: Any) -> None:
+        """Average the gradients of an optimizer that accumulate."""
+        for number in sorted(self._accumulates):
+            if id(optimizer) in self._users[number]:
+                self._average_now(number)
 
     def _average_now(self, number: int) -> None:
         average = self._averages[number]
@@ -288,6 +311,7 @@ class SyncLoop(Loop):
             self._compared = True
             self._warn_if_alike([tensor.grad for tensor in average.parameters if tensor.grad is not None])
         average.average(self._rows)
+        self._accumulates.discard(number)
         self._averaged_for |= self._users[number]
 
     def _warn_if_alike(self, gradients: Sequence[Tensor]) -> None:
@@ -307,12 +331,15 @@ class SyncLoop(Loop):
         super().before_step(optimizer, args, kwargs)
         closure = _closure_of(args, kwargs)
         if closure is not None:
+            for number, users in enumerate(self._users):
+                self._rhythms[number].varies |= id(optimizer) in users
             return args[:1], {"closure": functools.partial(self._mean_of, closure)}
         new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._group_of]
         if new:  # Of add_param_group.
             self._watch_gradients(new, new)
             self._find_users()
             self._average_now(self._group_of[id(new[0])])
+        self.before_use(optimizer)
         if id(optimizer) not in self._averaged_for:  # Gradients that no backward pass has made.
             self.gradients_come([number for number, users in enumerate(self._users) if id(optimizer) in users])
         return None
@@ -329,6 +356,10 @@ class SyncLoop(Loop):
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         super().after_step(optimizer, args, kwargs)
         self._averaged_for.discard(id(optimizer))
+        rest = any(one.batches == one.part.count for one in self._open if one.trained)
+        for number, users in enumerate(self._users):
+            if id(optimizer) in users:
+                self._rhythms[number].steps(rest)
 
     def pass_ends(self, one: Pass, loss: float) -> None:
         for model in [*self.models, *self.averaged]:
@@ -342,9 +373,7 @@ class AsyncLoop(Loop):
 
     def __init__(self, worker: Worker, settings: Any) -> None:
         super().__init__(worker, settings)
-        self._given, self._sync_every, scaling, self._on_nonfinite = settings[1:]
-        if scaling is not None:
-            self._given = AveragedEASGD(scale=None if scaling == "none" else float(scaling))
+        self._given, (self._sync_every, _, self._on_nonfinite) = prepared_rule(*settings[:4]), settings[2:]
         self.rule: Any = None
         self._stepped: dict[int, int] = {}
         self._shared_groups: dict[int, int] = {}  # How many groups of each optimizer are shared.
@@ -411,11 +440,7 @@ class AsyncLoop(Loop):
     def _share(self) -> None:
         parameters = all_named(self.models, self.optimizers)
         dtypes = [str(p.dtype).removeprefix("torch.") for _, p in parameters]
-        rule = self._given
-        if rule is None:
-            rule = default_rule(default_period("auto") if self._sync_every is None else self._sync_every, dtypes)
-        period = default_period(rule) if self._sync_every is None else self._sync_every
-        self.rule, self._period = at_period(rule, period), EveryN(period)
+        self.rule, self._period = rule_for_loop(self._given, self._sync_every, dtypes)
         moments = None
         if shares_moments(self.rule):
             moments = [moment for each in self.optimizers for moment in found_moments(each)[0]]
@@ -528,7 +553,6 @@ _NEVER = (
 
 # The loop in which prepared objects take part.
 _current: list[Loop] = []
-_inside: list[bool] = []  # A backward pass within a backward pass is no pass of its own.
 
 
 def current() -> Loop | None:
@@ -541,7 +565,7 @@ def begin(loop: Loop) -> None:
     if before is not None:
         before.close()
     _current[:] = [loop]
-    _watch()
+    watch(current)
 
 
 def passing(part: Part, batches: Iterator[Any]) -> Iterator[Any]:
@@ -556,42 +580,3 @@ def passing(part: Part, batches: Iterator[Any]) -> Iterator[Any]:
     finally:
         loop._open.remove(one)
     loop.ends(one)
-
-
-def _watch() -> None:
-    """Patch once what tells of backward passes, scaled losses, and evaluations."""
-    if hasattr(torch.autograd.backward, "tells_loop"):
-        return
-    plain, scale, train = torch.autograd.backward, torch.amp.GradScaler.scale, torch.nn.Module.train
-
-    @functools.wraps(plain)
-    def backward(tensors: Any, *args: Any, **options: Any) -> None:
-        loop = current()
-        if loop is None or _inside:
-            plain(tensors, *args, **options)
-            return
-        _inside.append(True)
-        try:
-            plain(tensors, *args, **options)
-        finally:
-            _inside.clear()
-        loop.backward_ends(tensors)
-
-    @functools.wraps(scale)
-    def scale_loss(self: Any, outputs: Any) -> Any:
-        scaled = scale(self, outputs)
-        if scaled is not outputs and isinstance(scaled, torch.Tensor):
-            setattr(scaled, _UNSCALED, outputs.detach())
-        return scaled
-
-    @functools.wraps(train)
-    def switch(self: Any, mode: bool = True) -> Any:
-        switched = train(self, mode)
-        loop = current()
-        if loop is not None and any(self in (model, getattr(model, "_orig_mod", None)) for model in loop.models):
-            loop.switches(mode)
-        return switched
-
-    backward.tells_loop = True  # type: ignore[attr-defined]
-    torch.autograd.backward, torch.nn.Module.train = backward, switch
-    torch.amp.GradScaler.scale = scale_loss

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
-from platoon_base.system.lazy import lazy_names
+from platoon_base.system.imports import lazy_names
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.advisory_lock import AdvisoryLock
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from platoon_base.worker.agreed_state import RULES, State, agree, agree_in_step, default_rule_of, make_equal
     from platoon_base.worker.divergence import LossWatch
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
+    from platoon_base.worker.gathered_rows import gather_rows
     from platoon_base.worker.initial_values import (
         copy_first_values,
         copy_to_those_left,
@@ -54,6 +55,7 @@ __all__ = [
     "copy_to_those_left",
     "copy_values",
     "default_rule_of",
+    "gather_rows",
     "kind_of",
     "make_equal",
     "require_on_nonfinite",
@@ -79,6 +81,7 @@ __getattr__ = lazy_names(
         "copy_to_those_left": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",
         "default_rule_of": "platoon_base.worker.agreed_state",
+        "gather_rows": "platoon_base.worker.gathered_rows",
         "make_equal": "platoon_base.worker.agreed_state",
         "require_same_layout": "platoon_base.worker.initial_values",
         "require_same_values": "platoon_base.worker.same_values",

@@ -278,11 +278,8 @@ class Advanced:
         self,
         *,
         epoch: int | None = None,
-        epoch_steps: int | None = None,
-        last_epoch: int | None = None,
-        last_step: int | None = None,
         limit: str | None = None,
-        bound: int | None = None,
+        **numbers: int | None,
     ) -> None:
         """Record how long training will take; `platoon launch` shows the remaining time.
 
@@ -303,10 +300,11 @@ class Advanced:
         bound : int, optional
             1 if this worker has started training together with the others and now compiles its
             model, 2 if it compiles nothing.
+        **numbers : int, optional
+            Other fields of `platoon_base.shm.job_state.ROW`.
         """
         if not self._connection.open_here:
             return
-        numbers = {"epoch_steps": epoch_steps, "last_epoch": last_epoch, "last_step": last_step, "bound": bound}
         self._connection.progress.announce(epoch, limit, numbers)
 
     def count_step(self, loss: float | None = None) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_value, encode_value
 from platoon_base.errors import ConfigurationError

@@ -17,7 +17,7 @@ from platoon_base.channels.call_lock import CallLock
 from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
 from platoon_base.device_arrays import is_device_array, memory_order
-from platoon_base.devices.checks import some_names, warn_if_not_on_device
+from platoon_base.devices.isolation import some_names, warn_if_not_on_device
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
@@ -36,7 +36,7 @@ from platoon_base.rules.center import (
 )
 from platoon_base.rules.outer import overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import timeout
 from platoon_base.worker.checked_layout import CheckedLayout

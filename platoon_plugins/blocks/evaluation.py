@@ -15,9 +15,8 @@ from fuel.transformers import FilterSources, Mapping, Padding, Rename, Sourcewis
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities, Share, gather_shares
-from platoon_plugins.blocks.data import with_scheme
+from platoon_plugins.blocks.data import require_same_stream, with_scheme
 from platoon_plugins.blocks.extensions import DistributedExtension, report_records
-from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Shard, ShardedScheme
 from platoon_plugins.blocks.streams import is_sharded, sources_of
 from platoon_plugins.blocks.training import Training

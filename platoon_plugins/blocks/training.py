@@ -17,9 +17,9 @@ from platoon_base.schedule import part_is_over
 from platoon_base.theano_ops import vary_noise
 from platoon_base.timeouts import timeout
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
+from platoon_plugins.blocks.data import require_dealt_out
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule, warn_of_sums
 from platoon_plugins.blocks.model import Statistics, hyperparameters, moments_of, step_rule_state, trained_parameters
-from platoon_plugins.blocks.same_data import require_dealt_out
 from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
 
 __all__ = ["END", "Settings", "Training", "Vote", "refuse_on_nonfinite"]

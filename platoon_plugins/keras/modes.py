@@ -19,9 +19,15 @@ from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch, checksums, copy_values
 from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.gradients import average_of
-from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.model_state import state_checksum, state_of
-from platoon_plugins.keras.optimizers import begin_averages, end_averages, keeps_averages, optimizers_of, require_built
+from platoon_plugins.keras.optimizers import (
+    ModelAverages,
+    begin_averages,
+    end_averages,
+    keeps_averages,
+    optimizers_of,
+    require_built,
+)
 from platoon_plugins.keras.same_data import described
 
 __all__ = ["Asynchronous", "Mode", "Synchronous", "abandon_center"]

@@ -23,7 +23,7 @@ from platoon_base.links import handshake
 from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher, KeyExchange, derive_keys
 from platoon_base.links.handshake import Address, Caller, Listener, Opening, open_links
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 pytestmark = pytest.mark.base
 

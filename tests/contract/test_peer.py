@@ -14,7 +14,7 @@ from platoon_base.links import peer
 from platoon_base.links.handshake import MAX_GREETED, MAX_PENDING, Address, Caller, Opening
 from platoon_base.links.peer import MAX_MESSAGE_BYTES, LinkClient, LinkServer
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 from tests.helpers.breakable import Breakable
 

@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- runs: (\w+) -->\n)?^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 KERAS_2 = importlib.util.find_spec("keras") is not None and importlib.metadata.version("keras").startswith("2.")
-RESULTS = {"base": "w.npy", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar", "torch": "model.pt"}
+RESULTS = {
+    "base": "w.npz", "jax": "params.npz", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar",
+    "torch": "model.pt",
+}  # fmt: skip
 
 
 def blocks(language):
@@ -82,6 +85,13 @@ def test_the_script_for_blocks_runs_on_two_workers(platoon, tmp_path):
 @pytest.mark.promise
 def test_the_script_for_pytorch_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "torch")
+
+
+@needs("keras", "optax", "needs optax: `make test` runs this in .nox/keras3")
+@pytest.mark.backend
+@pytest.mark.promise
+def test_the_script_for_jax_runs_on_two_workers(platoon, tmp_path):
+    run_whole_scripts(platoon, tmp_path, "jax")
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from platoon_base.system import awake as module
-from platoon_base.system.awake import awake
+from platoon_base.system import process as module
+from platoon_base.system.process import awake
 
 pytestmark = pytest.mark.base
 
 POLLS = """
 import os, signal, time
-from platoon_base.system import awake as module
+from platoon_base.system import process as module
 from platoon_base.centers.stripes import wait_until
 from platoon_base.links.peer import Peer
 module.MAX_GAP_S = 0.5

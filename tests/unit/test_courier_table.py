@@ -6,7 +6,7 @@ from asking import hello
 from platoon_base.coordination.actions import CenterMade, RoundReached, Shared
 from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.courier.messages import Gathered, LeftOut, Listening
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.links.peer import Peer

@@ -12,8 +12,11 @@ pytestmark = pytest.mark.base
 
 @pytest.mark.parametrize(("n", "expected"), [(1, "TTTTTTT"), (2, ".T.T.T."), (3, "..T..T."), (8, ".......")])
 def test_every_n(n, expected):
-    period = EveryN(n)
-    assert "".join("T" if period.due() else "." for _ in range(7)) == expected
+    period, coming = EveryN(n), ""
+    for due in expected:
+        coming += "T" if period.is_last else "."
+        assert period.due() is (due == "T")
+    assert coming == expected
 
 
 @pytest.mark.parametrize(

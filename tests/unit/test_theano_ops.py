@@ -33,7 +33,7 @@ from platoon_base.theano_ops import (
     decay_defaults,
 )
 from platoon_base.theano_ops.base import JobOp, next_turn
-from platoon_base.theano_ops.function_outputs import require_reductions
+from platoon_base.theano_ops.function_graph import require_reductions
 
 pytestmark = pytest.mark.theano
 

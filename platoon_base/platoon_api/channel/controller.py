@@ -23,10 +23,8 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import Job, JobOptions, host_job
 from platoon_base.job.starting import worker_starts
-from platoon_base.platoon_api.data_channel import open_server
-from platoon_base.platoon_api.json_text import from_json, to_json
-from platoon_base.platoon_api.mini_batches import pack
-from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments, require_port
+from platoon_base.platoon_api.arguments import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments, require_port
+from platoon_base.platoon_api.data_channel import from_json, open_server, pack, to_json
 from platoon_base.worker_process.program import Program
 
 __all__ = ["Controller"]
