@@ -120,21 +120,12 @@ def _require_possible(values: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_order(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    if value is not None:
-        raise ConfigurationError(
-            "got --record-order or --replay-order, which were removed: with --deterministic all "
-            "runs use the same order, that of the ranks"
-        )
-
-
 _deterministic = click.option(
     "--deterministic",
     is_flag=True,
     help="Compute the same bits in each run: seeds, deterministic kernels, and access to the "
     "center in the order of the ranks. Implies --fail-fast.",
 )
-_order = click.option("--record-order", "--replay-order", hidden=True, expose_value=False, callback=_refuse_order)
 
 
 def deterministic_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,4 +140,4 @@ def deterministic_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 kwargs["center"] = "host"
         return command(*args, deterministic=deterministic, **kwargs)
 
-    return _deterministic(_order(with_determinism))
+    return _deterministic(with_determinism)
