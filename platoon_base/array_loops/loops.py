@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,13 @@ from platoon_base.worker import (
 
 __all__ = ["Loop", "begin", "current", "settle"]
 
+log = logging.getLogger(__name__)
+
 Array = np.ndarray[Any, Any]
 
 _APART = "pass the parameters to prepare, which copies those of the first worker, and keep the loop the same on all"
 _STEPS_OF_A_TRAINING = 20
+_IGNORED = 50  # Programs may be queued ahead of the script.
 _NEVER = {
     "sync": "was followed by no step that averages: train with the optimizer of optax that it "
     "returned, or call grads = average(grads) before each update",
@@ -53,6 +57,29 @@ class Value:
 
     def set_value(self, value: Any) -> None:
         self.array[...] = value
+
+
+class Shared:
+    """An array as a parameter of a center; see `platoon_base.parameters.Parameter`.
+
+    It is a copy on the host, also of values on a device.
+    """
+
+    def __init__(self, name: str, array: Array) -> None:
+        self.name, self._array = name, array
+
+    def borrow(self) -> Array:
+        return self._array
+
+    def give_back(self, array: Array) -> None:
+        if array is not self._array:
+            self._array[...] = array
+
+    def memory(self) -> Array:
+        return self._array
+
+    def on_device(self) -> None:
+        return None
 
 
 class Group:
@@ -85,6 +112,9 @@ class Loop:
         self._pass: tuple[int | None] | None = None  # The batches of a pass in which no step was made yet.
         self._counted: Any = None  # The kind of steps that count, where a loop has several.
         self._met = False
+        self._failure: Exception | None = None
+        self.raised = False
+        self._ignored = 0  # Calls of programs since the failure.
         self._unit = 0.0
         self._sums: FlatAllReduce | None = None
         self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
@@ -99,6 +129,7 @@ class Loop:
     # Batches.
 
     def draws(self, rows: int, number: int) -> None:
+        self.require_sound()
         self.rows = float(rows)
         if self.alone:
             self._steps(number)  # The first loader is that of the training.
@@ -118,6 +149,28 @@ class Loop:
     def _tell(self) -> None:
         if self.begun and self.worker.is_leader:
             self.worker.report({"trained": self.describe()})
+
+    def require_sound(self) -> None:
+        """Raise the error of a call of a compiled program, whose own text would hide it."""
+        if self._failure is not None:
+            self._ignored, self.raised = 0, True
+            raise self._failure
+
+    def _guarded(self, function: Callable[[list[Array]], list[Array]]) -> Callable[[list[Array]], list[Array]]:
+        """Return a function for programs; its error is raised by the next call of the script."""
+
+        def call(arrays: list[Array]) -> list[Array]:
+            if self._failure is None:
+                try:
+                    return function(arrays)
+                except Exception as exc:
+                    self._failure = exc
+            self._ignored += 1
+            if self._ignored > _IGNORED:  # The script makes no calls.
+                raise self._failure
+            return arrays
+
+        return call
 
     def _steps(self, kind: Any) -> None:
         """Count a step, and the pass over a loader in which it is the first."""
@@ -169,7 +222,7 @@ class Loop:
             self._average(tree.names, arrays, weight)
             return arrays
 
-        return tree.rebuild(call_on_host(averaged, tree.leaves))
+        return tree.rebuild(call_on_host(averaged, tree.leaves, self._guarded))
 
     def _average(self, names: Sequence[str], arrays: list[Array], weight: float) -> None:
         reals = [_reals(array) for array in arrays]
@@ -228,7 +281,7 @@ class Loop:
 
         period = default_period(self._given) if self._sync_every is None else self._sync_every
         skips = functools.partial(self._skips, tree.shape) if period > 1 else None
-        found = call_on_host(synchronized, [*tree.leaves, *moments.leaves], skips)
+        found = call_on_host(synchronized, [*tree.leaves, *moments.leaves], self._guarded, skips)
         return tree.rebuild(found[:count]), moments.rebuild(found[count:])
 
     def _skips(self, key: Any) -> bool:
@@ -276,13 +329,15 @@ class Loop:
 
     def _share(self, last: Any) -> None:
         named = [
-            (f"{number}/{name}" if len(self._groups) > 1 else name, array, i >= group.trained)
+            (Shared(f"{number}/{name}" if len(self._groups) > 1 else name, array), i >= group.trained)
             for number, group in enumerate(self._groups.values())
             for i, (name, array) in enumerate(zip(group.names, group.arrays))
         ]
-        self.rule, self._period = rule_for_loop(self._given, self._sync_every, [array.dtype for _, array, _ in named])
-        parameters = [(name, array) for name, array, moment in named if not moment]
-        moments = [(name, array) for name, array, moment in named if moment] if shares_moments(self.rule) else None
+        self.rule, self._period = rule_for_loop(
+            self._given, self._sync_every, [each.memory().dtype for each, _ in named]
+        )
+        parameters = [each for each, is_moment in named if not is_moment]
+        moments = [each for each, is_moment in named if is_moment] if shares_moments(self.rule) else None
         others = [group for key, group in self._groups.items() if key != last]
         before = [[array.copy() for array in group.arrays] for group in others]
         self.worker.init_shared_params(parameters, self.rule, moments=moments, on_nonfinite=self._on_nonfinite)
@@ -368,7 +423,8 @@ class Loop:
         return [name for group in self._groups.values() for name in group.names[group.trained :]]
 
     def close(self) -> None:
-        settle()
+        if self._failure is None:
+            settle()
         self._release()
 
 
@@ -429,7 +485,7 @@ def _wait_at_exit(leaves: Sequence[Any]) -> None:
     """Let the programs that are under way end before this worker leaves the job."""
     if not _waits and is_traced(leaves):
         _waits.append(True)
-        atexit.register(settle)
+        atexit.register(_leave)
 
 
 def settle() -> None:
@@ -437,6 +493,22 @@ def settle() -> None:
     if jax() is not None:
         with contextlib.suppress(Exception):  # Their results raise it.
             jax().effects_barrier()
+    loop = current()
+    if loop is not None:
+        loop.require_sound()
+
+
+def _leave() -> None:
+    """At the exit, count this worker as failed if the script could not raise an error."""
+    loop = current()
+    if loop is None or loop.raised:
+        return
+    try:
+        settle()
+    except Exception as exc:
+        if not loop.worker.closed:
+            log.error("%s: %s", type(exc).__name__, exc)
+            loop.worker.close(failed=True)
 
 
 # The loop in which prepared objects take part.

@@ -117,11 +117,15 @@ def same_as(leaf: Any, value: Array) -> Any:
 
 
 def call_on_host(
-    function: Callable[[list[Array]], list[Array]], leaves: Sequence[Any], skips: Callable[[], bool] | None = None
+    function: Callable[[list[Array]], list[Array]],
+    leaves: Sequence[Any],
+    guarded: Callable[[Callable[[list[Array]], list[Array]]], Callable[[list[Array]], list[Array]]],
+    skips: Callable[[], bool] | None = None,
 ) -> list[Any]:
     """Return ``function(arrays)``, arrays of the same shapes, now or in the program being traced.
 
-    Where ``skips()`` is true it returns ``leaves``, without copies.
+    Where ``skips()`` is true it returns ``leaves``, without copies. Programs call
+    ``guarded(function)``.
     """
     if not is_traced(leaves):
         if skips is not None and skips():
@@ -136,8 +140,10 @@ def call_on_host(
     leaves = [numpy.asarray(leaf) for leaf in leaves]
     sent = [leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf for leaf in leaves]
 
+    safely = guarded(function)
+
     def call(*values: Any) -> tuple[Array, ...]:
-        return tuple(value.copy() for value in function([on_host(value) for value in values]))
+        return tuple(value.copy() for value in safely([on_host(value) for value in values]))
 
     def traced(*values: Any) -> Any:
         shapes = tuple(jax().ShapeDtypeStruct(value.shape, value.dtype) for value in values)

@@ -101,7 +101,7 @@ class JobLiveness:
             if self._calls.seconds(rank) > _STUCK_S:
                 return (
                     f"rank {rank} waits in {self._job_state.read_text(rank, 'waiting_in')!r} instead, for this rank "
-                    "too: all ranks must make the same calls in the same order"
+                    f"too: all ranks must make the same calls in the same order. {LEAVE_TOGETHER}"
                 )
         return ""
 

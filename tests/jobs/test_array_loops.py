@@ -33,6 +33,13 @@ def test_loaders_metrics_and_mistakes(run_job, mode):
     assert [log.count("printed by") for log in outcome.logs] == [1, 0]
 
 
+@pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
+def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, mode, error):
+    logs = run_job(script_path("array_loops_errors"), args=[mode]).logs
+    assert sum(f"raised {error} at" in log for log in logs) == 1
+    assert mode == "async" or "if any(connect().gather(bool(loss < 0.1))): break" in logs[0]
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_training_that_never_averages_is_warned_of(run_job, mode):
     outcome = run_job(script_path("array_loops_never"), args=[mode]).require_success()
