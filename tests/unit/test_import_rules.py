@@ -263,7 +263,7 @@ USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py", "shm/sch
 USE_SEGMENTS |= {"data/shared_data_memory.py", "data/shared_data.py"}
 USE_SEGMENTS |= {"collectives/host.py", "collectives/hosts.py", "courier/process.py"}  # for their names alone
 PLACES = {
-    "zmq": {"channels/zmq.py", "channels/keys.py"},
+    "zmq": {"channels/zmq.py"},
     "posix_ipc": {"shm/segments.py"},
     "platoon_base.shm.segments": USE_SEGMENTS,
 }
