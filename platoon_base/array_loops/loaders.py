@@ -52,7 +52,7 @@ class Dealt:
 
     def __init__(self, loader: Any, worker: Worker, number: int) -> None:
         self._loader, self._worker, self._number = loader, worker, number
-        self._common = Common([worker.seed, number])
+        self._passes = max(0, worker.resume_at.epoch - 1)  # The epoch of a resumed job is repeated.
         self._checked = worker.global_size == 1
 
     def __getattr__(self, name: str) -> Any:
@@ -79,19 +79,17 @@ class Dealt:
 
     def _drawn(self) -> Iterator[Any]:
         """Yield all batches, drawn from generators that all workers share, or how to read each."""
-        with self._common:
-            found = _lazily(self._loader) if _is_indexed(self._loader) else iter(self._loader)
-        while True:
-            with self._common:
-                batch = list(itertools.islice(found, 1))
-            if not batch:
-                return
-            if not self._checked:
-                self._checked = True
-                first = batch[0]() if isinstance(batch[0], functools.partial) else batch[0]
-                mark = fingerprint(*(np.asarray(leaf) for leaf in tree_of(first).leaves))
-                self._worker.advanced.require_same(f"the batches of loader {self._number}", mark, SAME_DATA_REMEDY)
-            yield batch[0]
+        self._passes += 1
+        common = Common([self._worker.seed, self._number, self._passes])
+        for found in common.drawn(lambda: _lazily(self._loader) if _is_indexed(self._loader) else self._loader, 1):
+            for batch in found:
+                if not self._checked:
+                    self._checked = True
+                    first = batch() if isinstance(batch, functools.partial) else batch
+                    mark = fingerprint(*(np.asarray(leaf) for leaf in tree_of(first).leaves))
+                    name = f"the batches of loader {self._number}"
+                    self._worker.advanced.require_same(name, mark, SAME_DATA_REMEDY)
+                yield batch
 
 
 def _is_indexed(loader: Any) -> bool:

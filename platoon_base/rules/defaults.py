@@ -72,12 +72,12 @@ def prepared_rule(mode: str | None, strategy: Any = None, sync_every: Any = None
     return "auto" if strategy is None else strategy
 
 
-def rule_for_loop(rule: Any, sync_every: int | None, dtypes: Iterable[Any]) -> tuple[Rule, EveryN]:
-    """Return the rule, for a result of `prepared_rule`, and when it is due."""
+def rule_for_loop(rule: Any, sync_every: int | None, dtypes: Iterable[Any]) -> tuple[Rule, int]:
+    """Return the rule, for a result of `prepared_rule`, and its period."""
     if rule == "auto":
         rule = default_rule(default_period("auto") if sync_every is None else sync_every, dtypes)
     period = default_period(rule) if sync_every is None else sync_every
-    return at_period(rule, period), EveryN(period)
+    return at_period(rule, period), period
 
 
 def default_period(rule: Rule | str | None = "auto") -> int:

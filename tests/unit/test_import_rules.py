@@ -323,7 +323,6 @@ WIDER_CLASSES = {
     "platoon_base.worker.handle.Worker": 33,  # the contract with scripts: what the guides show
     "platoon_base.devices.cuda.Driver": 30,  # one method for each of the driver's calls
     "platoon_base.collectives.hosts_exchange.HostsExchange": 34,  # the steps of all calls, which share one state
-    "platoon_plugins.blocks.training.Training": 27,
 }
 
 
