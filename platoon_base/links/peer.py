@@ -457,6 +457,11 @@ class LinkClient(_End):
         if not self.dismissed and (peer.needs_connection or peer.needs_idle):
             self._opening.call_again(_FIRST_HOST)
 
+    @property
+    def why(self) -> str:
+        """Why the latest attempt to connect failed; empty if none has."""
+        return self._opening.why().partition(": ")[2]
+
     def finish(self) -> None:
         """Wait briefly until host 0 has received all messages."""
         deadline = awake() + timeout("end")

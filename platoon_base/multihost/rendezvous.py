@@ -359,7 +359,9 @@ def _wait_for_welcome(
         if link.connected and link.peer.closed(now):
             raise ConfigurationError(f"host 0 at {where} ended before the job started")
         if now > began + timeout_s:
-            what = "some of the other hosts have not joined" if link.connected else f"no answer from {where}"
+            what = "some of the other hosts have not joined"
+            if not link.connected:
+                what = f"no answer from {where}" + (f" ({link.why})" if link.why else "")
             raise ConfigurationError(
                 f"{what} within {timeout_s:g} s: check that --rdzv-endpoint is an address of host "
                 "0, and that its launcher runs"

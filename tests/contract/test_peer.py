@@ -147,6 +147,20 @@ def test_another_key_is_refused_with_a_warning(pair, caplog):
     assert len([r for r in caplog.records if "does not have the key" in r.getMessage()]) == 1
 
 
+def test_why_host_0_cannot_be_reached_is_known(pair):
+    pair.until(pair.is_whole)
+    assert pair.client.why == ""
+    pair.server.close()
+    early = LinkClient(HERE, pair.server.port, SECRET)
+    try:
+        deadline = awake() + 20
+        while "Connection refused" not in early.why:
+            assert awake() < deadline, early.why
+            early.receive()
+    finally:
+        early.close()
+
+
 def serve_new(pair):
     """Put another server in the place of the first one, as a launcher that was started again."""
     pair.server.close()
