@@ -9,7 +9,7 @@ from typing import Any
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import at_period, default_period, default_rule, require_rule, shares_moments
-from platoon_base.schedule import EveryN
+from platoon_base.schedule import require_period
 from platoon_base.theano_ops import Sync, Synchronizer, decay_as_one_process, decay_defaults, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.lasagne.graph import find_moments, find_statistics, shared_variables
@@ -78,7 +78,7 @@ def sync_updates(
     """
     worker = connect() if worker is None else worker
     default = default_period(rule)
-    wanted = EveryN(default if every_n_batches is None else every_n_batches).n
+    wanted = require_period(default if every_n_batches is None else every_n_batches)
     if not isinstance(updates, Mapping):
         raise ConfigurationError(
             f"got {type(updates).__name__} as updates: pass the result of a function of lasagne.updates"
