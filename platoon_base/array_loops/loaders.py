@@ -52,7 +52,7 @@ class Dealt:
 
     def __init__(self, loader: Any, worker: Worker, number: int) -> None:
         self._loader, self._worker, self._number = loader, worker, number
-        self._common = Common([worker.seed, number])
+        self._passes = _passes_before(worker)
         self._checked = worker.global_size == 1
 
     def __getattr__(self, name: str) -> Any:
@@ -82,19 +82,21 @@ class Dealt:
 
     def _drawn(self) -> Iterator[Any]:
         """Yield all batches, drawn from generators that all workers share, or how to read each."""
-        with self._common:
-            found = _lazily(self._loader) if _is_indexed(self._loader) else iter(self._loader)
-        while True:
-            with self._common:
-                batch = list(itertools.islice(found, 1))
-            if not batch:
-                return
-            if not self._checked:
-                self._checked = True
-                first = batch[0]() if isinstance(batch[0], functools.partial) else batch[0]
-                mark = fingerprint(*(np.asarray(leaf) for leaf in tree_of(first).leaves))
-                self._worker.advanced.require_same(f"the batches of loader {self._number}", mark, SAME_DATA_REMEDY)
-            yield batch[0]
+        self._passes += 1
+        common = Common([self._worker.seed, self._number, self._passes])
+        for found in common.drawn(lambda: _lazily(self._loader) if _is_indexed(self._loader) else self._loader, 1):
+            for batch in found:
+                if not self._checked:
+                    self._checked = True
+                    first = batch() if isinstance(batch, functools.partial) else batch
+                    mark = fingerprint(*(np.asarray(leaf) for leaf in tree_of(first).leaves))
+                    name = f"the batches of loader {self._number}"
+                    self._worker.advanced.require_same(name, mark, SAME_DATA_REMEDY)
+                yield batch
+
+
+def _passes_before(worker: Worker) -> int:
+    return max(0, worker.resume_at.epoch - 1)  # The epoch of a resumed job is repeated.
 
 
 def _is_indexed(loader: Any) -> bool:
@@ -124,10 +126,9 @@ def is_loader(each: Any) -> bool:
 class _Rows:
     """Row numbers in batches, in a new order in each pass."""
 
-    def __init__(self, rows: int, size: int, shuffle: bool, seed: Sequence[int]) -> None:
+    def __init__(self, rows: int, size: int, shuffle: bool, seeds: Sequence[int], passes: int) -> None:
         self.kind = self._rows, self._size = rows, size
-        self._shuffle, self._seed = shuffle, seed
-        self._passes = 0
+        self._shuffle, self._seeds, self._passes = shuffle, seeds, passes
 
     def __len__(self) -> int:
         return -(-self._rows // self._size)
@@ -139,7 +140,7 @@ class _Rows:
     def __iter__(self) -> Iterator[Any]:
         order = np.arange(self._rows)
         if self._shuffle:
-            np.random.default_rng([*self._seed, self._passes]).shuffle(order)
+            np.random.default_rng([*self._seeds, self._passes]).shuffle(order)
         self._passes += 1
         for start in range(0, self._rows, self._size):
             yield order[start : start + self._size]
@@ -164,9 +165,8 @@ def batches(rows: int, size: int, *, shuffle: bool = True, seed: int | None = No
     if not all(isinstance(n, (int, np.integer)) and n > 0 for n in (rows, size)):
         raise ConfigurationError(f"got batches({rows!r}, {size!r}): pass the number of rows, and of those of a batch")
     worker, number = connect(), next(numbers)
-    return Dealt(
-        _Rows(int(rows), int(size), shuffle, [worker.seed, number] if seed is None else [seed]), worker, number
-    )
+    seeds = [worker.seed, number] if seed is None else [seed]
+    return Dealt(_Rows(int(rows), int(size), shuffle, seeds, _passes_before(worker)), worker, number)
 
 
 numbers = itertools.count(1)  # Of the loaders of all trainings.

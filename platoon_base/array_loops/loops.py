@@ -15,9 +15,9 @@ from platoon_base.array_loops.trees import Tree, call_on_host, is_traced, jax, k
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.fingerprint import checksum
 from platoon_base.layout import Layout
-from platoon_base.rules import default_period, overlap_of, prepared_rule, rule_for_loop, shares_moments
-from platoon_base.schedule import EveryN
+from platoon_base.rules import default_period, prepared_rule, rule_for_loop, shares_moments
 from platoon_base.worker import (
+    Fit,
     FlatAllReduce,
     State,
     Worker,
@@ -130,8 +130,7 @@ class Loop:
         self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
         self._groups: dict[Any, Group] = {}
         self._last: Any = None  # The group after whose steps the workers synchronize.
-        self.rule: Any = None
-        self._period = EveryN(1)
+        self.fit = Fit(worker)
         steps = worker.advanced.activity[0]
         needed = lambda: worker.advanced.activity[0] >= steps + _STEPS_OF_A_TRAINING  # noqa: E731
         self._intent = worker.advanced.intend("prepare", _NEVER[self.mode], needed)
@@ -316,11 +315,10 @@ class Loop:
 
     def _skips(self, key: Any) -> bool:
         """Count a step after which nothing is due, and return True; False if something is."""
-        rounds = self.rule is not None and self.worker.advanced.round_under_way
-        if self.rule is None or key != self._last or rounds or self._groups[key].pending or self._period.is_last:
+        if self.fit.rule is None or key != self._last or self._groups[key].pending or self.fit.is_last_step:
             return False
         self._steps(key)
-        self._period.due()
+        self.fit.step()
         return True
 
     def _synchronize(self, names: list[str], arrays: list[Array], moments: list[str], key: Any) -> None:
@@ -330,7 +328,7 @@ class Loop:
             self._release()  # Parameters that had no step before are shared too.
             self._groups[key] = Group([*names, *moments], reals, len(moments))
             return
-        if self.rule is None:
+        if self.fit.rule is None:
             _copy(group.arrays, reals)
             self._share(key)
         else:
@@ -345,11 +343,7 @@ class Loop:
     def _step(self) -> None:
         others = [group for key, group in self._groups.items() if key != self._last]
         before = [[array.copy() for array in group.arrays] for group in others]
-        overlap = overlap_of(self.rule)
-        if self._period.due():
-            self.worker.sync_params()
-        elif overlap and self.worker.advanced.round_under_way and self._period.is_past(overlap):
-            self.worker.advanced.complete_round()
+        self.fit.step()
         self._leave_pending(others, before)
 
     def _leave_pending(self, groups: Sequence[Group], before: Sequence[Sequence[Array]]) -> None:
@@ -363,21 +357,21 @@ class Loop:
             for number, group in enumerate(self._groups.values())
             for i, (name, array) in enumerate(zip(group.names, group.arrays))
         ]
-        self.rule, self._period = rule_for_loop(
-            self._given, self._sync_every, [each.memory().dtype for each, _ in named]
-        )
+        dtypes = [each.memory().dtype for each, _ in named]
+        rule, period = rule_for_loop(self._given, self._sync_every, dtypes)
         parameters = [each for each, is_moment in named if not is_moment]
-        moments = [each for each, is_moment in named if is_moment] if shares_moments(self.rule) else None
+        moments = [each for each, is_moment in named if is_moment] if shares_moments(rule) else None
         others = [group for key, group in self._groups.items() if key != last]
         before = [[array.copy() for array in group.arrays] for group in others]
-        self.worker.init_shared_params(parameters, self.rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        self.fit.begin(rule, period)
         self._leave_pending(others, before)
         self._last = last
 
     def _release(self) -> None:
-        if self.rule is not None:
+        if self.fit.rule is not None:
             self.worker.release_shared_params()
-            self.rule = None
+            self.fit.rule = None
 
     # Common values.
 
@@ -427,10 +421,9 @@ class Loop:
                 shared[...] = named[i][name]
                 places[i, name] = shared
             group.pending = []
-        if self.rule is None:
+        if self.fit.rule is None:
             self._share(next(iter(self._groups)))
-        self.worker.sync_params(part=self._period.part, whole=True)
-        self._period.restart()
+        self.fit.synchronize(whole=True)
         self.worker.barrier("the end of a pass")
         self.worker.average_hosts()
         self.worker.copy_to_local()

@@ -367,7 +367,7 @@ class HostsExchange:
         """Combine the parts of the ranks of each host, each part by the lane of its rank."""
         inner = "sum" if op == "mean" else op
         links = self._links
-        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, Chunks([each], 1), False)
+        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, Chunks([each], 1, False))
         reduction.expect(0, out)
         yield from self._inside("barrier", "sum", NO_BYTES, NO_BYTES)
         links.work = reduction

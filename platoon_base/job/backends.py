@@ -22,7 +22,6 @@ from platoon_base.system.warn import warn_once
 if TYPE_CHECKING:
     from platoon_base.centers.base import CenterFactory
     from platoon_base.channels.base import ClientChannel
-    from platoon_base.channels.keys import ServerKeys
     from platoon_base.channels.zmq import ZmqClient, ZmqServer
     from platoon_base.checkpoints.writer import Readable
     from platoon_base.collectives.base import Collective
@@ -58,14 +57,14 @@ def connect_here(job_state: JobState, seed: int) -> ClientChannel:
 def connect_to(files: JobFiles, controller_alive: Callable[[], bool]) -> ZmqClient:
     from platoon_base.channels.zmq import ZmqClient
 
-    return ZmqClient(files.address, controller_alive, files.keys)
+    return ZmqClient(files.address, controller_alive)
 
 
-def listen_at(address: str, keys: ServerKeys | None) -> ZmqServer:
+def listen_at(address: str) -> ZmqServer:
     """Open the controller's end of the channels."""
     from platoon_base.channels.zmq import ZmqServer
 
-    return ZmqServer(address, keys)
+    return ZmqServer(address)
 
 
 def watch_center(files: JobFiles, layout: Layout) -> Readable:

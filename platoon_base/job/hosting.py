@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from platoon_base.channels.base import ServerChannel
-from platoon_base.channels.keys import new_keys
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller
@@ -52,8 +52,7 @@ class JobOptions(ControllerOptions):
     center: str = "host"
     saving: Saving | None = None
     resume: tuple[Path, About] | None = None  # checkpoint to resume from
-    # A TCP address for the controller; clients need the CURVE keys in the job's folder.
-    listen: str = ""
+    port: int = 0  # A TCP port that names the job for workers that are started by hand; 0 for none.
     # Users start the workers; the job ends when all ended and none is expected, or one failed.
     external: bool = False
     origin: Origin | None = None
@@ -147,14 +146,25 @@ def require_descriptors_for(workers: int) -> None:
 
 
 def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -> tuple[JobFiles, ServerChannel]:
-    """Open the controller's channels; return the job's files with the address, and the channels."""
-    server_keys, keys = new_keys() if options.listen else (None, None)
-    local = backends.listen_at(options.listen or files.address, server_keys)
+    """Open the controller's channels; return the job's files with the port, and the channels."""
+    local = backends.listen_at(files.address)
     stack.callback(local.close)
-    if options.listen:
-        files = msgspec.structs.replace(files, endpoint=local.address, keys=keys)
+    if options.port:
+        stack.enter_context(_reserved(options.port))
+        files = msgspec.structs.replace(files, port=options.port)
         files.write()
     return files, local if options.hosts is None else options.hosts.relayed(local)
+
+
+def _reserved(port: int) -> socket.socket:
+    """Reserve a port of this host; nobody listens there, so nothing can connect."""
+    sock = socket.socket()
+    try:
+        sock.bind(("127.0.0.1", port))
+    except OSError as exc:
+        sock.close()
+        raise ConfigurationError(f"cannot reserve port {port} ({exc.strerror}): pass another one") from exc
+    return sock
 
 
 def warden_of(files: JobFiles) -> Warden:

@@ -15,7 +15,7 @@ import logging
 import secrets
 import select
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from platoon_base.errors import ConfigurationError, PlatoonError
@@ -44,7 +44,6 @@ _NO_SERVER = bytes(_ID_BYTES)  # The id of a host 0 that has not answered yet.
 # Kinds of records, in the lowest byte of a tag. `HELLO` and `IDLE` begin a connection with the ids of
 # both processes; the former has the number of the latest part received, as `RECEIVED` has.
 HELLO, IDLE, RECEIVED, DISMISSAL, PART = range(1, 6)
-_MOST = {HELLO: 2 * _ID_BYTES, IDLE: 2 * _ID_BYTES, RECEIVED: 0, DISMISSAL: _ID_BYTES, PART: _PART_BYTES}
 _MORE, _BULK = 1 << 8, 1 << 9  # More parts follow; the part belongs to a bulk message.
 _EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
 
@@ -76,14 +75,12 @@ class _Lane:
 
 
 class _Records:
-    """Receives records of known kinds and sizes into ``buffer``."""
+    """Receives records into ``buffer``."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
 
     def place(self, tag: int, offset: int, length: int) -> memoryview:
-        if length > _MOST.get(tag & 255, -1):
-            raise BrokenStreamError(f"got {length} bytes of kind {tag}, which no launcher sends", altered=True)
         self.buffer = bytearray(length)
         return memoryview(self.buffer)
 
@@ -97,8 +94,8 @@ class _Greeting(_Records):
     kind = received = 0
 
     def done(self, tag: int, offset: int, length: int) -> None:
-        if tag not in (HELLO, IDLE) or length != _MOST[tag]:
-            raise BrokenStreamError(f"got a first record of kind {tag}", altered=True)
+        if tag not in (HELLO, IDLE) or length != 2 * _ID_BYTES:
+            raise BrokenStreamError(f"got a first record of kind {tag} with {length} bytes", altered=True)
         self.kind, self.received = tag, offset
 
 
@@ -229,11 +226,13 @@ class Peer(_Records):
             self._fill()
         elif kind == DISMISSAL:
             self.dismissed_by = bytes(self.buffer)
-        elif kind == PART and offset == self._received + 1:  # Otherwise it is a repeat.
+        elif kind == PART and offset == self._received + 1:
             self._received = offset
             body = self._lanes[tag & _BULK].join(bytes(self.buffer), bool(tag & _MORE))
             if body is not None:
                 self.inbox.append(body)
+        else:
+            raise BrokenStreamError(f"got a record of kind {kind} and number {offset} out of order", altered=True)
 
     def _note_received(self) -> None:
         self.last_received_at = awake()
@@ -293,6 +292,13 @@ class Peer(_Records):
     def closed(self, now: float) -> bool:
         """Return whether the process has ended, as far as is known."""
         return self._ended_at is not None and now - self._ended_at > _RETURN_S
+
+    def why_lost(self, now: float) -> str:
+        """Return why the host is lost, empty if it is not."""
+        if self.closed(now):
+            return "disconnected without notice: was its launcher killed?"
+        silent_s = self.silent_s(now)
+        return f"sent no heartbeat for {silent_s:.1f} s" if silent_s > timeout("host") else ""
 
     def close(self) -> None:
         for stream in (self._stream, self.idle):
@@ -365,13 +371,13 @@ class LinkServer(_End):
         self._forgotten: set[bytes] = set()  # Sessions that are dismissed.
         self.peers: dict[bytes, Peer] = {}
 
-    def receive(self) -> list[tuple[bytes, bytes]]:
-        """Return the sessions and messages that have arrived."""
+    def receive(self) -> list[tuple[Peer, bytes]]:
+        """Return the messages that have arrived, and their senders."""
         self._read()
         for stream in self._opening.open.values():
             self._watch(stream, functools.partial(self._greet, stream, _Greeting()))
         self._opening.open.clear()
-        return [(peer.session, peer.inbox.popleft()) for peer in self.peers.values() for _ in range(len(peer.inbox))]
+        return [(peer, peer.inbox.popleft()) for peer in self.peers.values() for _ in range(len(peer.inbox))]
 
     def _greet(self, stream: Stream, greeting: _Greeting) -> None:
         try:
@@ -402,12 +408,20 @@ class LinkServer(_End):
         for peer in self.peers.values():
             peer.tick(now)
 
-    def forget(self, session: bytes) -> None:
-        """Dismiss a session, now and whenever it connects again."""
-        self._forgotten.add(session)
-        peer = self.peers.pop(session, None)
-        if peer is not None:
-            peer.dismiss()
+    def finish(self, peers: Iterable[Peer]) -> list[tuple[Peer, bytes]]:
+        """Wait briefly until these have received all messages; return what arrives meanwhile."""
+        deadline, received = awake() + timeout("end"), self.receive()
+        while awake() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
+            self.poll(0.05)
+            received += self.receive()
+            self.tick(awake())
+        return received
+
+    def forget(self, peer: Peer) -> None:
+        """Dismiss a process, now and whenever it connects again."""
+        self._forgotten.add(peer.session)
+        self.peers.pop(peer.session, None)
+        peer.dismiss()
 
     def close(self) -> None:
         super().close()
@@ -442,6 +456,19 @@ class LinkClient(_End):
             _close(stream)
         if not self.dismissed and (peer.needs_connection or peer.needs_idle):
             self._opening.call_again(_FIRST_HOST)
+
+    @property
+    def why(self) -> str:
+        """Why the latest attempt to connect failed; empty if none has."""
+        return self._opening.why().partition(": ")[2]
+
+    def finish(self) -> None:
+        """Wait briefly until host 0 has received all messages."""
+        deadline = awake() + timeout("end")
+        while self.peer.in_flight and not self.peer.gone and awake() < deadline:
+            self.poll(0.05)
+            self.receive()
+            self.peer.tick(awake())
 
     @property
     def replaced(self) -> bool:

@@ -237,10 +237,9 @@ class Deputy:
         elif self._link.dismissed:
             log.warning("the job %s: stopping the workers of this host", self._link.dismissed)
             self._mark_first_host_lost(now, f"{_DISMISSED}: the job {self._link.dismissed}")
-        elif peer.closed(now) or silent_s > timeout("host"):
-            how = "disconnected without notice" if peer.closed(now) else f"sent no heartbeat for {silent_s:.1f} s"
-            log.warning("lost host 0 (it %s): stopping the workers of this host", how)
-            self._mark_first_host_lost(now, f"{_FIRST_HOST_LOST}: it {how}")
+        elif why := peer.why_lost(now):
+            log.warning("lost host 0 (it %s): stopping the workers of this host", why)
+            self._mark_first_host_lost(now, f"{_FIRST_HOST_LOST}: it {why}")
         elif silent_s > timeout("silence") and self._signals > 1 and self._signal is not None:
             log.warning("got %s twice without a heartbeat from host 0: ending this host without it", self._signal.name)
             self._end(between.JobOver(128 + self._signal, f"{self._signal.name} without a heartbeat from host 0"))
@@ -303,7 +302,7 @@ def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> I
         for rank in range(world.size):
             job_state.start_row(rank)
         job_state.num_live = len(world.ranks_here), world.size
-        server = backends.listen_at(files.address, None)
+        server = backends.listen_at(files.address)
         stack.callback(server.close)
         stack.enter_context(default_sigchld())
         deputy = Deputy(

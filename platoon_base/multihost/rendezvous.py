@@ -16,7 +16,7 @@ import platoon_base
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts import Place, World
-from platoon_base.links.peer import LinkClient, LinkServer
+from platoon_base.links.peer import LinkClient, LinkServer, Peer
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.addresses import divided, is_loopback, own_address_towards, resolved
 from platoon_base.multihost.hosts import HostTable
@@ -155,8 +155,8 @@ class _HostRendezvous:
         while self._missing_hosts():
             self._link.poll(POLL_S, [signals.fd])
             _require_none(signals.take())
-            for session, body in self._link.receive():
-                self._admit(session, body)
+            for peer, body in self._link.receive():
+                self._admit(peer, body)
             now = awake()
             self._link.tick(now)
             self._mark_silent_hosts(now)
@@ -178,21 +178,21 @@ class _HostRendezvous:
         missing = list(map(str, self._missing_hosts()))
         return f"host{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._here.place.hosts}"
 
-    def _admit(self, session: bytes, body: bytes) -> None:
+    def _admit(self, peer: Peer, body: bytes) -> None:
         try:
             arrived = between.decode_up(body)
         except ProtocolError as exc:
-            self._refuse(session, str(exc))
+            self._refuse(peer, str(exc))
             raise ConfigurationError(f"a host has another version of this package: {exc}") from exc
         if not isinstance(arrived, between.Arrive):
             return
         who = f"host {arrived.host} ({arrived.name})"
         there = self.members.get(arrived.host)
-        if there is not None and self._link.peers[there.session].absent:
+        if there is not None and there.peer.absent:
             log.warning(
                 "no heartbeat from host %d (%s): a launcher that was started later replaces it", there.host, there.name
             )
-            self._link.forget(there.session)
+            self._link.forget(there.peer)
             there = None
         if arrived.host == 0 or there is not None:
             taken = os.uname().nodename if there is None else there.name
@@ -202,14 +202,14 @@ class _HostRendezvous:
                 "different --node-rank on each host"
             )
             say_why = f"refused {arrived.name} (process {arrived.pid}): {why}"
-            self._refuse(session, why)
+            self._refuse(peer, why)
             log.warning("%s", say_why)
             return
         problem = self._problem(arrived)
         if problem:
-            self._refuse(session, f"{who} {problem}")
+            self._refuse(peer, f"{who} {problem}")
             raise ConfigurationError(f"{who} {problem}")
-        self.members[arrived.host] = Member(arrived.host, arrived.name, session, arrived)
+        self.members[arrived.host] = Member(arrived.host, arrived.name, peer, arrived)
         missing = f", waiting for {self._missing()}" if self._missing_hosts() else ""
         self._say(f"{who} has joined{missing}")
 
@@ -237,7 +237,7 @@ class _HostRendezvous:
     def _mark_silent_hosts(self, now: float) -> None:
         """Count unreachable launchers as missing: another launcher may take their place."""
         for host, member in self.members.items():
-            peer = self._link.peers[member.session]
+            peer = member.peer
             was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > timeout("silence")
             if member.silent and not was_silent:
                 what = "lost the connection to" if peer.gone else "no heartbeat from"
@@ -245,18 +245,14 @@ class _HostRendezvous:
             elif was_silent and not member.silent:
                 log.warning("host %d (%s) sends heartbeats again", host, member.name)
 
-    def _refuse(self, session: bytes, why: str) -> None:
-        self._link.peers[session].send(between.encode(between.Refused(why)))
+    def _refuse(self, peer: Peer, why: str) -> None:
+        peer.send(between.encode(between.Refused(why)))
 
     def refuse_all(self, why: str) -> None:
         """Notify the hosts that have arrived that there will be no job."""
         for member in self.members.values():
-            self._refuse(member.session, why)
-        deadline = awake() + timeout("end")
-        while awake() < deadline and any(peer.in_flight and not peer.gone for peer in self._link.peers.values()):
-            self._link.receive()
-            self._link.tick(awake())
-            self._link.poll(0.01)
+            self._refuse(member.peer, why)
+        self._link.finish(self._link.peers.values())
 
 
 @contextlib.contextmanager
@@ -312,11 +308,7 @@ def _send_reason(link: LinkClient, exc: Exception) -> None:
         link.peer.send(between.encode(between.Signalled(exc.number, 1)))
     else:
         link.peer.send(between.encode(between.Failed(f"{type(exc).__name__}: {exc}")))
-    deadline = awake() + timeout("end")
-    while link.peer.in_flight and not link.peer.gone and awake() < deadline:
-        link.poll(0.01)
-        link.receive()
-        link.peer.tick(awake())
+    link.finish()
 
 
 def _poll(
@@ -367,7 +359,9 @@ def _wait_for_welcome(
         if link.connected and link.peer.closed(now):
             raise ConfigurationError(f"host 0 at {where} ended before the job started")
         if now > began + timeout_s:
-            what = "some of the other hosts have not joined" if link.connected else f"no answer from {where}"
+            what = "some of the other hosts have not joined"
+            if not link.connected:
+                what = f"no answer from {where}" + (f" ({link.why})" if link.why else "")
             raise ConfigurationError(
                 f"{what} within {timeout_s:g} s: check that --rdzv-endpoint is an address of host "
                 "0, and that its launcher runs"

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.joining import connect
-from platoon_base.system.environment import LISTEN
 from platoon_base.worker.handle import Worker
 
 __all__ = [
     "CONTROL_PORT",
     "DATA_HWM",
     "add_port_options",
-    "address_at",
     "context_of_device",
     "handle_of",
     "port_arguments",
@@ -27,7 +24,6 @@ __all__ = [
 ]
 
 CONTROL_PORT, DATA_HWM = 5567, 10
-_LOOPBACK = "127.0.0.1"
 
 
 def add_port_options(parser: argparse.ArgumentParser) -> None:
@@ -45,12 +41,6 @@ def add_port_options(parser: argparse.ArgumentParser) -> None:
 
 def port_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {"control_port": args.control_port, "data_port": args.data_port, "data_hwm": args.data_hwm}
-
-
-def address_at(port: Any) -> str:
-    """Return the address to listen at: on the loopback, or on ``PLATOON_LISTEN``."""
-    require_port(port)
-    return f"tcp://{os.environ.get(LISTEN) or _LOOPBACK}:{port}"
 
 
 def require_port(port: Any) -> None:

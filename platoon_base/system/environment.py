@@ -20,7 +20,6 @@ __all__ = [
     "KEY_FILE",
     "LAUNCHER",
     "LIMITED_THREADS",
-    "LISTEN",
     "MAX_WORKERS",
     "NAMESPACE",
     "NO_FORK_SERVER",
@@ -66,7 +65,6 @@ KEY_FILE = "PLATOON_KEY_FILE"  # key of this user's jobs on several hosts
 # How the hosts' centers are exchanged.
 HOSTS_RULE, HOSTS_EVERY_S = "PLATOON_HOSTS_RULE", "PLATOON_HOSTS_EVERY_S"
 HOSTS_COMPRESSION = "PLATOON_HOSTS_COMPRESSION"  # default of the option
-LISTEN = "PLATOON_LISTEN"  # address of controllers of platoon_api; default: loopback
 NAMESPACE = "PLATOON_NAMESPACE"  # separates the jobs of tests from others
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
 STRICT = "PLATOON_STRICT"  # for tests: raise at an unknown change of phase

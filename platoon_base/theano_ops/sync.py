@@ -11,41 +11,32 @@ from theano.gof import Apply, Op, Optimizer, toolbox
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.joining import connect
-from platoon_base.schedule import EveryN
 from platoon_base.theano_ops.base import JobBound, JobOp, next_turn
-from platoon_base.timeouts import DEFAULT_TIMEOUT_S
+from platoon_base.worker.fit import Fit
 from platoon_base.worker.handle import Worker
 
 __all__ = ["InsertStepReports", "StepReport", "Sync", "Synchronizer", "count_single_worker"]
 
 
 class Synchronizer(JobBound):
-    """Counts the updates of one compiled training loop, and synchronizes on every N-th."""
+    """Counts the updates of one compiled training loop as steps of its fit, which synchronizes."""
 
-    def __init__(
-        self, worker: Worker, period: EveryN, timeout_s: float = DEFAULT_TIMEOUT_S, overlap: float = 0.0
-    ) -> None:
-        self.worker = worker
-        self.period = period
-        self.timeout_s = timeout_s
+    def __init__(self, fit: Fit) -> None:
+        self.worker = fit.worker
         self.turn = next_turn()
-        self._advanced = worker.advanced
-        self._sharing = self._advanced.sharing
-        # The part of the period after which an overlapping round is completed.
-        self._overlap = overlap
+        self._fit, self._timeout_s = fit, fit.timeout_s
+        self._sharing = self.worker.advanced.sharing
 
     def step(self, arrays: list[Any]) -> None:
-        """Count one update, and synchronize ``arrays`` in place if it is the N-th."""
-        if self._advanced.sharing != self._sharing:
+        """Count one update, and synchronize ``arrays`` in place if that is due."""
+        if self.worker.advanced.sharing != self._sharing:
             raise ConfigurationError(
                 "this function synchronizes parameters that were released: compile one without "
                 "synchronization, or wrap the updates again and compile"
             )
         self.worker.progress(steps=1)
-        if self.period.due():
-            self._advanced.sync_arrays(arrays, timeout_s=self.timeout_s)
-        elif self._overlap and self._advanced.round_under_way and self.period.is_past(self._overlap):
-            self._advanced.complete_round(arrays, timeout_s=self.timeout_s)
+        self._fit.timeout_s = self._timeout_s
+        self._fit.step(arrays=arrays)
 
 
 class Sync(JobOp):

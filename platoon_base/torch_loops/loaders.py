@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -89,7 +88,7 @@ class Part:
         self.trains = False  # whether a backward pass followed one of its batches
         self.sizes: collections.deque[int] = collections.deque()
         self._dataset = loader.dataset
-        self._common = Common([worker.seed, number])
+        self._passes = max(0, worker.resume_at.epoch - 1)  # The epoch of a resumed job is repeated.
         try:
             self.whole: int | None = len(loader)
         except TypeError:  # Of a dataset without length.
@@ -106,18 +105,13 @@ class Part:
         return full + (not few or not full)
 
     def drawn(self, read: Callable[[], Any]) -> Iterator[Any]:
-        """Yield all batches, drawn from generators that all workers share."""
-        with self._common:
-            batches = iter(read())
-        ahead = self.place[1] * (1 if self.iterable else _ROUNDS_AHEAD)
-        while True:
-            with self._common:
-                found = list(itertools.islice(batches, ahead))
+        """Yield all batches, drawn from generators that all workers share, and seed for each pass."""
+        self._passes += 1
+        common = Common([self._worker.seed, self._number, self._passes])
+        for found in common.drawn(read, self.place[1] * (1 if self.iterable else _ROUNDS_AHEAD)):
             if not self._checked:
                 self._require_same(found)
             yield from found
-            if len(found) < ahead:
-                return
 
     def _require_same(self, found: list[Any]) -> None:
         self._checked = True

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from platoon_base.compression.codecs import ErrorFeedback
+from platoon_base.parameters import Borrowed
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
 from platoon_base.system.imports import lazy_names
 from platoon_base.system.warn import warn_once
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
     from platoon_base.worker.agreed_state import RULES, State, agree, agree_in_step, default_rule_of, make_equal
     from platoon_base.worker.divergence import LossWatch
+    from platoon_base.worker.fit import Fit
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
     from platoon_base.worker.gathered_rows import gather_rows
     from platoon_base.worker.initial_values import (
@@ -40,8 +42,10 @@ __all__ = [
     "VALIDATION",
     "AdvisoryLock",
     "BackEnds",
+    "Borrowed",
     "Connection",
     "ErrorFeedback",
+    "Fit",
     "FlatAllReduce",
     "FlatBuffers",
     "Identity",
@@ -69,6 +73,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "Fit": "platoon_base.worker.fit",
         "FlatAllReduce": "platoon_base.worker.flat_all_reduce",
         "FlatBuffers": "platoon_base.collectives.flat",
         "LossWatch": "platoon_base.worker.divergence",

@@ -168,8 +168,8 @@ def test_a_host_that_was_replaced_ends(first, tmp_path):
         first.send(welcome_to("one"))
         with deputy_of(link, welcome(), tmp_path) as deputy:
             first.until(between.Begun, link)
-            (session,) = first.link.peers
-            first.link.forget(session)
+            (peer,) = first.link.peers.values()
+            first.link.forget(peer)
             deadline = awake() + 20
             while not link.dismissed:
                 assert awake() < deadline

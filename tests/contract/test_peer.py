@@ -147,6 +147,20 @@ def test_another_key_is_refused_with_a_warning(pair, caplog):
     assert len([r for r in caplog.records if "does not have the key" in r.getMessage()]) == 1
 
 
+def test_why_host_0_cannot_be_reached_is_known(pair):
+    pair.until(pair.is_whole)
+    assert pair.client.why == ""
+    pair.server.close()
+    early = LinkClient(HERE, pair.server.port, SECRET)
+    try:
+        deadline = awake() + 20
+        while "Connection refused" not in early.why:
+            assert awake() < deadline, early.why
+            early.receive()
+    finally:
+        early.close()
+
+
 def serve_new(pair):
     """Put another server in the place of the first one, as a launcher that was started again."""
     pair.server.close()
@@ -182,7 +196,7 @@ def test_a_first_message_that_no_server_has_answered_finds_the_new_one(pair):
 
 def test_a_session_that_was_forgotten_is_dismissed(pair):
     pair.until(lambda: not pair.client.peer.in_flight)
-    pair.server.forget(pair.client.peer.session)
+    pair.server.forget(pair.peer)
     pair.until(lambda: pair.client.dismissed)
     assert "without this host" in pair.client.dismissed
     assert not pair.server.peers
@@ -213,15 +227,21 @@ def test_a_large_message_gets_through_a_connection_that_breaks(pair):
 
 def test_a_large_message_gets_through_a_slow_link_and_nobody_is_silent(pair):
     pair.way.bytes_per_s = 2 << 20
-    large = os.urandom(12 << 20)  # longer than ZeroMQ waits for a heartbeat
+    large = os.urandom(12 << 20)  # longer than a silence
     pair.peer.send(large, bulk=True)
-    silent_s = 0.0
-    while not pair.at_client:
+    silent_s, sent_at, arrived_at = 0.0, 0, 0
+    while large not in pair.at_client:
         pair.step()
         now = awake()
         silent_s = max(silent_s, pair.client.peer.silent_s(now), pair.peer.silent_s(now))
         assert silent_s < timeout("silence")
-    assert pair.at_client == [large]
+        if not sent_at and pair.way.passed > 3 << 20:
+            sent_at = pair.way.passed
+            pair.peer.send(b"urgent")
+        if not arrived_at and pair.at_client == [b"urgent"]:
+            arrived_at = pair.way.passed
+    assert pair.at_client == [b"urgent", large]
+    assert 0 < arrived_at - sent_at < 1 << 20
 
 
 def test_of_bulk_that_waits_only_the_latest_is_sent(pair):
@@ -280,14 +300,14 @@ def test_a_launcher_of_an_older_version_is_refused_at_once(pair, caplog):
 def test_who_has_the_key_and_sends_nonsense_ends_its_own_connection_only(pair):
     """As a launcher of another version, or with a fault, may do."""
     address = Address(HERE, pair.server.port, peer.TOKEN)
-    for tag, length in ((7, 0), (peer.HELLO, 5), (peer.PART, 10), (peer.PART, MAX_PAYLOAD_BYTES), (peer.IDLE, 32)):
+    for tag, length in ((7, 0), (peer.HELLO, 5), (peer.PART, MAX_PAYLOAD_BYTES), (peer.IDLE, 32), (peer.HELLO, 32)):
         opening = Opening(None, Caller(77, SECRET, frozenset()), {0: address})
         while not opening.open:
             opening.step(awake())
             pair.step()
         stream = opening.open.pop(0)
         stream.post(tag, 1, bytes(length))
-        stream.post(peer.RECEIVED, 1 << 63, b"")
+        stream.post(peer.PART, 2, b"a part before the first")
         stream.push()
         assert pair.until(functools.partial(is_closed, stream)) < 5
         opening.close()
@@ -379,6 +399,16 @@ def test_a_reset_is_no_end(pair):
     pair.client.peer.send(b"back")
     pair.way.refusing.clear()
     pair.until(lambda: pair.at_server[1:] == [b"back"] and not pair.peer.gone)
+
+
+def test_a_connection_that_carries_nothing_is_replaced(pair):
+    """TCP would repeat for minutes on a connection that a router has forgotten."""
+    pair.until(pair.is_whole)
+    pair.way.forget()
+    pair.client.peer.send(b"from the client")
+    pair.peer.send(b"from the server")
+    assert pair.until(lambda: len(pair.at_client) == 1 and len(pair.at_server) == 2) < 0.8 * timeout("host")
+    assert not pair.peer.closed(awake())
 
 
 def test_who_is_heard_of_later_has_not_ended(pair):

@@ -40,6 +40,7 @@ class Breakable:
         self.heard = {}
         self._pairs = []
         self._closing = False
+        self._forgotten = set()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -50,6 +51,8 @@ class Breakable:
                 for key, _ in selector.select(0.01):
                     if key.fileobj is self._listener:
                         self._accept(selector)
+                    elif key.fileobj in self._forgotten:
+                        selector.unregister(key.fileobj)
                     elif self.passing.is_set():
                         self._pass(selector, key.fileobj, key.data)
                 if not self.passing.is_set():
@@ -94,6 +97,10 @@ class Breakable:
             with contextlib.suppress(OSError):
                 # A connect to no address makes the system reset the connection.
                 ctypes.CDLL(None).connect(end.fileno(), bytes(16), 16)
+
+    def forget(self):
+        """Pass nothing more of the present connections, as a router that has forgotten them."""
+        self._forgotten = {end for pair in self._pairs for end in pair}
 
     def _reset_at_close(self, end):
         with contextlib.suppress(OSError):

@@ -45,7 +45,7 @@ def loss_of(params, x, y):
 
 def check_rule(case):
     if worker.global_size > 1:
-        rule = loops.current().rule
+        rule = loops.current().fit.rule
         assert type(rule) is RULES[case], rule
         assert worker.advanced.sharing, "shared"
 

@@ -263,7 +263,7 @@ USE_SEGMENTS |= {"collectives/host_exchange.py", "multihost/mirror.py", "shm/sch
 USE_SEGMENTS |= {"data/shared_data_memory.py", "data/shared_data.py"}
 USE_SEGMENTS |= {"collectives/host.py", "collectives/hosts.py", "courier/process.py"}  # for their names alone
 PLACES = {
-    "zmq": {"channels/zmq.py", "channels/keys.py"},
+    "zmq": {"channels/zmq.py"},
     "posix_ipc": {"shm/segments.py"},
     "platoon_base.shm.segments": USE_SEGMENTS,
 }
@@ -323,7 +323,6 @@ WIDER_CLASSES = {
     "platoon_base.worker.handle.Worker": 33,  # the contract with scripts: what the guides show
     "platoon_base.devices.cuda.Driver": 30,  # one method for each of the driver's calls
     "platoon_base.collectives.hosts_exchange.HostsExchange": 34,  # the steps of all calls, which share one state
-    "platoon_plugins.blocks.training.Training": 27,
 }
 
 
