@@ -76,10 +76,9 @@ lint: setup
 	@$(NOX) -s lint
 
 bench: setup
-	@for script in $$(ls benchmarks/*.py | grep -v -e harness -e namespaces -e learning_ -e device -e gpus -e memory -e strangers -e torch -e zoo); do \
+	@for script in $$(ls benchmarks/*.py | grep -v -e harness -e namespaces -e learning_ -e device -e first_hour -e gpus -e strangers -e torch -e zoo); do \
 	    echo "== $$script"; $(VENV)/python "$$script" || exit 1; \
 	done
-	@$(VENV)/python benchmarks/lstm.py --original --units 32 --vocabulary 1000 --repeats 250
 
 soak: setup
 	@$(VENV)/python benchmarks/soak.py --minutes 30

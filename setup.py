@@ -1,8 +1,10 @@
 """The C extensions, and what pyproject.toml cannot say. Without the extensions platoon_base works through NumPy."""
 
 import os
+import shutil
 import sys
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -59,8 +61,16 @@ def wheel_options(modules):
     return {"bdist_wheel": {"py_limited_api": "cp39"}} if modules else {}
 
 
+def remove_earlier_builds(folder, arguments):
+    """Remove what an earlier wheel was built from, since setuptools would add modules that are gone to the next one."""
+    if "bdist_wheel" in arguments:
+        for built in Path(folder).glob("build/lib*"):
+            shutil.rmtree(built, ignore_errors=True)
+
+
 if __name__ == "__main__":
     require_linux()
+    remove_earlier_builds(Path(__file__).parent, sys.argv)
     ext_modules = extensions()
     # As an SPDX expression in pyproject.toml the license would need setuptools 77; Theano is built with 65.
     setup(license="MIT", ext_modules=ext_modules, options=wheel_options(ext_modules))

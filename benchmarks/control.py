@@ -18,7 +18,7 @@ import psutil
 import zmq
 from rich.console import Console
 
-from platoon_base.cli.display import Display
+from platoon_base.cli.report import Display
 from platoon_base.cli.screen import Screen
 from platoon_base.job import JobOptions, host_job
 

@@ -124,7 +124,7 @@ def connected(host, port):
 def platoon(parent, rank, size, address, first, key="5a" * 32):
     from platoon_base.collectives.host_exchange import CHUNK_BYTES, GroupSegment
     from platoon_base.collectives.hosts import HostsCollective
-    from platoon_base.hosts.world import World
+    from platoon_base.hosts import World
     from platoon_base.links.handshake import Address, Listener, open_links
 
     each = size // 2

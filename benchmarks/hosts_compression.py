@@ -15,13 +15,8 @@ gradients  Averages of 100 MB of gradients, with the processor time of a worker,
 devices    The same of tensors on a GPU for each host, by NCCL over sockets and by way of the hosts; never unless asked.
 learning   A perceptron on handwritten digits, with Adam and a round each 20 mini-batches, on two hosts and, with as
            many workers, on one.
-target     How soon a loss is reached, by averaged gradients and by rounds; never unless asked. A perceptron with 1.9
-           million weights (7.5 MB) on Fashion-MNIST, Adam, mini-batches of 32, one core for each host. Each worker
-           keeps its weights every 20 steps, or the center where its rule is asynchronous, and computes their loss on
-           2,000 rows of the validation set after the training, so that no evaluation gives an exchange time.
 """
 
-import contextlib
 import json
 import os
 import time
@@ -38,17 +33,6 @@ STEPS = (100, 200, 500)  # from one round to the next; the goals are for the sec
 LEARN = {"steps": 600, "every": 20}
 OVERLAP, OVERLAPPED_STEPS = "LocalSGD(overlap=0.5)", 200  # half of them take longer than any exchange
 OVERLAP_RULES = ("LocalSGD()", OVERLAP, "DiLoCo(0.7, 0.5)", "DiLoCo(0.7, 0.5, overlap=0.25)")
-# What is averaged or the rule, and the codec.
-METHODS = {
-    "averaged gradients": ("gradients", "none"),
-    "averaged gradients, int8": ("gradients", "int8"),
-    "averaged gradients, int4": ("gradients", "int4"),
-    "LocalSGD": ("LocalSGD()", "none"),
-    "LocalSGD, int8": ("LocalSGD()", "int8"),
-    "LocalSGD, int4": ("LocalSGD()", "int4"),
-    "AveragedEASGD, int8": ("AveragedEASGD()", "int8"),
-}
-TARGETS = (0.48, 0.44, 0.42)
 WAIT = {"timeout_s": 400}
 ROWS = 1437  # of the digits that are trained on; the others validate
 
@@ -191,38 +175,29 @@ class Adam:
 
 
 def work_train(worker, given):
-    """Train with Adam on rows of this worker's own, by averaged gradients, a rule, or alone."""
-    from learning_tasks import fashion_mnist
+    """Train with Adam on rows of this worker's own, by averaged gradients or a rule."""
     from sklearn.datasets import load_digits
 
     from platoon_base import rules
     from platoon_base.worker import FlatAllReduce
 
-    random = np.random.default_rng(given.seed)
-    if given.targets:
-        (rows, labels), (valid, answers) = ((images, one_hot.argmax(1)) for images, one_hot in fashion_mnist())
-        adam, batch = Adam([784, 1024, 1024, 10], 0.0005, random), 32
-    else:
-        digits = load_digits()
-        order = random.permutation(len(digits.target))
-        rows, labels = (digits.data[order] / 16).astype(np.float32), digits.target[order]
-        rows, labels, valid, answers = rows[:ROWS], labels[:ROWS], rows[ROWS:], labels[ROWS:]
-        adam, batch = Adam([64, 256, 256, 10], 0.001, random), 16
-    params, averages = adam.params, given.method == "gradients"
-    rule = None if given.method in ("gradients", "alone") else eval(given.method, vars(rules))
-    waits = rule is not None and not isinstance(rule, rules.AveragedEASGD)
-    period = given.every if waits else 1
-    completes = int(period * rules.overlap_of(rule)) if waits else 0
+    random, digits = np.random.default_rng(given.seed), load_digits()
+    order = random.permutation(len(digits.target))
+    rows, labels = (digits.data[order] / 16).astype(np.float32), digits.target[order]
+    rows, labels, valid, answers = rows[:ROWS], labels[:ROWS], rows[ROWS:], labels[ROWS:]
+    adam = Adam([64, 256, 256, 10], 0.001, random)
+    params, period = adam.params, given.every
+    rule = None if given.method == "gradients" else eval(given.method, vars(rules))
+    completes = 0
     if rule is not None:
+        completes = int(period * rules.overlap_of(rule))
         worker.init_shared_params(params, rule, **WAIT)
     combine = FlatAllReduce(worker, WAIT["timeout_s"], compress=True)
-    own, kept = np.random.default_rng([given.seed, worker.global_rank]), []
-    worker.barrier("begin", **WAIT)
-    began = time.perf_counter()
+    own = np.random.default_rng([given.seed, worker.global_rank])
     for step in range(1, given.steps + 1):
-        chosen = own.integers(0, len(rows), batch)
+        chosen = own.integers(0, len(rows), 16)
         grads = gradients(params, rows[chosen], labels[chosen])
-        if averages:
+        if rule is None:
             combine(grads, "mean")
         adam.step(grads)
         worker.progress(steps=1)
@@ -230,19 +205,6 @@ def work_train(worker, given):
             worker.advanced.complete_round(**WAIT)
         if rule is not None and step % period == 0:
             worker.sync_params(**WAIT)
-        if given.targets and step % given.every == 0:
-            seconds = time.perf_counter() - began
-            with contextlib.nullcontext() if rule is None or waits else worker.center_params():
-                kept.append((step, seconds, [p.copy() for p in params]))
-            # All stop at the same step: those that wait for each other must make as many rounds.
-            if any(worker.gather(seconds > 120, name="long enough", **WAIT)):
-                break
-    if given.targets:
-        if waits:
-            worker.advanced.complete_round(**WAIT)
-        worker.barrier("trained", **WAIT)
-        valid, answers = valid[:2000], answers[:2000]
-        return {"points": [(step, seconds, loss_of(weights, valid, answers)) for step, seconds, weights in kept]}
     if rule is not None:
         worker.copy_to_local(**WAIT)  # also completes a round that overlaps
     return {"train": loss_of(params, rows, labels), "validation": loss_of(params, valid, answers)}
@@ -302,7 +264,7 @@ def averages(codec, hosts, way="arrays", calls=2):
 
 
 def losses(name, codec, seed, hosts, method="LocalSGD()"):
-    values = {**LEARN, "method": method, "seed": seed, "targets": False}
+    values = {**LEARN, "method": method, "seed": seed}
     found = run("train", codec, hosts, 1 if hosts else 2, **values)[0]
     print(name, seed, found, flush=True)
     return {"codec": name, "seed": seed, **found}
@@ -374,42 +336,16 @@ def measure_devices(options):
     return {"devices": rows}
 
 
-def measure_target(options):
-    import namespaces
-
-    def reached(name, hosts, seed, steps):
-        method, codec = METHODS.get(name, ("alone", "none"))
-        values = {"method": method, "steps": steps, "every": 20, "seed": seed, "targets": True}
-        points = zip(*(worker["points"] for worker in run("train", codec, hosts, **values)))
-        curve = [(max(s for _, s, _ in each), each[0][0], float(np.mean([p[2] for p in each]))) for each in points]
-        row = {"method": name, "seed": seed, "steps/s": curve[-1][1] / curve[-1][0], "curve": curve}
-        for target in TARGETS:
-            at = next(((s, step) for s, step, loss in curve if loss <= target), None)
-            row[f"to {target}"] = f"{at[0]:.1f} s, {at[1]} steps" if at else None
-        return row
-
-    with namespaces.Hosts(2) as hosts:
-        rows = [{"link": "", **reached("one worker", hosts.all[:1], seed, 2 * options.steps)} for seed in options.seeds]
-    runs = [(name, seed) for name in options.methods for seed in options.seeds]
-    rows += on_links(options, lambda hosts: (reached(name, hosts, seed, options.steps) for name, seed in runs))
-    harness.table("Seconds and steps to a validation loss", rows)
-    harness.save("hosts_target", {"targets": TARGETS, "results": rows}, options)
-    return {}
-
-
 def measure():
     import namespaces
 
     kinds = ("gradients", "learning", "rounds", "overlap")
-    options = harness.options(
-        __doc__, codecs=CODECS, links=[], only=None, seeds=[1, 2, 3],
-        methods=(*METHODS,), steps=600,
-    )  # fmt: skip
+    options = harness.options(__doc__, codecs=CODECS, links=[], only=None, seeds=[1, 2, 3])
     if namespaces.problem():
         print(f"skipped: {namespaces.problem()}")
         return
     path = (options.out or harness.FOLDER) / "hosts_compression.json"
-    options.links = options.links or [*LINKS][: None if options.only == "target" else 2]
+    options.links = options.links or [*LINKS][:2]
     results = json.loads(path.read_text()) if options.only and path.exists() else {}  # the rest is kept
     results.update({"bytes": BYTES, "step_s": STEP_S, "seeds": options.seeds})
     for kind in [options.only] if options.only else kinds:
@@ -422,8 +358,7 @@ def measure():
             harness.goal(f"{codec}: times fewer bytes than gradients", fewer, 100)
             if codec in over:
                 harness.goal(f"{codec}: validation loss over one host's", over[codec], 0.005, at_least=False)
-    if options.only != "target":
-        harness.save("hosts_compression", {key: results[key] for key in results if key != "machine"}, options)
+    harness.save("hosts_compression", {key: results[key] for key in results if key != "machine"}, options)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,12 @@
 
     python benchmarks/lstm.py --devices cuda0 cuda1 cuda2 cuda3
     python benchmarks/lstm.py --devices cpu cpu --units 32 --vocabulary 100 --seconds 3
-    python benchmarks/lstm.py --original --devices cpu cpu --units 32 --vocabulary 1000 --repeats 250
 
 Measured are the plain loop on one device, first and last; the same loop once on each device at the same time, which
 tells what N processes lose by sharing a host; and, under `platoon launch` on 1, 2, 4 ... devices, asynchronous and
 synchronous EASGD in turn with workers that never synchronize. A rate is that of all workers together, in the window in
 which all of them are timed, after a warm-up. Rates are medians, with the range; ratios are to the plain loop on one
 device, and to as many workers that never synchronize. Results are written after every start of processes.
-
---original measures the price of the original's API instead: a controller of the original's kind starts the workers, and
-listens at a TCP port, so requests are encrypted. Each worker trains windows of the same ten mini-batches by both APIs
-in turn, the first of a pair being now the one, now the other. Printed are the medians of the windows, and the median of
-the ratios of pairs.
 """
 
 import itertools
@@ -29,7 +23,6 @@ import numpy as np
 SCRIPT = harness.ROOT / "benchmarks" / "scripts" / "lstm_train.py"
 PLAIN, TOGETHER = "plain loop", "plain loops, one a device"
 KINDS = {"plain": "workers that never synchronize", "async": "EASGD, asynchronous", "sync": "EASGD, synchronous"}
-APIS = {"original": "the original's", "handle": "this package's own"}
 
 
 class Runs:
@@ -129,46 +122,9 @@ def scaling(options):
     harness.table("The LSTM of the original's example, mini-batches/s; medians", runs.ratios())
 
 
-def original(options):
-    from platoon_base.platoon_api.channel import Controller
-
-    class LSTMController(Controller):
-        def handle_control(self, req, worker_id, req_info):
-            return "" if req == "done" else "train"
-
-    devices, batches = options.devices or ["cpu", "cpu"], 10 * options.rounds
-    os.environ |= harness.FLOAT32
-    folders = [str(harness.ROOT), str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    with tempfile.TemporaryDirectory() as folder:
-        values = {name: getattr(options, name) for name in ("repeats", "rounds", "requests", "vocabulary", "units")}
-        os.environ[harness.GIVEN] = json.dumps({"folder": folder, "modes": ["original"], **values})
-        name, port = str(SCRIPT.with_name("lstm_original")), harness.free_port()
-        status = LSTMController(port, devices=devices, experiment_name=name, log_directory=folder).serve()
-        if status:
-            logs = "\n".join(path.read_text()[-3000:] for path in sorted(Path(folder).glob("rank*.log")))
-            raise SystemExit(f"{logs}\nthe job FAILED with status {status}")
-        workers = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
-    seconds = {api: [s for worker in workers for s in worker["seconds"][api]] for api in APIS}
-    title = f"{len(workers)} workers on {' '.join(devices)}, {len(seconds['handle'])} pairs of {batches} mini-batches"
-    rows = []
-    for api, taken in seconds.items():
-        row = {"API": APIS[api], "mini-batches/s of a worker": batches / harness.median(taken)}
-        rows.append({**row, "slowest": batches / max(taken), "fastest": batches / min(taken)})
-    harness.table(title, rows)
-    request_us = harness.median(worker["request_us"] for worker in workers)
-    print(f"one request of the original's API: {request_us:.0f} us")
-    ratio = harness.ratio(seconds["handle"], seconds["original"])
-    harness.goal("rate by the original's API over that by this package's own, median of pairs", ratio, 0.98)
-    results = {"options": {**values, "devices": devices}, "results": rows, "seconds": seconds}
-    harness.save("original_api", {**results, "request_us": request_us}, options)
-
-
 def measure():
     sizes = {"vocabulary": 10_000, "units": 1024, "repeats": 3, "seconds": 4.0, "limit": 200.0}
-    of_original = {"original": False, "rounds": 1, "requests": 2000}
-    options = harness.options(__doc__, devices=[], modes=("async", "sync"), **sizes, **of_original)
-    (original if options.original else scaling)(options)
+    scaling(harness.options(__doc__, devices=[], modes=("async", "sync"), **sizes))
 
 
 if __name__ == "__main__":

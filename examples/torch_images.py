@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from platoon_base import connect
-from platoon_base.torch_loops import gather_for_metrics, is_main, prepare, print, save
+from platoon_base.torch_loops import gather_for_metrics, is_main, prepare, print, report, save
 
 BATCH_SIZE = 32
 LEARNING_RATE = 0.002
@@ -80,11 +80,10 @@ def main(num_epochs=6, sync=False, summary=None):
         "train_seconds": round(time.monotonic() - began, 3),
     }
     save(model.state_dict(), "images.pt")
-    if is_main():
-        connect().report({"test_accuracy": result["test_accuracy"]})
-        if summary:
-            with open(summary, "w") as file:
-                json.dump(result, file, indent=2)
+    report(test_accuracy=result["test_accuracy"])
+    if is_main() and summary:
+        with open(summary, "w") as file:
+            json.dump(result, file, indent=2)
     return result
 
 

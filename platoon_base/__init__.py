@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from platoon_base.system.lazy import lazy_names
+from platoon_base.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from platoon_base.cli.notebook import notebook_launcher
-    from platoon_base.job.joining import connect
-    from platoon_base.job.place import is_main, rank, world_size
+    from platoon_base.job.joining import connect, is_main, rank, world_size
     from platoon_base.rules import (
         ASGD,
         EAMSGD,
@@ -49,7 +48,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "connect": "platoon_base.job.joining",
-        **dict.fromkeys(("is_main", "rank", "world_size"), "platoon_base.job.place"),
+        **dict.fromkeys(("is_main", "rank", "world_size"), "platoon_base.job.joining"),
         "notebook_launcher": "platoon_base.cli.notebook",
         **dict.fromkeys(
             (

@@ -2,9 +2,8 @@
  *
  * A table of 64-bit rows, one for each piece of memory, has the addresses of x, c, the rule's local states and its
  * center states, and the number of elements n. An element whose new center value, or center state, would not be finite
- * is left as it is on all sides. For the rounds of outer-step rules the rows are (x, c, t, sum, n) and (t, c, states...,
- * n), with the totals t and their sum with a contribution; what would not be finite is left out of the sum, and a step
- * sets all totals to 0. While a job has one worker, adopt takes (x, c, states..., n).
+ * is left as it is on all sides. The steps of rounds have rows (t, c, states..., n), with the total t of the
+ * contributions, which is overwritten. While a job has one worker, adopt takes (x, c, states..., n).
  * Compile without contraction of a * b + c: the results are the bits that NumPy gives.
  */
 
@@ -50,32 +49,19 @@
         return value;                                                                                            \
     }
 
-/* A step's elements that were left out still have their totals, which are finite: tell the first, and clear them. */
+/* A step's elements that were left out still have their totals: tell the first, and clear them. */
 #define DEFINE_ROUNDS(T)                                                                                         \
-    MANY_ARRAYS static int contribute_piece_##T(const T *restrict x, const T *restrict c, const T *restrict t,   \
-                                               T *restrict sum, int64_t n)                                       \
+    MANY_ARRAYS static int progress_piece_##T(const T *restrict x, const T *restrict c, T *restrict to,          \
+                                              int64_t n)                                                         \
     {                                                                                                            \
         BITS_##T refused = 0;                                                                                    \
         for (int64_t i = 0; i < n; i++) {                                                                        \
-            T total = t[i], value = total + (x[i] - c[i]);                                                       \
+            T value = x[i] - c[i];                                                                               \
             BITS_##T keep = -(BITS_##T)finite_##T(value);                                                        \
             refused |= ~keep;                                                                                    \
-            sum[i] = select_##T(keep, value, total);                                                             \
+            to[i] = select_##T(keep, value, 0);                                                                  \
         }                                                                                                        \
         return refused != 0;                                                                                     \
-    }                                                                                                            \
-                                                                                                                 \
-    static int64_t contribute_##T(const int64_t *row, const double *unused)                                      \
-    {                                                                                                            \
-        const T *x = (const T *)(intptr_t)row[0], *c = (const T *)(intptr_t)row[1];                              \
-        const T *t = (const T *)(intptr_t)row[2];                                                                \
-        int64_t n = row[4], first = 0;                                                                           \
-        (void)unused;                                                                                            \
-        if (!contribute_piece_##T(x, c, t, (T *)(intptr_t)row[3], n))                                            \
-            return -1;                                                                                           \
-        while (first < n - 1 && finite_##T(t[first] + (x[first] - c[first])))                                    \
-            first++;                                                                                             \
-        return first;                                                                                            \
     }                                                                                                            \
                                                                                                                  \
     static int64_t clear_##T(T *t, int64_t n)                                                                    \
@@ -129,6 +115,32 @@ static void copy(void *to, const void *from, size_t size, int stream)
     else
         memcpy(to, from, size);
 }
+
+#define DEFINE_PROGRESS(T)                                                                                       \
+    /* Rows (x, c, to, n): to := x - c, or 0 where that is not finite. */                                        \
+    static int64_t progress_##T(const int64_t *row, const double *unused)                                        \
+    {                                                                                                            \
+        const T *x = (const T *)(intptr_t)row[0], *c = (const T *)(intptr_t)row[1];                              \
+        T *to = (T *)(intptr_t)row[2], part[CHUNK];                                                              \
+        int64_t n = row[3], first = -1;                                                                          \
+        int stream = n * (int64_t)sizeof(T) >= 4 * STREAM_BYTES && row[2] % 16 == 0;                             \
+        (void)unused;                                                                                            \
+        for (int64_t start = 0; start < n; start += CHUNK) {                                                     \
+            int64_t size = n - start < CHUNK ? n - start : CHUNK;                                                \
+            T *out = stream ? part : to + start;                                                                 \
+            if (progress_piece_##T(x + start, c + start, out, size) && first < 0)                                \
+                for (first = start; finite_##T(x[first] - c[first]);)                                            \
+                    first++;                                                                                     \
+            if (stream)                                                                                          \
+                copy_past_caches(to + start, part, (size_t)size * sizeof(T));                                    \
+        }                                                                                                        \
+        if (stream)                                                                                              \
+            end_stream();                                                                                        \
+        return first;                                                                                            \
+    }
+
+DEFINE_PROGRESS(float)
+DEFINE_PROGRESS(double)
 
 /* What adopt does with the states of a rule, of which the first `locals` are the worker's: bit j stands for state j. */
 struct adoption {
@@ -316,8 +328,8 @@ ADOPT_ENTRY(double)
         return run(args, format, name##_##T, columns);                                             \
     }
 
-ENTRY(contribute, float, 5, "Kn:contribute_float32")
-ENTRY(contribute, double, 5, "Kn:contribute_float64")
+ENTRY(progress, float, 4, "Kn:progress_float32")
+ENTRY(progress, double, 4, "Kn:progress_float64")
 
 /* The sum of a hash of each 32-bit word and its place; worker/value_checksums.py has the same for CUDA and NumPy. */
 static PyObject *py_checksum(PyObject *self, PyObject *args)
@@ -348,8 +360,8 @@ static PyMethodDef methods[] = {
     {"adopt_float64", py_adopt_double, METH_VARARGS,
      "adopt_float64(table_address, pieces, states, local states, set of remembering, set of momenta)"},
     {"checksum", py_checksum, METH_VARARGS, "checksum(address, size in bytes)"},
-    {"contribute_float32", py_contribute_float, METH_VARARGS, "contribute_float32(table_address, pieces)"},
-    {"contribute_float64", py_contribute_double, METH_VARARGS, "contribute_float64(table_address, pieces)"},
+    {"progress_float32", py_progress_float, METH_VARARGS, "progress_float32(table_address, pieces)"},
+    {"progress_float64", py_progress_double, METH_VARARGS, "progress_float64(table_address, pieces)"},
     RULE_METHODS
     {NULL, NULL, 0, NULL},
 };

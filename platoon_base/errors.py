@@ -21,6 +21,12 @@ __all__ = [
 ]
 
 
+LEAVE_TOGETHER = (
+    "A loop that ends by values of one worker, such as its loss, must decide with all of them: write "
+    "if any(connect().gather(bool(loss < 0.1))): break, with connect of platoon_base"
+)
+
+
 class PlatoonError(Exception):
     """Base of every error raised on purpose by this package."""
 

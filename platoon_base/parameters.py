@@ -15,10 +15,11 @@ import numpy as np
 from platoon_base.device_arrays import Order, is_device_array, is_gpu_array, memory_order
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
-from platoon_base.layout import Layout
-from platoon_base.views import require_plain
+from platoon_base.layout import Layout, require_plain
 
-__all__ = ["Array", "Group", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor"]
+__all__ = [
+    "Array", "Borrowed", "BorrowedArrays", "Group", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
@@ -64,6 +65,25 @@ def assign(array: Any, values: Any) -> None:
         array.reshape((1,))[...] = values.reshape((1,))
 
 
+class Borrowed(Sequence[Any]):
+    """Arrays that were borrowed together. A slice or a list of indices selects a part, a view."""
+
+    # A new object whenever shapes, dtypes or devices have changed; None if that is unknown.
+    like: object = None
+
+    def copies(self) -> list[Any]:
+        """Return copies of the values, for `restore`."""
+        return [array.copy() for array in self]
+
+    def restore(self, copies: list[Any]) -> None:
+        for array, value in zip(self, copies):
+            assign(array, value)
+
+
+class BorrowedArrays(list[Any], Borrowed):
+    """Arrays that were borrowed one by one."""
+
+
 class Group(Protocol):
     """Borrows parameters together, if all have the same object as their ``group``."""
 
@@ -75,12 +95,10 @@ class Group(Protocol):
         """Call `Parameter.give_back` for each; return False if each must be called."""
         ...
 
-    def borrow_on_device(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
+    def borrow_on_device(self, parameters: Sequence[Any]) -> Borrowed | None:
         """Return `Parameter.on_device` of each; None if each must be called.
 
-        The sequence's attribute ``like`` is a new object whenever shapes, dtypes or devices have
-        changed. A list of indices selects a part, a view. ``change(queue, may_wait)`` is that of
-        `DeviceRuntime`; ``restore(copies())`` keeps all values.
+        The result has also ``change(queue, may_wait)``, that of `DeviceRuntime`.
         """
         ...
 
@@ -218,14 +236,14 @@ class Parameters:
         if not any(array.size for array in arrays):
             raise ConfigurationError("all parameters are empty: there is nothing to synchronize")
 
-    def borrow(self) -> list[Array]:
+    def borrow(self) -> BorrowedArrays:
         """Return C-contiguous values: the memory of the parameters itself where possible."""
         found = None if self._group is None else self._group.borrow(self._parameters)
-        if found is not None:
-            return found
-        for prefetch in self._prefetches:
-            prefetch()
-        return [p.borrow() for p in self._parameters]
+        if found is None:
+            for prefetch in self._prefetches:
+                prefetch()
+            found = [p.borrow() for p in self._parameters]
+        return BorrowedArrays(found)
 
     def give_back(self, arrays: Sequence[Array]) -> None:
         """Make changed arrays, which `borrow` or `borrow_on_device` returned, the values."""
@@ -263,10 +281,10 @@ class Parameters:
                 return f"{spec.name} is on another device than {self.layout.specs[0].name}"
         return "" if first is None or first.kind == b"cuda" else f"{self.layout.specs[0].name} is not on a CUDA device"
 
-    def borrow_on_device(self) -> Sequence[Any]:
+    def borrow_on_device(self) -> Borrowed:
         """Return the values as device arrays, for `give_back`; None for each on the host."""
         found = None if self._group is None else self._group.borrow_on_device(self._parameters)
-        return [p.on_device() for p in self._parameters] if found is None else found
+        return BorrowedArrays(p.on_device() for p in self._parameters) if found is None else found
 
     def orders_on_device(self) -> list[Order | None]:
         """Return the order in memory of each parameter on the device."""

@@ -12,10 +12,10 @@ from platoon_base.errors import ConfigurationError
 
 __all__ = [
     "STOP_POLICIES",
-    "EveryN",
     "Limits",
     "Patience",
     "part_is_over",
+    "require_period",
     "require_policy",
     "votes_suffice",
 ]
@@ -28,40 +28,13 @@ def part_is_over(part: float, count: int, n: int) -> bool:
     return count >= max(1, int(n * part))
 
 
-@dataclass
-class EveryN:
-    """True at every ``n``-th call of `due`."""
-
-    n: int
-    # Steps since the last that was due, and the number of those that were due.
-    count: int = field(default=0, init=False)
-    periods: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        whole = isinstance(self.n, numbers.Real) and not isinstance(self.n, bool) and self.n % 1 == 0
-        if not whole or self.n < 1:
-            raise ConfigurationError(f"got a period of {self.n!r}: it counts updates and must be a whole number >= 1")
-
-    def due(self) -> bool:
-        """Count one step and return whether it is the ``n``-th since the last that was due."""
-        self.count += 1
-        if self.count < self.n:
-            return False
-        self.count = 0
-        self.periods += 1
-        return True
-
-    def is_past(self, part: float) -> bool:
-        """Return whether that part of the current period is over; see `part_is_over`."""
-        return part_is_over(part, self.count, self.n)
-
-    @property
-    def part(self) -> float:
-        """The steps of the current period divided by ``n``: from 0 to less than 1."""
-        return self.count / self.n
-
-    def restart(self) -> None:
-        self.count = 0
+def require_period(n: Any) -> int:
+    """Return a period; raise `ConfigurationError` unless it is a whole number, at least 1."""
+    whole = isinstance(n, numbers.Real) and not isinstance(n, bool) and n % 1 == 0
+    if not whole or n < 1:
+        raise ConfigurationError(f"got a period of {n!r}: it counts updates and must be a whole number >= 1")
+    period: int = n
+    return period
 
 
 @dataclass

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,17 @@ class Common:
     def __exit__(self, *error: Any) -> None:
         self._swap()
         _one_at_a_time.release()
+
+    def drawn(self, read: Callable[[], Iterable[Any]], ahead: int) -> Iterator[list[Any]]:
+        """Yield all that ``read()`` yields within ``with``, in lists of ``ahead``, the last shorter."""
+        with self:
+            items = iter(read())
+        while True:
+            with self:
+                found = list(itertools.islice(items, ahead))
+            yield found
+            if len(found) < ahead:
+                return
 
     def _swap(self) -> None:
         mine, self._python = self._python, random.getstate()

@@ -76,9 +76,6 @@ ROWS = {
     "host": Row(10.0, "A host without a heartbeat is lost.").at_least(
         1.0, "silence", "a host would be lost before it is reported as silent"
     ),
-    "resend": Row(2.0, "A launcher resends what is not acknowledged.").at_least(
-        2.0, "heartbeat", "heartbeats acknowledge, so everything would be sent twice"
-    ),
     "progress": Row(0.1, "A launcher reports the progress of its workers at this interval."),
     "exchange": Row(0.2, "Minimum time between two exchanges of the hosts' centers.", 0.0),
     "stall": Row(2.5, "An exchange ends without a host whose link makes no progress."),

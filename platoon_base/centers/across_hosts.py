@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.host_rounds import Rounds, use_other
+from platoon_base.centers.host_rounds import Rounds, Total
 from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
+from platoon_base.compression.codecs import Codec
+from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.dtypes import sum_dtype
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout, Piece
@@ -40,48 +42,6 @@ Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
 _HOST_BITS = 16
-
-
-class AcrossHosts(Protocol):
-    """One host's center in rounds of all hosts: `HostsRounds` if rules wait, or `HostsMeans`."""
-
-    # If True, other hosts change the center only in these rounds. Otherwise couriers also exchange
-    # centers between the rounds.
-    workers_wait: bool
-
-    @property
-    def made(self) -> int:
-        """The latest round that this center has completed."""
-        ...
-
-    @property
-    def wanted(self) -> int:
-        """The latest round whose center a worker of this host waits for; 0 if there is none."""
-        ...
-
-    def new_totals(self) -> RoundTotals:
-        """Allocate memory for a host's contribution to a round."""
-        ...
-
-    def are_gathered(self, number: int) -> bool:
-        """Return whether this center holds the contributions of all hosts to a round."""
-        ...
-
-    def wait(self, number: int, timeout_s: float) -> None:
-        """Wait until `are_gathered`, or raise `CollectiveTimeoutError`."""
-        ...
-
-    def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy this host's contribution to a round; False if a stripe stayed locked: retry."""
-        ...
-
-    def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Combine the hosts' contributions, in order; False if a stripe stayed locked: retry."""
-        ...
-
-    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Overwrite this center with another host's; False if a stripe stayed locked: retry."""
-        ...
 
 
 class Overwrites:
@@ -185,29 +145,99 @@ class Shift:
 
 
 class RoundTotals:
-    """One host's totals of one round, in a flat buffer that can be sent."""
+    """One host's totals of one round, in a flat buffer that is sent; with ``packing`` packed there."""
 
     number = Word("number")  # Number of the round; 0 before the first.
     base = Word("base")  # Latest round of the center that the contributions started from.
 
-    def __init__(self, layout: Layout, stripes: Sequence[tuple[Piece, ...]]) -> None:
-        self.layout, self._stripes, each = layout, stripes, (len(stripes),)
+    def __init__(self, layout: Layout, stripes: Sequence[tuple[Piece, ...]], packing: Packing | None = None) -> None:
+        self._stripes, self._packing, each = stripes, packing, (len(stripes),)
         sums = Part("counts", "f8", each, 8), Part("parts", "f8", each, 8)
-        parts = Parts(Part("about", [("number", "f8"), ("base", "f8")]), *sums, Part("arrays", layout))
+        arrays = Part("arrays", layout) if packing is None else Part("arrays", "u1", (packing.nbytes,))
+        parts = Parts(Part("about", [("number", "f8"), ("base", "f8")]), *sums, arrays)
         whole = np.zeros(parts.nbytes // 8, np.float64)
         self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
         views = parts.views(self.buffer)
         self.head = whole[: parts.at["arrays"] // 8]
-        self._header, self.counts, self.parts = views.about, views.counts, views.parts
-        self.arrays: list[Array] = views.arrays  # Sum of ``x - c`` over the workers.
+        self._header, self.counts, self.parts, self._sent = views.about, views.counts, views.parts, views.arrays
+        # Sum of ``x - c`` over the workers.
+        self.arrays: list[Array] = views.arrays if packing is None else layout.empty()
+
+    def pack(self, residuals: Residuals, stamp: int) -> None:
+        """Pack the totals with error feedback, and set them to what the other hosts will unpack.
+
+        All hosts then add the same bits. The rest is the residual of the next round. Stripes without
+        a contribution keep theirs; ``stamp`` shows whether residuals belong to overwritten values.
+        """
+        if self._packing is not None:
+            before, after = residuals.begin(self.number, stamp)
+            self._packing.pack(self.arrays, before, after, self._sent)
+            for pieces in self.without_contribution():
+                copy_all(cut(after, pieces), cut(before, pieces))
+            self._clear()
+            residuals.end(self.number)
+
+    def unpack(self) -> None:
+        """Set the totals from the buffer, which another host has sent."""
+        if self._packing is not None:
+            self._packing.unpack(self._sent, self.arrays)
+            self._clear()
+
+    def _clear(self) -> None:
+        """Set the stripes without a contribution to 0: they would hold residuals only."""
+        for pieces in self.without_contribution():
+            for array in cut(self.arrays, pieces):
+                array[...] = 0
 
     def without_contribution(self) -> Iterator[tuple[Piece, ...]]:
         """Yield the pieces of each stripe without a contribution."""
         return (pieces for pieces, count in zip(self._stripes, self.counts) if not count)
 
 
-class HostsRounds:
-    """The center of one host, for rounds over several hosts, whose totals are added; see `AcrossHosts`."""
+class AcrossHosts:
+    """One host's center in rounds of all hosts: `HostsRounds` if rules wait, or `HostsMeans`.
+
+    `read`, `gather` and `replace` return False if a stripe stayed locked: the caller repeats them.
+    """
+
+    # If True, other hosts change the center only in these rounds. Otherwise couriers also exchange
+    # centers between the rounds.
+    workers_wait = False
+    made: Any = 0  # The latest round that this center has completed.
+    wanted: Any = 0  # The latest round whose center a worker of this host waits for.
+
+    def __init__(self, layout: Layout, pieces: Sequence[tuple[Piece, ...]]) -> None:
+        self._layout, self._pieces = layout, pieces
+
+    def new_totals(self, codec: Codec | None = None) -> RoundTotals:
+        """Allocate memory for a host's contribution to a round."""
+        # The mean of centers is exact.
+        packing = None if codec is None or not self.workers_wait else Packing(self._layout, codec)
+        return RoundTotals(self._layout, self._pieces, packing)
+
+    def are_gathered(self, number: int) -> bool:
+        """Return whether this center holds the contributions of all hosts to a round."""
+        raise NotImplementedError
+
+    def wait(self, number: int, timeout_s: float) -> None:
+        """Wait until `are_gathered`, or raise `CollectiveTimeoutError`."""
+        await_hosts(lambda: self.are_gathered(number), timeout_s, f"the contributions of other hosts to round {number}")
+
+    def read(self, totals: RoundTotals, number: int) -> bool:
+        """Copy this host's contribution to a round."""
+        raise NotImplementedError
+
+    def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
+        """Combine the contributions of several hosts, in order."""
+        raise NotImplementedError
+
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Overwrite this center with another host's, and set its round."""
+        raise NotImplementedError
+
+
+class HostsRounds(AcrossHosts):
+    """Rounds of a rule that waits: the sums of the hosts' workers are added."""
 
     workers_wait = True
 
@@ -219,100 +249,67 @@ class HostsRounds:
         holders: Array,
         visit: Callable[[Callable[[Stripe], None]], list[Stripe]],
     ) -> None:
-        self._layout, self._stripes = layout, stripes
+        super().__init__(layout, [stripe.pieces for stripe in stripes])
         self._rounds, self._holders, self._visit = rounds, holders, visit
-        self._each = np.arange(len(stripes))
 
     @property
     def made(self) -> int:
-        """Latest round whose step was made on all stripes."""
         return int(self._holders["round"].min()) if len(self._holders) else 0
 
     @property
     def wanted(self) -> int:
-        """Latest round whose center a worker waits for; 0 if there is none."""
         return int(self._holders["wanted"][0]) if len(self._holders) else 0
 
     def want(self, number: int) -> None:
         """Make the courier request the center of a round from other hosts."""
         self._holders["wanted"][:1] = max(number, self.wanted)
 
-    def new_totals(self) -> RoundTotals:
-        return RoundTotals(self._layout, [stripe.pieces for stripe in self._stripes])
-
-    def wait(self, number: int, timeout_s: float) -> None:
-        await_hosts(lambda: self.are_gathered(number), timeout_s, f"the contributions of other hosts to round {number}")
-
     def are_gathered(self, number: int) -> bool:
-        holders = self._holders
-        latest = holders["gathered"][self._each, holders["in_use"]]
-        return bool(((holders["round"] >= number) | (latest == number)).all())
+        return bool((np.maximum(self._holders["round"], self._holders["gathered"]) >= number).all())
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy this host's own totals of a round; False if a stripe stayed locked: retry."""
+        """Copy the sum of this host's workers; also False if a stripe has its step already."""
         totals.number, totals.base = number, min(self.made, number - 1)
-        totals.counts[:] = totals.parts[:] = 0
+        has_step = []
 
         def copy(stripe: Stripe) -> None:
-            arrays, index = self._rounds.stripes[stripe.index], stripe.index
-            # The sum over all hosts may have replaced this host's own totals.
-            used = int(arrays.words["in_use"]) ^ _is_gathered(arrays.words, number)
-            totals.counts[index], totals.parts[index] = arrays.words["count"][used], arrays.words["parts"][used]
-            for target, total in zip(cut(totals.arrays, stripe.pieces), arrays.totals[used]):
-                target[...] = total if totals.counts[index] else 0  # Without a contribution it is undefined.
+            own = self._rounds.total_here(stripe)
+            has_step.append(stripe.holder["round"] >= number)
+            totals.counts[stripe.index], totals.parts[stripe.index] = own.workers, own.part
+            own.write(cut(totals.arrays, stripe.pieces))
 
-        if self._visit(copy):
+        if self._visit(copy) or any(has_step):
             totals.number = 0
             return False
         return True
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Replace this host's totals by the sum of several hosts' totals, in order; see `read`."""
-
         def put(stripe: Stripe) -> None:
-            arrays, index = self._rounds.stripes[stripe.index], stripe.index
-            if _is_gathered(arrays.words, number):
-                return
-            own = [cut(each.arrays, stripe.pieces) for each in totals]
-            for piece, into in enumerate(arrays.totals[1 - int(arrays.words["in_use"])]):
-                into[...] = own[0][piece] if own else 0
-                # The step leaves out elements that are not finite.
-                with np.errstate(over="ignore", invalid="ignore"):
-                    for other in own[1:]:
-                        into += other[piece]
-            count = sum(int(each.counts[index]) for each in totals)
-            use_other(arrays.words, count, sum(float(each.parts[index]) for each in totals), number)
+            if max(stripe.holder["round"], stripe.holder["gathered"]) < number:
+                index, pieces = stripe.index, zip(*(cut(each.arrays, stripe.pieces) for each in totals))
+                count, part = sum(int(each.counts[index]) for each in totals), sum(each.parts[index] for each in totals)
+                self._rounds.gather(stripe, number, Total(count, part, list(pieces)))
 
         return not self._visit(put)
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Overwrite this center with another host's, and set its round; see `read`."""
         number = max(number, self.made)
 
         def put(stripe: Stripe) -> None:
-            arrays, new = self._rounds.stripes[stripe.index], cut(values, stripe.pieces)
-            for given, own in zip(states, zip(*arrays.states)):
-                copy_all(own, cut(given, stripe.pieces))
-            self._rounds.replace(stripe.index, new)
+            new, *given = (cut(arrays, stripe.pieces) for arrays in (values, *states))
+            self._rounds.replace(stripe, new, given)
             stripe.holder["round"] = number
 
         return not self._visit(put)
 
 
-def _is_gathered(words: Any, number: int) -> bool:
-    """Return whether a stripe holds the sum over all hosts for a round, or its step was made."""
-    return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
+class HostsMeans(AcrossHosts):
+    """Means of the centers under a rule that does not wait, which hosts make at a standstill.
 
-
-class HostsMeans:
-    """The center of one host under a rule that does not wait; workers wait only for means.
-
-    Averages are treated like centers; moments stay those of each host. See `AcrossHosts`.
+    Averages are treated like centers; moments stay those of each host.
     """
 
-    workers_wait = False
-    wanted = 0  # No worker waits for a round it did not take part in.
-    made = Word("mean")  # Latest round whose mean was written to this center.
+    made = Word("mean")
 
     def __init__(
         self,
@@ -330,19 +327,13 @@ class HostsMeans:
         # The courier sets this function; it returns True if no exchange is in flight. During an
         # exchange, one of two centers may have moved before the other.
         self.is_quiet: Callable[[], bool] = lambda: True
-        self._layout = Layout(specs if average is None else specs * 2)
-
-    def wait(self, number: int, timeout_s: float) -> None:
-        await_hosts(lambda: self.made >= number, timeout_s, "the mean of the centers of all hosts")
-
-    def new_totals(self) -> RoundTotals:
-        return RoundTotals(self._layout, ())
+        super().__init__(Layout(specs if average is None else specs * 2), ())
 
     def are_gathered(self, number: int) -> bool:
         return self.made >= number
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy the center; False while an exchange of the courier is in flight."""
+        """Copy the center; also False while an exchange of the courier is in flight."""
         if not self.is_quiet():
             return False
         self._copy(totals.arrays[: self._trained], totals.arrays[self._trained :])
@@ -367,7 +358,6 @@ class HostsMeans:
         return True
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Overwrite this center with another host's; False if a stripe stayed locked."""
         if not self._put(values, states):
             return False
         self.made = max(number, self.made)

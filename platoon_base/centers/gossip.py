@@ -29,8 +29,7 @@ from platoon_base.rules.center import Adopt, gossips
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.gosgd import GoSGD
 from platoon_base.shm.schema import Views
-from platoon_base.shm.segments import Name
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["GOSSIP", "GossipCenter", "GossipCenters"]
@@ -48,14 +47,13 @@ class GossipCenter(OnHost):
 
     def __init__(
         self,
-        name: Name,
         memory: Views,
         layout: Layout,
         rank: int,
         rule: GoSGD | None = None,
         gone: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self.slots = Slots(name, memory, layout, rank, gone)
+        self.slots = Slots(memory, layout, rank, gone)
         self._layout, self._rank = layout, rank
         self._pid = os.getpid()
         self._one_thread = threading.Lock()
@@ -262,16 +260,16 @@ class GossipCenters(Named):
     def create(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Create the segment with a slot for each worker; replace one left by a dead creator."""
         memory = create_slots(self.name, layout, self._workers)
-        return self._joined(GossipCenter(self.name, memory, layout, rank, rule, self._gone))
+        return self._joined(GossipCenter(memory, layout, rank, rule, self._gone))
 
     def attach(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Open the segment and join; raise `LayoutMismatchError` if it does not fit the layout."""
         memory = GOSSIP.attach(self.name, layout)
-        return self._joined(GossipCenter(self.name, memory, layout, rank, rule, self._gone))
+        return self._joined(GossipCenter(memory, layout, rank, rule, self._gone))
 
     def watch(self, layout: Layout) -> GossipCenter:
         """Open the segment for the controller."""
-        return GossipCenter(self.name, GOSSIP.attach(self.name, layout, populate=False), layout, CONTROLLER)
+        return GossipCenter(GOSSIP.attach(self.name, layout, populate=False), layout, CONTROLLER)
 
     def _joined(self, center: GossipCenter) -> GossipCenter:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from platoon_base.centers.stripes import (
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.easgd import EASGD
-from platoon_base.shm.schema import PAGE, Part, Parts, Schema, Views
+from platoon_base.shm.schema import PAGE, Growing, Part, Parts, Schema, Views
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.timeouts import timeout
 
@@ -34,7 +34,6 @@ Array = np.ndarray[Any, Any]
 WHOLE = 1 << 60  # Sum of all weights; as integers, halves add up exactly.
 LEAVING = -4  # Owner of a slot whose worker is leaving and transfers its weight.
 _JOIN_TIMEOUT_S = 30.0
-_TABLE_LOCK = 0  # Byte of the lock of the table of owners.
 _STRIPES = 16  # Maximum number of stripes of a slot.
 
 
@@ -74,7 +73,7 @@ def create_slots(name: Name, layout: Layout, slots: int) -> Views:
     slot = _slot(layout)
     memory = GOSSIP.create(name, layout, more=slots * slot.nbytes, slots=slots)
     for index in range(slots):
-        _clear(slot.views(memory.segment.buffer, memory.at["slots"] + index * slot.nbytes))
+        _clear(Growing(memory, slot).views(index))
     return memory
 
 
@@ -160,24 +159,18 @@ class Slot:
 class Slots:
     """All slots, for one worker or the controller; a worker holds a file lock on its slot."""
 
-    def __init__(self, name: Name, memory: Views, layout: Layout, rank: int, gone: Callable[[int], bool]) -> None:
+    def __init__(self, memory: Views, layout: Layout, rank: int, gone: Callable[[int], bool]) -> None:
         self.own: Slot | None = None
-        self._name, self._layout, self._rank, self._gone = name, layout, rank, gone
-        self._header, self._first, self._slot = memory.header, memory.at["slots"], _slot(layout)
+        self._layout, self._rank, self._gone = layout, rank, gone
+        self._all: Growing | None = Growing(memory, _slot(layout))
         self.stripes = len(layout.stripes(_stripe_bytes(layout)))
-        self._segments = [memory.segment]
         self._mapped: list[Slot] = []
 
     def every(self) -> list[Slot]:
         """Return all slots; map those that have been added."""
-        self._require_open()
-        count = int(self._header["slots"])
-        if count > len(self._mapped):
-            if len(self._segments[-1].buffer) < self._start_of(count):
-                try:
-                    self._segments.append(Segment.attach(self._name))
-                except ConfigurationError:  # The name was removed: use the known slots.
-                    return self._mapped
+        count = len(self._opened)
+        # If the name was removed, use the known slots.
+        with contextlib.suppress(ConfigurationError):
             self._mapped += [self._map(index) for index in range(len(self._mapped), count)]
         return self._mapped
 
@@ -197,14 +190,13 @@ class Slots:
 
     def require_own(self) -> Slot:
         """Return the slot of this worker; raise `ConfigurationError` after `close`."""
-        self._require_open()
-        if self.own is None:
-            raise ConfigurationError("only a worker has a slot: others read the consensus")
-        return self.own
+        if len(self._opened) and self.own is not None:
+            return self.own
+        raise ConfigurationError("only a worker has a slot: others read the consensus")
 
     def join(self) -> None:
         """Acquire a prepared slot and its weight, or a slot with half of a worker's weight."""
-        with self._table(_JOIN_TIMEOUT_S) as taken:
+        with self._opened.locked(_JOIN_TIMEOUT_S) as taken:
             if not taken:
                 raise CollectiveTimeoutError(
                     f"waited {_JOIN_TIMEOUT_S:g} s for another worker that is joining: is it stopped (SIGSTOP)? End it"
@@ -234,33 +226,29 @@ class Slots:
     def leave(self, timeout_s: float) -> None:
         """Free the slot after another worker has received its weight."""
         own = self.require_own()
-        with self._table(timeout_s) as taken:
+        with self._opened.locked(timeout_s) as taken:
             if taken:  # On a timeout the slot counts as that of an ended worker.
                 own.unclaim()
                 own.owner = FREE
 
     def close(self) -> None:
-        segments, self._segments, self._mapped, self.own = self._segments, [], [], None
-        self._header = GOSSIP.new_header()
-        for segment in segments:
-            segment.close()
+        all_of_them, self._all, self._mapped, self.own = self._all, None, [], None
+        if all_of_them is not None:
+            all_of_them.close()
 
     @property
     def closed(self) -> bool:
-        return not self._segments
+        return self._all is None
 
-    def _require_open(self) -> None:
-        if self.closed:
+    @property
+    def _opened(self) -> Growing:
+        if self._all is None:
             raise ConfigurationError("this worker's slot is closed: it cannot be used after close()")
-
-    def _start_of(self, index: int) -> int:
-        return self._first + index * self._slot.nbytes
-
-    def _views(self, index: int) -> Views:
-        return self._slot.views(self._segments[-1].buffer, self._start_of(index))
+        return self._all
 
     def _map(self, index: int, own: bool = False) -> Slot:
-        return Slot(self._segments[-1], self._views(index), self._layout, index, self._rank, self._gone, own)
+        views = self._opened.views(index)
+        return Slot(self._opened.segments[-1], views, self._layout, index, self._rank, self._gone, own)
 
     def _lives(self, slot: Slot) -> bool:
         return slot is self.own or (slot.owner >= 0 and slot.claimed and not self._gone(slot.owner))
@@ -269,26 +257,11 @@ class Slots:
     def _leaves(slot: Slot) -> bool:
         return slot.owner == LEAVING and slot.claimed
 
-    @contextlib.contextmanager
-    def _table(self, timeout_s: float) -> Iterator[bool]:
-        """Lock the table of owners within the ``with`` block; yield False on a timeout."""
-        segment = self._segments[0]
-        taken = wait_until(lambda: segment.try_lock(_TABLE_LOCK), timeout_s)
-        try:
-            yield taken
-        finally:
-            if taken:
-                segment.unlock(_TABLE_LOCK)
-
     def _add(self) -> int:
         """Extend the memory by a slot; other workers map it on demand."""
-        index = len(self._mapped)
-        self._segments[0].grow(self._start_of(index + 1))
-        self._segments.append(Segment.attach(self._name))
-        _clear(self._views(index))
-        self._mapped.append(self._map(index))
-        self._header["slots"] = index + 1
-        return index
+        self._opened.add(_clear)
+        self._mapped.append(self._map(len(self._mapped)))
+        return len(self._mapped) - 1
 
     def _take_half(self, donor: Slot, own: Slot) -> None:
         """Move half of a worker's weight and copy its values; the mean does not change."""

@@ -11,7 +11,7 @@ import numpy as np
 from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, HostsRounds, Overwrites, Shift, wide
 from platoon_base.centers.base import Named, NonFiniteElement, OnHost
 from platoon_base.centers.host_kernels import undo_bytes
-from platoon_base.centers.host_rounds import Rounds, open_rounds
+from platoon_base.centers.host_rounds import Rounds, contributions_of
 from platoon_base.centers.stripes import (
     CONTROLLER,
     COURIER,
@@ -29,7 +29,7 @@ from platoon_base.rules.center import Rule, average_of, end_momentum, local_sour
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.schema import PAGE, Part, Schema, Views
 from platoon_base.shm.segments import Name
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
@@ -45,8 +45,10 @@ def _parts(header: Any, layout: Layout) -> Iterator[Part]:
     yield Part("values", layout, (), PAGE)
     yield Part("states", layout, (states,))
     if header["rounds"]:
-        yield Part("totals", layout, (2,))
         yield Part("undo", "u1", (stripes, undo_bytes(layout, states)))
+        slot = contributions_of(layout, stripes)
+        yield Part("of_hosts", slot, (int(header["several_hosts"]),))
+        yield Part("slots", slot, (0,), PAGE)
     elif header["several_hosts"]:
         yield Part("moves", wide(layout))  # The sum of other hosts' moves, see `Shift`.
 
@@ -54,7 +56,7 @@ def _parts(header: Any, layout: Layout) -> Iterator[Part]:
 CENTER = Schema(
     "a center",
     b"PLTNCNTR",
-    14,
+    15,
     [
         ("stripe_bytes", "u8"),
         ("states", "u4"),
@@ -65,6 +67,7 @@ CENTER = Schema(
         ("spread", "u8"),
         ("stamp", "u8"),
         ("mean", "u8"),
+        ("slots", "u4"),  # Workers with memory for their contributions to rounds.
     ],
     _parts,
 )
@@ -104,7 +107,7 @@ class HostCenter(OnHost):
         self._shift: Shift | None = None
         self.across_hosts: AcrossHosts | None = None
         if header["rounds"]:
-            self._rounds = open_rounds(memory.totals, memory.undo, self._stripes, self.states)
+            self._rounds = Rounds(memory, layout, self._stripes, rank)
             if self._several_hosts:
                 self.across_hosts = HostsRounds(
                     layout,
@@ -131,7 +134,7 @@ class HostCenter(OnHost):
                 self._shift.follow(stripe, pieces)
             refused = stripe.apply(rule, of_moments, pieces)
             if self._rounds is not None:
-                self._rounds.note_changed(stripe.index)
+                self._rounds.note_changed(stripe)
             return refused
 
         return self.locks.synchronize(update, timeout_s, locked)
@@ -144,7 +147,7 @@ class HostCenter(OnHost):
         """Add this worker's progress to stripes that have not changed since it copied them."""
 
         def add(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
-            return rounds.contribute(stripe.index, cut(arrays, stripe.pieces), part)
+            return rounds.contribute(stripe, cut(arrays, stripe.pieces), part)
 
         return self._visit_round(add, timeout_s)
 
@@ -152,7 +155,7 @@ class HostCenter(OnHost):
         """Close round ``number`` to contributions; its step is made later."""
 
         def note(rounds: Rounds, stripe: Stripe) -> None:
-            rounds.note_met(stripe.index, number)
+            rounds.note_met(stripe, number)
 
         self._visit_round(note, timeout_s)
 
@@ -162,7 +165,7 @@ class HostCenter(OnHost):
         """Set ``arrays`` to the center after a round, and make the outer step where needed."""
 
         def take(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
-            return rounds.take_over(stripe.index, rule, cut(arrays, stripe.pieces), number)
+            return rounds.take_over(stripe, rule, cut(arrays, stripe.pieces), number)
 
         if self.across_hosts is not None:
             began = awake()
@@ -187,7 +190,7 @@ class HostCenter(OnHost):
 
         def copy(stripe: Stripe) -> None:
             if self._rounds is not None:
-                self._rounds.note_read(stripe.index)
+                self._rounds.note_read(stripe)
             values = cut(source, stripe.pieces)
             copy_all(cut(out, stripe.pieces), values)
             if begin:
@@ -264,7 +267,7 @@ class HostCenter(OnHost):
     def _put(self, stripe: Stripe, values: Sequence[Array]) -> None:
         """Write values into a stripe, and reset this worker's states to them."""
         if self._rounds is not None:
-            self._rounds.write(stripe.index, values)
+            self._rounds.write(stripe, values)
         else:
             copy_all(stripe.center, values)
         if self._average is not None:
@@ -372,6 +375,8 @@ class HostCenter(OnHost):
 
     def close(self, over: bool = False) -> None:
         self._segment.close()
+        if self._rounds is not None:
+            self._rounds.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
         self._momenta = []
         self.across_hosts = self._shift = None
@@ -394,22 +399,25 @@ class HostCenters(Named):
         name: Name,
         workers: int = 1,
         gone: Callable[[int], bool] = lambda rank: False,
-        several_hosts: bool = False,
+        hosts: int = 1,
     ) -> None:
         super().__init__(name, workers, gone)
-        self._several_hosts = several_hosts
+        self._hosts = hosts
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Create the segment; replace one left by a dead creator."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
         average = average_of(rule)
+        slots = -(-self._workers // self._hosts) if waits(rule) else 0
         memory = CENTER.create(
             self.name,
             layout,
+            more=slots * contributions_of(layout, len(layout.stripes(stripe_bytes))).nbytes,
             stripe_bytes=stripe_bytes,
-            several_hosts=self._several_hosts,
+            several_hosts=self._hosts > 1,
             average=-1 if average is None else average,
+            slots=slots,
             **_needs(rule),
         )
         memory.holders["rank"] = FREE

@@ -13,15 +13,27 @@ from typing import Any, Optional
 
 import numpy as np
 
-from platoon_base.dtypes import C_TYPES
+from platoon_base.dtypes import C_TYPES, sum_dtype
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import ALIGNMENT, Layout
 from platoon_base.rules.center import Adopt, Rule, form_of, names_of
 from platoon_base.rules.forms import COMPILED, Form
 from platoon_base.rules.outer import OuterRule, step_form_of
+from platoon_base.sums import add_up
 from platoon_base.system.environment import NO_KERNELS
 
-__all__ = ["BLOCK", "HAVE_FUSED", "PieceArrays", "Plan", "RoundKernels", "apply", "blocks", "find_fused", "undo_bytes"]
+__all__ = [
+    "BLOCK",
+    "HAVE_FUSED",
+    "STEP_BLOCK",
+    "PieceArrays",
+    "Plan",
+    "RoundKernels",
+    "apply",
+    "blocks",
+    "find_fused",
+    "undo_bytes",
+]
 
 EXTENSION: Any = None  # The C extension, if it was built.
 if not os.environ.get(NO_KERNELS):
@@ -37,6 +49,7 @@ Fused = Callable[..., Optional[tuple[int, int]]]
 PieceArrays = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 
 BLOCK = 32768  # Elements per NumPy call; a copy fits into the cache.
+STEP_BLOCK = 2 * BLOCK  # Elements of an outer step, which is made and saved block by block.
 HAVE_FUSED = EXTENSION is not None
 _ADOPT_STATES = 64  # Maximum number of states in the C loops of `Adopt`.
 # The C loops take only this machine's byte order.
@@ -229,81 +242,80 @@ def _run_block(
 
 
 def blocks(size: int) -> Iterator[slice]:
-    """Yield slices of `BLOCK` elements that cover ``size`` elements."""
-    for start in range(0, size, BLOCK):
-        yield slice(start, min(start + BLOCK, size))
+    """Yield slices of `STEP_BLOCK` elements that cover ``size`` elements."""
+    for start in range(0, size, STEP_BLOCK):
+        yield slice(start, min(start + STEP_BLOCK, size))
 
 
 def undo_bytes(layout: Layout, states: int) -> int:
-    """Return the size of a saved block: its totals, its center, and the rule's states."""
-    largest = max(min(spec.size, BLOCK) * np.dtype(spec.dtype).itemsize for spec in layout.specs)
-    return (2 + states) * -(-largest // ALIGNMENT) * ALIGNMENT
+    """Return the size of a saved block: its center, and the rule's states."""
+    largest = max(min(spec.size, STEP_BLOCK) * np.dtype(spec.dtype).itemsize for spec in layout.specs)
+    return (1 + states) * -(-largest // ALIGNMENT) * ALIGNMENT
 
 
 class RoundKernels:
-    """Loops on one piece of a stripe; ``undo`` is the memory for a saved block."""
+    """Loops on one piece of a stripe; ``undo`` is the memory for a saved block.
 
-    def __init__(self, center: Array, totals: tuple[Array, Array], states: tuple[Array, ...], undo: Array) -> None:
-        self._center, self._totals = center, totals
-        # Arrays that a step changes.
-        self._changing = [[total, center, *states] for total in totals]
-        width = min(center.size, BLOCK)
-        size = (2 + len(states)) * width
-        self._undo = undo[: size * center.itemsize].view(center.dtype).reshape(2 + len(states), width)
-        self._aligned = all(array.flags.carray for arrays in self._changing for array in arrays)
-        self._starts = [[array.ctypes.data for array in arrays] for arrays in self._changing]
-        self._row = np.zeros(5 + len(states), np.int64)
+    ``scratch`` has 8 bytes for each element of a block.
+    """
+
+    def __init__(self, center: Array, states: tuple[Array, ...], undo: Array, scratch: Array) -> None:
+        self._center = center
+        self._changing = changing = [center, *states]  # Arrays that a step changes.
+        width = min(center.size, STEP_BLOCK)
+        self._undo = undo[: len(changing) * width * center.itemsize].view(center.dtype).reshape(len(changing), width)
+        self._sum = scratch.view(sum_dtype(center.dtype))[:width]
+        self._aligned = all(array.flags.carray for array in changing)
+        self._starts = np.array([array.ctypes.data for array in changing])
+        self._row = np.array([self._sum.ctypes.data, *self._starts, 0])
         self._address = self._row.ctypes.data
 
-    def contribute(self, x: Array, used: int) -> int | None:
-        """Write the used totals plus ``x - c`` to the unused; return the first refused element."""
-        total, sums = self._totals[used], self._totals[1 - used]
-        fused = find_fused("contribute", self._center.dtype) if self._aligned and x.flags.carray else None
+    def contribute(self, x: Array, to: Array) -> int | None:
+        """Set ``to`` to ``x - c``, or to 0 where that is not finite; return the first such element."""
+        fused = find_fused("progress", self._center.dtype) if self._aligned and x.flags.carray else None
         if fused is not None:
-            addresses = self._starts[used][1], self._starts[used][0], self._starts[1 - used][0]
-            self._row[:5] = x.__array_interface__["data"][0], *addresses, x.size
-            refused = fused(self._address, 1)
+            row = np.array([each.__array_interface__["data"][0] for each in (x, self._center, to)] + [x.size])
+            refused = fused(row.ctypes.data, 1)
             return None if refused is None else refused[1]
         first = None
         with np.errstate(all="ignore"):
             for block in blocks(x.size):
-                value = total[block] + (x[block] - self._center[block])
+                value = np.subtract(x[block], self._center[block], out=to[block])
                 finite = np.isfinite(value)
-                sums[block] = np.where(finite, value, total[block])
-                if first is None and not finite.all():
-                    first = block.start + int(np.argmin(finite))
+                if not finite.all():
+                    value[~finite] = 0
+                    first = block.start + int(np.argmin(finite)) if first is None else first
         return first
 
-    def copy(self, block: slice, used: int) -> None:
+    def copy(self, block: slice) -> None:
         """Save a block before a step."""
-        for copy, array in zip(self._undo, self._changing[used]):
+        for copy, array in zip(self._undo, self._changing):
             np.copyto(copy[: block.stop - block.start], array[block])
 
-    def put_back(self, block: slice, used: int) -> None:
+    def put_back(self, block: slice) -> None:
         """Undo a step on a block, which may be half done."""
-        for copy, array in zip(self._undo, self._changing[used]):
+        for copy, array in zip(self._undo, self._changing):
             np.copyto(array[block], copy[: block.stop - block.start])
 
-    def step(self, rule: OuterRule, block: slice, used: int, count: int, part: float) -> int | None:
-        """Make the outer step on a block and clear its totals; return the first element refused."""
+    def step(self, rule: OuterRule, block: slice, progress: Sequence[Array], count: int, part: float) -> int | None:
+        """Make the outer step on a block by the sum of ``progress``; return the first element refused."""
+        size = block.stop - block.start
+        total = self._sum[:size]
+        add_up([each[block] for each in progress], total)
         form = step_form_of(rule) if self._aligned else None
         fused = None if form is None else find_fused(form.name, self._center.dtype)
         if fused is not None:
-            starts, offset = self._starts[used], block.start * self._center.itemsize
-            self._row[: len(starts)] = [start + offset for start in starts]
-            self._row[len(starts)] = block.stop - block.start
+            self._row[-1] = size
+            np.add(self._starts, block.start * self._center.itemsize, out=self._row[1:-1])
             refused = fused(self._address, 1, count, *rule.step_args(part))
             return None if refused is None else block.start + refused[1]
-        with np.errstate(all="ignore"):
-            return self._step_numpy(rule, block, self._changing[used], count, part)
+        return self._step_numpy(rule, block, total / total.dtype.type(count), part)
 
-    @staticmethod
-    def _step_numpy(rule: OuterRule, block: slice, changing: Sequence[Array], count: int, part: float) -> int | None:
-        total, *arrays = (array[block] for array in changing)
+    def _step_numpy(self, rule: OuterRule, block: slice, mean: Array, part: float) -> int | None:
+        arrays = [array[block] for array in self._changing]
         c, *states = [array.copy() for array in arrays]
-        rule.step(total / total.dtype.type(count), c, tuple(states), part)
+        rule.step(mean.astype(c.dtype, copy=False), c, tuple(states), part)
         finite = _all_finite([c, *states])
-        total[...] = 0
         for array, copy in zip(arrays, [c, *states]):
             np.copyto(array, copy, where=finite)
         return None if finite.all() else block.start + int(np.argmin(finite))

@@ -18,7 +18,7 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Piece
 from platoon_base.rules.center import Rule
 from platoon_base.shm.segments import Segment
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = [
@@ -50,10 +50,9 @@ _NAMES = {CONTROLLER: "the controller", COURIER: "the courier"}
 # A stripe's record. ``visits``: a stripe that stays locked without a new visit is stuck.
 # The rest is of rounds. ``round``: the latest round whose step was made. ``generation``: number of
 # changes. ``met``: the latest overlapping round to which all have contributed. ``wanted``, of the
-# first stripe: the round whose center a worker waits for although its host had no part in it. For
-# each of the two totals, ``count`` and ``parts``: number of contributions and sum of their parts.
-# ``done``: elements up to which the step is made. ``copied``: elements up to which the current block
-# was saved. ``gathered``: the round whose sum over all hosts it holds, or 0.
+# first stripe: the round whose center a worker waits for although its host had no part in it.
+# ``gathered``: the latest round whose sum over all hosts has arrived. ``done``: elements up to which
+# the step is made. ``copied``: elements up to which the current block was saved.
 HOLDER = np.dtype(
     [
         ("rank", "i4"),
@@ -61,14 +60,11 @@ HOLDER = np.dtype(
         ("shifts", "u4"),
         ("round", "u4"),
         ("generation", "u4"),
-        ("in_use", "u4"),
         ("met", "u4"),
         ("wanted", "u4"),
-        ("count", "u4", (2,)),
-        ("parts", "f8", (2,)),
-        ("done", "u8", (2,)),
-        ("copied", "u8", (2,)),
-        ("gathered", "u4", (2,)),
+        ("gathered", "u4"),
+        ("done", "u8"),
+        ("copied", "u8"),
     ],
     align=True,
 )

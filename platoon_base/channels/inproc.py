@@ -14,7 +14,7 @@ from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import decode_request, encode
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S
 
 __all__ = ["InprocClient", "InprocHub"]

@@ -2,8 +2,7 @@
 
 A request is one frame, since each frame costs a microsecond or two per side: 8 bytes of an id and
 the encoded message. Its answer begins with the same id, or with zeros if the message was not
-framed. Within a host, only the user can enter the folder of the socket. Over TCP, every connection
-is encrypted and authenticated by the job's keys, in both directions.
+framed. The socket is in a folder that only its user can enter.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from typing import cast
 import zmq
 
 from platoon_base.channels.base import Received
-from platoon_base.channels.keys import Keys, ServerKeys, ZapHandler, admit_only, use_keys
 from platoon_base.coordination.messages import MAX_BYTES
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
-from platoon_base.system.awake import awake
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.system.process import awake
 from platoon_base.timeouts import LIVENESS_S, timeout
 
 __all__ = ["ZmqClient", "ZmqServer"]
@@ -32,7 +30,6 @@ _HANDOVER_TIMEOUT_S = 1e-3
 # Requests taken from the socket at once, so that child processes and timers are served too.
 _BATCH = 256
 _ID_BYTES = 8
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 def _milliseconds(seconds: float) -> int:
@@ -40,27 +37,15 @@ def _milliseconds(seconds: float) -> int:
     return max(0, math.ceil(seconds * 1e3))
 
 
-def _require_keys(address: str, keys: Keys | ServerKeys | None) -> None:
-    if keys is None and not address.startswith("ipc://"):
-        raise ConfigurationError(
-            f"got address {address!r} without keys: any process that reaches it could read and "
-            "send this job's messages. Pass the keys of platoon_base.channels.keys.new_keys(), "
-            "or an ipc:// address within this host"
-        )
-
-
 class ZmqClient:
     """The worker's end.
 
-    ``controller_alive()`` says whether waiting still makes sense. ``keys`` are needed unless the
-    address is an ``ipc://`` one. A request polls for ``spin_s`` before it sleeps: waking up takes
-    longer than a plain answer, but without a free core spinning delays the controller. Raises
-    `ConfigurationError` if the address is unusable or needs keys.
+    ``controller_alive()`` says whether waiting still makes sense. A request polls for ``spin_s``
+    before it sleeps: waking up takes longer than a plain answer, but without a free core spinning
+    delays the controller. Raises `ConfigurationError` if the address is unusable.
     """
 
-    def __init__(self, address: str, controller_alive: Callable[[], bool], keys: Keys | None = None) -> None:
-        _require_keys(address, keys)
-        self._address = address
+    def __init__(self, address: str, controller_alive: Callable[[], bool]) -> None:
         self._alive = controller_alive
         # Held for one send and one poll at most, so threads alternate; a signal handler enters
         # immediately.
@@ -75,22 +60,17 @@ class ZmqClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
-        # Without a connection, as after a refusal, or with a full one, send() would block forever.
+        # Without a connection, or with a full one, send() would block forever.
         self._socket.sndtimeo = _milliseconds(LIVENESS_S)
-        self._refusals: zmq.Socket[bytes] | None = None
         self._receive_timeout_ms = -1
         self.spin_s = 0.0
         try:
-            if keys is not None:
-                use_keys(self._socket, keys)
-                self._refusals = self._socket.get_monitor_socket(_REFUSED)
             self._socket.connect(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
-            raise ConfigurationError(f"cannot connect to {address!r} ({exc}): pass tcp://host:port") from exc
+            raise ConfigurationError(f"cannot connect to {address!r} ({exc})") from exc
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
-        """Send a request and wait for its answer; raises `ProtocolError` if keys are refused."""
         deadline = awake() + timeout_s
         request_id = next(self._ids).to_bytes(_ID_BYTES, "little")
         self._awaited[request_id] = b""
@@ -148,18 +128,10 @@ class ZmqClient:
     def _check(self, remaining_s: float, timeout_s: float) -> None:
         if self._closing:
             raise WorkerLostError("this connection was closed during the request")
-        # This is final: libzmq does not retry.
-        if self._refusals is not None and self._refusals.poll(0):
-            raise ProtocolError(
-                f"the controller at {self._address} refused this worker, which does not have the "
-                "keys of that job. Start it with `platoon launch`, or use address and keys of "
-                "the same running job"
-            )
         if remaining_s <= 0:
-            other_job = "" if self._refusals is None else ", or are these the keys of another job"
             raise CollectiveTimeoutError(
                 f"no answer from the controller within {timeout_s:g} s: is it stopped or "
-                f"overloaded{other_job}? Read its log, or pass a longer timeout_s"
+                "overloaded? Read its log, or pass a longer timeout_s"
             )
         if not self._alive():
             raise WorkerLostError("the controller of this job has ended: stop, and start the job again")
@@ -189,49 +161,35 @@ class ZmqClient:
 
 
 class ZmqServer:
-    """The controller's end; ``address`` is the bound address, with the port.
+    """The controller's end, at ``ipc://PATH``; raises `ConfigurationError` if that is unusable."""
 
-    The address to bind may be ``ipc:///path``, ``tcp://host:port``, or ``tcp://host:*`` for any
-    free port. ``keys`` are needed unless it is an ``ipc://`` one; only clients with the matching
-    keys of `new_keys` are admitted. Raises `ConfigurationError` if the address is unusable or needs
-    keys.
-    """
-
-    def __init__(self, address: str, keys: ServerKeys | None = None) -> None:
-        _require_keys(address, keys)
+    def __init__(self, address: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 200  # Milliseconds for answers to workers that are leaving.
         # A limit against memory exhaustion; the decoder answers messages over MAX_BYTES with an
         # error.
         self._socket.maxmsgsize = 16 * MAX_BYTES
-        self.zap_handler: ZapHandler | None = None
         self._poller: zmq.Poller | None = None
         self._fds: list[int] = []
         try:
-            if keys is not None:
-                self.zap_handler = admit_only(self._socket, self._context, keys)
             self._socket.bind(cast(str, os.fsencode(address)))
-        except zmq.ZMQError as exc:
+        # With a path as bytes, pyzmq raises TypeError while it words an error of the system.
+        except (zmq.ZMQError, TypeError) as exc:
+            why = zmq.strerror(zmq.zmq_errno())
             self.close()
-            raise ConfigurationError(f"cannot listen at {address!r} ({exc}): pass another address or port") from exc
-        self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
+            raise ConfigurationError(f"cannot listen at {address!r} ({why})") from exc
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        """Wait for requests until the timeout; must be called regularly to authenticate clients."""
         if self._poller is None or list(fds) != self._fds:
             self._poller, self._fds = self._new_poller(fds), list(fds)
         events = dict(self._poller.poll(_milliseconds(timeout_s)))
-        if self.zap_handler is not None and events.pop(self.zap_handler.socket, None):
-            self.zap_handler.answer()
         received = self._receive() if events.pop(self._socket, None) else []
         return received, set(events)
 
     def _new_poller(self, fds: Sequence[int]) -> zmq.Poller:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        if self.zap_handler is not None:
-            poller.register(self.zap_handler.socket, zmq.POLLIN)
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
         return poller
@@ -251,6 +209,4 @@ class ZmqServer:
 
     def close(self) -> None:
         self._socket.close()
-        if self.zap_handler is not None:
-            self.zap_handler.close()
         self._context.term()

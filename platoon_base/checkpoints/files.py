@@ -1,34 +1,24 @@
-"""Checkpoints of a job as files: atomic, checked when they are read, and plain ``.npz`` for NumPy.
-
-::
-
-    with numpy.load("checkpoint-00000007.npz") as file:
-        about = json.loads(file["about"].tobytes())   # see `About`
-        weights = file["center/0"]                     # parameter about["parameters"][0]
-
-The newest checkpoint is whole at any time: files are renamed after they are flushed to the disk.
-Arrays have the CRC-32 sums of the zip format; shapes and dtypes are compared with ``about``.
-"""
+"""Checkpoints of a job as files: atomic, checked when they are read, and plain ``.npz`` for NumPy."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import IO, Any, NamedTuple, Optional, Union
 
 import msgspec
 import numpy as np
 
-from platoon_base.checkpoints.array_files import write_arrays
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.center import Rule, settings_of
 from platoon_base.sharding import START, Position
-from platoon_base.system.regular_files import open_regular
+from platoon_base.system.own_files import create_new, open_regular
 
 __all__ = [
     "FORMAT",
@@ -41,11 +31,80 @@ __all__ = [
     "newest_in",
     "read_checkpoint",
     "require_alike",
+    "write_arrays",
 ]
 
-log = logging.getLogger(__name__)
-
 Array = np.ndarray[Any, Any]
+
+_FORCE_EVERY_BYTES = 1 << 26
+
+
+class _SteadyFile(io.FileIO):
+    """A file that is flushed at intervals, so that closing it is fast; ``count`` gets written
+    bytes.
+    """
+
+    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
+        super().__init__(path, "wb", opener=lambda name, flags: create_new(name))
+        self._count = count
+        self._unforced = 0
+
+    def write(self, data: Any) -> int:
+        written = super().write(data)
+        self._count(written)
+        self._unforced += written
+        if self._unforced >= _FORCE_EVERY_BYTES:
+            os.fdatasync(self.fileno())
+            self._unforced = 0
+        return written
+
+
+def write_arrays(
+    path: Path,
+    unfinished: str,
+    about: bytes,
+    named: Mapping[str, Array],
+    count: Callable[[int], None] = lambda size_bytes: None,
+) -> None:
+    """Write a file under a temporary name, flush it to the disk and rename it; on errors remove it.
+
+    The name has a random part: no other process can place a link there.
+    """
+    other = path.with_name(f"{unfinished}-{os.urandom(8).hex()}.npz")
+    try:
+        with io.BufferedWriter(_SteadyFile(other, count)) as file:
+            _write(file, {"about": np.frombuffer(about, dtype=np.uint8), **named})
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(other, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            other.unlink()
+        raise
+
+
+def _write(file: IO[bytes], named: Mapping[str, Array]) -> None:
+    """Write as `numpy.savez`, but without its errors from a destructor when the disk is full."""
+    import zipfile
+
+    write_array: Any = np.lib.format.write_array  # NumPy declares no types for it.
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in named.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                write_array(member, array, allow_pickle=False)
+
+
+# ::
+#
+#     with numpy.load("checkpoint-00000007.npz") as file:
+#         about = json.loads(file["about"].tobytes())   # see `About`
+#         weights = file["center/0"]                     # parameter about["parameters"][0]
+#
+# The newest checkpoint is whole at any time: files are renamed after they are flushed to the disk.
+# Arrays have the CRC-32 sums of the zip format; shapes and dtypes are compared with ``about``.
+
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 KEPT_FILES = 2  # The newest may be damaged.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -12,8 +13,7 @@ import click
 from platoon_base.compat.theano_flags import deterministic_flags
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
-from platoon_base.system.determinism import LIMITED_THREADS, threads_of
-from platoon_base.system.environment import DETERMINISTIC
+from platoon_base.system.environment import DETERMINISTIC, LIMITED_THREADS, threads_of
 from platoon_base.system.limits import available_cores
 
 __all__ = ["deterministic_environment", "deterministic_job", "deterministic_options"]
@@ -40,9 +40,9 @@ def deterministic_job(options: JobOptions) -> JobOptions:
     saved = ""
     if options.resume is not None:
         _, about = options.resume
-        options, saved = options._replace(seed=about.seed), about.threads
+        options, saved = replace(options, seed=about.seed), about.threads
     os.environ.update(deterministic_environment(os.environ, options.seed, saved))
-    return options._replace(deterministic=True, fail_fast="always")
+    return replace(options, deterministic=True, fail_fast="always")
 
 
 def deterministic_environment(base: Mapping[str, str], seed: int, saved_threads: str = "") -> dict[str, str]:
@@ -120,21 +120,12 @@ def _require_possible(values: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_order(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    if value is not None:
-        raise ConfigurationError(
-            "got --record-order or --replay-order, which were removed: with --deterministic all "
-            "runs use the same order, that of the ranks"
-        )
-
-
 _deterministic = click.option(
     "--deterministic",
     is_flag=True,
     help="Compute the same bits in each run: seeds, deterministic kernels, and access to the "
     "center in the order of the ranks. Implies --fail-fast.",
 )
-_order = click.option("--record-order", "--replay-order", hidden=True, expose_value=False, callback=_refuse_order)
 
 
 def deterministic_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,4 +140,4 @@ def deterministic_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 kwargs["center"] = "host"
         return command(*args, deterministic=deterministic, **kwargs)
 
-    return _deterministic(_order(with_determinism))
+    return _deterministic(with_determinism)

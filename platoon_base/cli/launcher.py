@@ -7,26 +7,27 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from platoon_base.checkpoints.files import About, CheckpointFolder
 from platoon_base.checkpoints.writer import Saving, Tally
 from platoon_base.cli.data_server import data_server
-from platoon_base.cli.failures import write_first_error
-from platoon_base.cli.json_file import story_written
+from platoon_base.cli.run_files import story_written
+from platoon_base.cli.worker_output import write_first_error
 from platoon_base.controller.outcome import Result
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.story import Story
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import ONE_HOST
+from platoon_base.hosts import ONE_HOST
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import JobOptions, host_job
 from platoon_base.job.starting import framework_address, log_file, worker_environment, worker_starts
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.system.environment import DETERMINISTIC, NO_FORK_SERVER
 from platoon_base.system.limits import require_room
-from platoon_base.worker_process.preload import modules_to_preload
+from platoon_base.worker_process.forkserver import modules_to_preload
 from platoon_base.worker_process.program import Program
 
 __all__ = [
@@ -111,7 +112,7 @@ def launch(
     size = world.size if world.several else len(devices)
     origin = Origin([*program.argv, *args], list(devices), str(log_folder.absolute()))
     story = Story()
-    options = options._replace(origin=origin, hosts=hosts, story=story)
+    options = replace(options, origin=origin, hosts=hosts, story=story)
     preload = preloaded(program, devices)
 
     def run(options: JobOptions) -> Result:
@@ -134,7 +135,7 @@ def launch(
     restarts, seconds, tally = 0, 0.0, Tally()
     while True:
         with contextlib.nullcontext() if hosts is None else hosts.notifying_of_failure():
-            result = run(options._replace(max_restarts=max_restarts - restarts))
+            result = run(replace(options, max_restarts=max_restarts - restarts))
         if hosts is not None:
             if result.again and hosts.lost:
                 log.error("cannot restart the workers: %s", hosts.lost)
@@ -151,7 +152,7 @@ def launch(
             return result._replace(restarts=restarts, seconds=seconds)
         log.warning("restarting all workers, restart %d of %d", restarts, max_restarts)
         newest = options.saving.folder.newest() if options.saving is not None else None
-        options = options._replace(resume=newest)
+        options = replace(options, resume=newest)
 
 
 def preloaded(program: Program, devices: Sequence[str]) -> list[str]:

@@ -9,19 +9,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from platoon_base.channels.host_link import LinkClient
 from platoon_base.cli import report
 from platoon_base.cli.data_server import data_server
-from platoon_base.cli.host_options import HostOptions
+from platoon_base.cli.launch_options import HostOptions, StartOptions
 from platoon_base.cli.launcher import choose_center, preloaded
-from platoon_base.cli.log_folder import LogFolder
-from platoon_base.cli.start_options import StartOptions
+from platoon_base.cli.run_files import LogFolder
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import require_descriptors_for
 from platoon_base.job.starting import adopt_training, worker_environment, worker_starts
 from platoon_base.links.cipher import require_cipher
+from platoon_base.links.peer import LinkClient
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable
@@ -38,8 +37,7 @@ def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signal
     def say(text: str) -> None:
         report.print_line(console, text)
 
-    if hosts.encrypted:
-        require_cipher()
+    require_cipher()
     try:
         with gather_hosts(
             hosts.endpoint_here(),
@@ -57,11 +55,10 @@ def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signal
 
 def serve_other_host(start: StartOptions, hosts: HostOptions, log_folder: Path | None, server: Sequence[str]) -> int:
     """Start and serve the workers of a host other than the first; return the exit status."""
+    require_cipher()
     problem: PlatoonError | None = None
     devices: list[str] = []
     try:
-        if hosts.encrypted:
-            require_cipher()
         devices = start.choose().devices
         choose_center("host" if start.center == "auto" else start.center, devices)
         require_descriptors_for(len(devices))

@@ -19,7 +19,7 @@ import click
 
 from platoon_base.cli import report
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
-from platoon_base.cli.log_folder import new_log_folder
+from platoon_base.cli.run_files import new_log_folder
 from platoon_base.cli.screen import Screen
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import require_devices

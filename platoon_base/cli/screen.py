@@ -17,12 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from platoon_base.cli.display import Display, is_live
-from platoon_base.cli.failures import Failures
-from platoon_base.cli.log_folder import log_file
-from platoon_base.cli.log_lines import LogLines, WorkerWarnings
-from platoon_base.cli.report import as_text
-from platoon_base.cli.stragglers import StragglerWatch
+from platoon_base.cli.report import Display, as_text, is_live
+from platoon_base.cli.run_files import log_file
+from platoon_base.cli.run_recorder import StragglerWatch
+from platoon_base.cli.worker_output import Failures, LogLines, WorkerWarnings
 from platoon_base.controller.departures import leader_of
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.system.job_paths import path_of

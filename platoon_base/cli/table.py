@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from platoon_base.cli.recent import TREND_POINTS, Recent, is_validation, sparkline
 from platoon_base.controller.outcome import Snapshot
-from platoon_base.coordination.phase import Phase
-from platoon_base.coordination.roster import Participant
+from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 
 __all__ = ["GAP", "Line", "aligned", "cut", "draw", "duration", "plain_line", "table", "workers_line"]
@@ -306,9 +305,14 @@ def _limits(recent: Recent, snapshot: Snapshot) -> list[str]:
     return found
 
 
+_AT_THE_END = ("trained", "saved")  # Values that only the final table shows.
+
+
 def _values(snapshot: Snapshot) -> list[str]:
     shown = [f"CHECKPOINTS MISSED {snapshot.missed_checkpoints}"] if snapshot.missed_checkpoints else []
     for name, value in snapshot.reported.items():
+        if name in _AT_THE_END:
+            continue
         text = f"{value:.4g}" if isinstance(value, float) else str(value)
         text = textwrap.shorten(text, _VALUE_CHARACTERS, placeholder="...")
         shown.append(f"{name} {text}")

@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from platoon_base.cli.failures import describe
+from platoon_base.cli.launch_options import StartOptions
 from platoon_base.cli.launcher import choose_center, launch
-from platoon_base.cli.log_folder import log_file
-from platoon_base.cli.log_lines import LogLines, WorkerWarnings
 from platoon_base.cli.recent import higher_is_better, is_loss, is_validation
 from platoon_base.cli.report import print_line
-from platoon_base.cli.start_options import StartOptions
+from platoon_base.cli.run_files import log_file
+from platoon_base.cli.worker_output import LogLines, WorkerWarnings, describe
 from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.coordination.budget import Budget
+from platoon_base.coordination.stopping import Budget
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import registered
 from platoon_base.job.hosting import JobOptions

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
-from platoon_base.views import require_plain
+from platoon_base.layout import require_plain
 
 __all__ = [
     "OPS", "Collective", "canonical_op", "canonical_root", "require_dtype", "require_fit",
-    "require_out", "require_timeout", "require_writable",
+    "require_out", "require_timeout", "require_writable", "result_shape",
 ]  # fmt: skip
 
 OPS = ("sum", "prod", "max", "min", "mean")
@@ -26,11 +26,12 @@ _OTHER_NAMES = {
     "+": "sum", "add": "sum", "*": "prod", "product": "prod", "mul": "prod", "maximum": "max", "minimum": "min",
     "average": "mean", "avg": "mean",
 }  # fmt: skip
+_EMPTY = np.zeros(0, np.uint8)  # The array of a barrier.
 _KNOWN_DTYPES = frozenset(np.dtype(name) for name in COLLECTIVE)
 
 
-class Collective(Protocol):
-    """A process group: ranks that combine arrays.
+class Collective:
+    """A process group: ranks that combine arrays. Back ends implement `call`.
 
     Every rank makes the same calls in the same order, with arrays of the same shape and dtype. A
     call ends within seconds if a rank that it needs has left or died, otherwise after
@@ -40,6 +41,10 @@ class Collective(Protocol):
 
     rank: int
     size: int
+
+    def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
+        """Make the call of this kind; ``out`` is ``array`` for a broadcast."""
+        raise NotImplementedError
 
     def all_reduce(
         self,
@@ -59,25 +64,36 @@ class Collective(Protocol):
         Raises `WorkerLostError` if a rank left or died, `CollectiveTimeoutError` if a rank did not
         make the call in time, and `ConfigurationError` for invalid arguments.
         """
-        ...
+        return self.call("all_reduce", array, op, 0, out, timeout_s, feedback)
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
         """Copy rank ``root``'s array into the others; all ranks must pass a writable array."""
-        ...
+        return self.call("broadcast", array, "sum", root, array, timeout_s)
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
         """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
-        ...
+        return self.call("all_gather", array, "sum", 0, out, timeout_s)
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
         """Combine as `all_reduce` does; return this rank's part: ``(size, *shape)`` becomes ``shape``."""
-        ...
+        return self.call("reduce_scatter", array, op, 0, out, timeout_s)
 
-    def barrier(self, *, timeout_s: float) -> None: ...
+    def barrier(self, *, timeout_s: float) -> None:
+        self.call("barrier", _EMPTY, "sum", 0, _EMPTY, timeout_s)
 
     def close(self) -> None:
         """Release memory and connections without waiting for others; may be called again."""
-        ...
+
+
+def result_shape(kind: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return the shape of the result of a call on an array of this shape, by ``size`` ranks."""
+    if kind == "all_gather":
+        return (size, *shape)
+    if kind != "reduce_scatter":
+        return shape
+    if shape[:1] != (size,):
+        raise ConfigurationError(f"got shape {tuple(shape)}: the first axis must be the number of ranks, {size}")
+    return shape[1:]
 
 
 def canonical_op(op: str) -> str:

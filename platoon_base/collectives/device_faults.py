@@ -21,7 +21,7 @@ import numpy as np
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.shm.liveness import Call, Liveness, stalled_text
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, SHORT_POLL_S, timeout
 
 _guard: Any = None  # The C extension, if it was built.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.errors import ConfigurationError
 
 __all__ = ["ALONE_BYTES", "FlatBuffers", "by_dtype", "pack", "unpack"]

@@ -11,7 +11,14 @@ from pygpu import gpuarray
 from pygpu.elemwise import GpuElemwise, arg
 from pygpu.gpuarray import dtype_to_typecode
 
-from platoon_base.collectives.base import canonical_op, canonical_root, require_dtype, require_fit
+from platoon_base.collectives.base import (
+    Collective,
+    canonical_op,
+    canonical_root,
+    require_dtype,
+    require_fit,
+    result_shape,
+)
 from platoon_base.collectives.nccl_group import NcclGroup
 from platoon_base.devices.pygpu_runtime import PygpuRuntime
 from platoon_base.dtypes import COLLECTIVE
@@ -24,7 +31,7 @@ _DTYPES = {dtype_to_typecode(name): name for name in COLLECTIVE}
 
 
 # pygpu's own collectives are not used: their wait for a dead rank could not be ended.
-class NcclArrays:
+class NcclArrays(Collective):
     """One rank of a group of CUDA devices; calls are queued on the stream of the context."""
 
     stays_on_device = True  # See `Advanced.stays_on_device`.
@@ -67,11 +74,7 @@ class NcclArrays:
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
         name = canonical_op(op)
-        if not array.shape or array.shape[0] != self.size:
-            raise ConfigurationError(
-                f"got shape {array.shape}: the first axis must be as long as there are ranks, {self.size}"
-            )
-        array, out = self._prepared(array, out, array.shape[1:])
+        array, out = self._prepared(array, out, result_shape("reduce_scatter", array.shape, self.size))
         if array.size:
             self._combine(self._group.reduce_scatter, array, out.size, name, out, timeout_s)
         return out

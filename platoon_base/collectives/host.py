@@ -12,12 +12,14 @@ from typing import Any, ClassVar, NoReturn, cast
 import numpy as np
 
 from platoon_base.collectives.base import (
+    Collective,
     canonical_op,
     canonical_root,
     require_dtype,
     require_out,
     require_timeout,
     require_writable,
+    result_shape,
 )
 from platoon_base.collectives.host_exchange import (
     AGAIN,
@@ -36,7 +38,6 @@ from platoon_base.collectives.host_exchange import (
     headline,
     refuse_closed,
 )
-from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
@@ -46,7 +47,7 @@ from platoon_base.errors import (
 )
 from platoon_base.shm.liveness import Liveness, stalled_text
 from platoon_base.shm.segments import HiddenName
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import timeout
 
@@ -56,13 +57,13 @@ Array = np.ndarray[Any, Any]
 
 PATIENCE_S, MAX_PATIENCE_S = 0.05, 0.2
 _HEADLINES = 1024  # Scripts repeat the same few calls.
-_EMPTY = np.zeros(0, np.uint8)
+_IN_PLACE = ("all_reduce", "barrier")
 LOCK_BYTE = 64  # The rank that writes the reason locks this byte of the segment.
 _LOCK_S = 1.0  # The holder of the lock may be suspended.
 FAILED, DIFFERED = 1, 2
 
 
-class HostCollective:
+class HostCollective(Collective):
     """One rank of a group that shares a segment: one rank calls `create`, then the others `attach`.
 
     Arrays pass through slots in pieces, so the size of the segment does not depend on them. A
@@ -125,45 +126,6 @@ class HostCollective:
             shared.unlink()
             raise
 
-    def all_reduce(
-        self,
-        array: Array,
-        op: str = "sum",
-        out: Array | None = None,
-        *,
-        timeout_s: float,
-        feedback: ErrorFeedback | None = None,
-    ) -> Array:
-        """Combine the arrays: floats in the order of the ranks, float16 in float32."""
-        return self._combine("all_reduce", op, array, out, timeout_s)
-
-    def broadcast(self, array: Array, root: int = 0, *, timeout_s: float) -> Array:
-        try:
-            header = self._headline("broadcast", "sum", canonical_root(root, self.size), array, timeout_s)
-            require_writable(array, "array")
-            plain = _plain(array)
-        except BaseException as exc:
-            self.refuse(exc)
-            raise
-        self._call(header, plain, plain, timeout_s)
-        if plain is not array and root != self.rank:
-            array[...] = plain.reshape(array.shape)
-        return array
-
-    def all_gather(self, array: Array, out: Array | None = None, *, timeout_s: float) -> Array:
-        return self._combine("all_gather", "sum", array, out, timeout_s)
-
-    def reduce_scatter(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
-        return self._combine("reduce_scatter", op, array, out, timeout_s)
-
-    def barrier(self, *, timeout_s: float) -> None:
-        try:
-            header = self._headline("barrier", "sum", 0, _EMPTY, timeout_s)
-        except BaseException as exc:
-            self.refuse(exc)
-            raise
-        self._call(header, _EMPTY, _EMPTY, timeout_s)
-
     def refuse(self, exc: BaseException) -> None:
         """Break the group because this rank does not make a call; report the reason."""
         if self.size == 1:
@@ -217,32 +179,33 @@ class HostCollective:
         if header is None:
             name = canonical_op(op)
             require_dtype(array)
-            elements = array.size
-            if kind == "reduce_scatter":
-                if not array.shape or array.shape[0] != self.size:
-                    raise ConfigurationError(
-                        f"got shape {array.shape}: the first axis must be the number of ranks, {self.size}"
-                    )
-                elements //= self.size
+            result_shape(kind, array.shape, self.size)
+            elements = array.size // (self.size if kind == "reduce_scatter" else 1)
             header = headline(kind, name, root, array, elements)
             if len(self._headlines) < _HEADLINES:
                 self._headlines[key] = header
         return header
 
-    def _combine(self, kind: str, op: str, array: Array, out: Array | None, timeout_s: float, root: int = 0) -> Array:
-        """Make a call; use a copy of ``out`` if ``out`` is not plain memory."""
+    def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
+        """Make a call, floats combined in the order of the ranks, float16 in float32.
+
+        If ``out`` is not plain memory, a copy of it is used.
+        """
         try:
+            if kind == "broadcast":
+                root = canonical_root(root, self.size)
             header = self._headline(kind, op, root, array, timeout_s)
-            shape = array.shape
-            if kind != "all_reduce":
-                shape = (self.size, *shape) if kind == "all_gather" else shape[1:]
-            if out is None:
-                result = out = np.empty(shape, array.dtype)
-            else:
-                if out is not array or kind != "all_reduce" or not array.flags.carray:
-                    require_out(out, array, shape, in_place=kind == "all_reduce")
-                result = out if out.flags.carray else np.empty(shape, array.dtype)
             plain = _plain(array)
+            if kind == "broadcast":
+                require_writable(array, "array")
+                result = plain
+            else:
+                shape = result_shape(kind, array.shape, self.size)
+                if out is None:
+                    out = np.empty(shape, array.dtype)
+                elif out is not array or kind not in _IN_PLACE or not array.flags.carray:
+                    require_out(out, array, shape, in_place=kind in _IN_PLACE)
+                result = out if out.flags.carray else np.empty(shape, array.dtype)
         except BaseException as exc:
             self.refuse(exc)
             raise

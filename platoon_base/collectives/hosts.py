@@ -14,19 +14,18 @@ from platoon_base.collectives.base import canonical_op
 from platoon_base.collectives.groups import Membership
 from platoon_base.collectives.host import GroupFailure, HostCollective
 from platoon_base.collectives.host_exchange import CHUNK_BYTES, COMPRESSED, GroupSegment
-from platoon_base.collectives.hosts_compressed import CompressedReduction, Compression, gradient_codec, is_compressible
+from platoon_base.collectives.hosts_compressed import EncodedPieces, gradient_codec, is_compressible
 from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.collectives.hosts_links import Counterpart, Links
 from platoon_base.collectives.hosts_parts import Reduction
-from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.links.cipher import require_cipher
 from platoon_base.links.handshake import Address, Listener, open_links
 from platoon_base.links.stream import Stream
 from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.segments import HiddenName
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import timeout
 
@@ -95,25 +94,17 @@ class HostsCollective(HostCollective):
             links,
         )
 
-    def all_reduce(
-        self,
-        array: Array,
-        op: str = "sum",
-        out: Array | None = None,
-        *,
-        timeout_s: float,
-        feedback: ErrorFeedback | None = None,
-    ) -> Array:
-        """Combine the arrays; with ``feedback``, compressed between hosts if that is configured."""
-        exchange = self._failure.exchange
-        if feedback is None or self._codec is None or exchange is None or not isinstance(array, np.ndarray):
-            return super().all_reduce(array, op, out, timeout_s=timeout_s)
-        if not is_compressible(array.dtype, op):
-            return super().all_reduce(array, op, out, timeout_s=timeout_s)
+    def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
+        """Make a call; an all-reduce with ``feedback`` is compressed if that is configured."""
+        exchange, codec = self._failure.exchange, self._codec
+        if feedback is None or codec is None or exchange is None or not isinstance(array, np.ndarray):
+            return super().call(kind, array, op, root, out, timeout_s)
+        if kind != "all_reduce" or not is_compressible(array.dtype, op):
+            return super().call(kind, array, op, root, out, timeout_s)
         key = self._token, canonical_op(op), array.dtype.name, array.shape
-        exchange.reduction = functools.partial(CompressedReduction, Compression(self._codec, feedback, key))
+        exchange.reduction = functools.partial(Reduction, pieces=functools.partial(EncodedPieces, codec, feedback, key))
         try:
-            return self._combine("all_reduce", op, array, out, timeout_s, COMPRESSED)
+            return super().call(kind, array, op, COMPRESSED, out, timeout_s)
         finally:
             exchange.reduction = Reduction
 

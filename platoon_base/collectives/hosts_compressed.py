@@ -15,20 +15,19 @@ All hosts have the same bits. Seide et al. 2014; Tang et al. 2021 (arXiv 2102.02
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from platoon_base.collectives.base import canonical_op
-from platoon_base.collectives.hosts_links import RESULT, SHARE, Links, as_bytes
-from platoon_base.collectives.hosts_parts import Chunks, Reduction, combined, silent
-from platoon_base.compression.codecs import Codec, TopK, codec_of
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.collectives.hosts_links import RESULT, SHARE
+from platoon_base.collectives.hosts_parts import Combine, PlainPieces, silent
+from platoon_base.compression.codecs import Codec, ErrorFeedback, TopK, codec_of
 from platoon_base.compression.packing import decode_and_keep
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 
-__all__ = ["CompressedReduction", "Compression", "gradient_codec", "is_compressible"]
+__all__ = ["EncodedPieces", "gradient_codec", "is_compressible"]
 
 Array = np.ndarray[Any, Any]
 
@@ -48,125 +47,63 @@ def is_compressible(dtype: Any, op: str) -> bool:
         return False
 
 
-class Compression(NamedTuple):
-    """How the data of one call are compressed; ``key`` identifies the residual in ``feedback``."""
+class EncodedPieces(PlainPieces):
+    """Pieces that are encoded, with the errors of earlier calls; ``key`` identifies these."""
 
-    codec: Codec
-    feedback: ErrorFeedback
-    key: Any
-
-
-class _Records:
-    """The layout of the pieces of parts of chunks, as elements and as encoded records."""
-
-    def __init__(self, codec: Codec, piece: int, widths: list[int]) -> None:
-        self._codec, self._piece, self._widths = codec, piece, widths
-        self.stride = -(-codec.nbytes(piece) // 8) * 8  # Bytes between the starts of records.
-        self.counts = [-(-width // piece) for width in widths]
-        self.part_bytes = [
-            sum(self.nbytes(chunk, number) for number in range(count)) for chunk, count in enumerate(self.counts)
-        ]
-
-    def at(self, chunk: int, number: int) -> slice:
-        return slice(number * self._piece, min((number + 1) * self._piece, self._widths[chunk]))
-
-    def nbytes(self, chunk: int, number: int) -> int:
-        at = self.at(chunk, number)
-        return self._codec.nbytes(at.stop - at.start)
-
-    def room(self, hosts: int, depth: int) -> Array:
-        """Return memory for records of shares and results, by chunk in flight and host."""
-        return np.empty((2, min(depth, len(self._widths)), hosts, max(self.counts) * self.stride), np.uint8)
-
-    def data(self, memory: Array, kind: int, chunk: int, host: int, number: int) -> Array:
-        row: Array = memory[int(kind == RESULT), chunk % memory.shape[1], host]
-        return row[number * self.stride :][: self.nbytes(chunk, number)]
-
-
-class CompressedReduction(Reduction):
-    """A `Reduction` with encoded data, record by record; ``dtype`` is float32 or float64."""
+    encodes = True
 
     def __init__(
-        self,
-        compression: Compression,
-        links: Links,
-        host: int,
-        hosts: int,
-        size: int,
-        op: str,
-        dtype: Any,
-        chunks: Chunks,
-    ) -> None:
-        super().__init__(links, host, hosts, size, op, dtype, chunks)
-        codec = self._codec = compression.codec
-        self._starts = np.cumsum([0, *(width * hosts for width in self._widths)]).tolist()
-        self._residual = compression.feedback.residual(compression.key, self._starts[-1], dtype)
-        self._records = _Records(codec, self._piece, self._widths)
-        self._sent, self._received = (self._records.room(hosts, self._depth) for _ in range(2))
-        self._decoded = np.empty((hosts + 1, self._piece), dtype)
-        self._whole = 2 * sum(self._records.part_bytes)
+        self, codec: Codec, feedback: ErrorFeedback, key: Any,
+        piece: int, widths: list[int], hosts: int, depth: int, dtype: Any,
+    ) -> None:  # fmt: skip
+        self._codec = codec
+        super().__init__(piece, widths, 0, depth, dtype)
+        self.stride = -(-codec.nbytes(piece) // 8) * 8
+        self._starts = np.cumsum([0, *(width * hosts for width in widths)]).tolist()
+        self._residual = feedback.residual(key, self._starts[-1], dtype)
+        # Sent and received shares and results, by chunk in flight and host.
+        rows = min(depth, len(widths)), hosts, max(map(self.count, range(len(widths)))) * self.stride
+        self._sent, self._received = (np.empty((2, *rows), np.uint8) for _ in range(2))
+        self._decoded = np.empty((hosts + 1, piece), dtype)
 
-    def _kept(self, chunk: int, host: int, at: slice) -> Array:
+    def nbytes(self, elements: int) -> int:
+        return self._codec.nbytes(elements)
+
+    def _record(self, memory: Array, kind: int, chunk: int, number: int, host: int) -> Array:
+        at, row = self.at(chunk, number), memory[int(kind == RESULT), chunk % memory.shape[1], host]
+        record: Array = row[number * self.stride :][: self.nbytes(at.stop - at.start)]
+        return record
+
+    def _encode(self, kind: int, chunk: int, number: int, host: int, values: Array, out: Array) -> Array:
+        """Encode values with the error that is kept for a host; ``out`` gets what others decode."""
+        at, record = self.at(chunk, number), self._record(self._sent, kind, chunk, number, host)
         start = self._starts[chunk] + host * self._widths[chunk]
-        return self._residual[start + at.start : start + at.stop]
-
-    def _encode(self, values: Array, data: Array, out: Array, kept: Array) -> None:
+        kept = self._residual[start + at.start : start + at.stop]
         with silent():
             values = values + kept
-            self._codec.encode(values, data)
-            decode_and_keep(self._codec, data, values, out, kept)
+            self._codec.encode(values, record)
+            decode_and_keep(self._codec, record, values, out, kept)
+        return record
 
-    def begin(self, chunk: int, source: Array, target: Array) -> None:
-        self.expect(chunk, target)
-        self._chunks[chunk].bytes_left = self._records.part_bytes[chunk] * (self._hosts - 1)
-        width = self._widths[chunk]
-        for link in self._links.all:
-            self.send_share(chunk, link.to.host, source[link.to.host * width :][:width])
-        self.own(chunk, source[self._host * width :][:width])
+    def share(self, chunk: int, number: int, host: int, values: Array) -> Array:
+        return self._encode(SHARE, chunk, number, host, values, self._decoded[0, : len(values)])
 
-    def send_share(self, chunk: int, host: int, share: Array) -> None:
-        (link,) = (link for link in self._links.all if link.to.host == host)
-        for piece in range(self._pieces[chunk]):
-            at, data = self._records.at(chunk, piece), self._records.data(self._sent, SHARE, chunk, host, piece)
-            self._encode(share[at], data, self._decoded[0, : at.stop - at.start], self._kept(chunk, host, at))
-            self._links.post(link, SHARE, chunk, piece * self._records.stride, as_bytes(data), len(data))
-            self._links.pump()
+    def place(self, kind: int, chunk: int, number: int, host: int, target: Array | None) -> Array:
+        return self._record(self._received, kind, chunk, number, host)
 
-    def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
-        piece = offset // self._records.stride
-        if chunk >= len(self._widths) or offset % self._records.stride or piece >= self._pieces[chunk]:
-            return None
-        data = self._records.data(self._received, kind, chunk, host, piece)
-        before = chunk - self._depth
-        late = before >= 0 and self._combined[before] < self._pieces[before]
-        if length != len(data) or (chunk not in self._targets if kind == RESULT else late):
-            return None
-        return as_bytes(data)
+    def shares(self, chunk: int, number: int, own: int, share: Array) -> list[Array]:
+        shares = [*self._decoded[:-1, : len(share)]]
+        for host, decoded in enumerate(shares):
+            if host != own:
+                self._codec.decode(self._record(self._received, SHARE, chunk, number, host), decoded)
+        shares[own] = share
+        return shares
 
-    def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
-        piece = offset // self._records.stride
-        if kind == RESULT:
-            self._reach[host] += length
-            state, at = self._chunks[chunk], self._records.at(chunk, piece)
-            out = state.target[host * state.width :][at]
-            self._codec.decode(self._records.data(self._received, RESULT, chunk, host, piece), out)
-            state.bytes_left -= length
-        else:
-            super().done(host, kind, chunk, piece * self._piece * self._item, length)
+    def result(self, chunk: int, number: int, host: int, shares: list[Array], out: Array, combine: Combine) -> Array:
+        total = self._decoded[-1, : len(out)]
+        combine(shares, total)
+        return self._encode(RESULT, chunk, number, host, total, out)
 
-    def _combine(self, chunk: int, piece: int) -> None:
-        state, at = self._chunks[chunk], self._records.at(chunk, piece)
-        *shares, total = self._decoded[:, : at.stop - at.start]
-        for link in self._links.all:
-            host = link.to.host
-            self._codec.decode(self._records.data(self._received, SHARE, chunk, host, piece), shares[host])
-        shares[self._host] = state.share[at]  # type: ignore[index]
-        combined(self._op, shares, self._host, self._size, total)
-        data = self._records.data(self._sent, RESULT, chunk, self._host, piece)
-        self._encode(total, data, state.target[self._host * state.width :][at], self._kept(chunk, self._host, at))
-        self._combined[chunk] += 1
-        state.left -= 1
-        for link in self._links.all:
-            self._links.post(link, RESULT, chunk, piece * self._records.stride, as_bytes(data), len(data))
-        if state.left == 0:
-            state.marks = [link.stream.posted for link in self._links.all]
+    def take(self, chunk: int, number: int, host: int, target: Array) -> None:
+        out = target[host * self._widths[chunk] :][self.at(chunk, number)]
+        self._codec.decode(self._record(self._received, RESULT, chunk, number, host), out)

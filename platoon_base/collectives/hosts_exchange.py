@@ -27,7 +27,7 @@ from platoon_base.collectives.hosts_parts import (
     chunk_bounds,
     is_wide,
 )
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 __all__ = ["HostsExchange"]
 
@@ -367,7 +367,7 @@ class HostsExchange:
         """Combine the parts of the ranks of each host, each part by the lane of its rank."""
         inner = "sum" if op == "mean" else op
         links = self._links
-        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, Chunks([each], 1), False)
+        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, Chunks([each], 1, False))
         reduction.expect(0, out)
         yield from self._inside("barrier", "sum", NO_BYTES, NO_BYTES)
         links.work = reduction

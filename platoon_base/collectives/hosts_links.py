@@ -11,7 +11,7 @@ import numpy as np
 
 from platoon_base.collectives.host_exchange import describe
 from platoon_base.links.stream import BrokenStreamError, Stream
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["RESULT", "SHARE", "Counterpart", "Link", "Links", "Work", "as_bytes"]

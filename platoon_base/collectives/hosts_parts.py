@@ -12,19 +12,21 @@ which is the minimum, in two steps for any number of hosts. Chunks do not wait f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
-from platoon_base.collectives.hosts_links import RESULT, SHARE, Links, as_bytes
+from platoon_base.collectives.hosts_links import RESULT, SHARE, Link, Links, as_bytes
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES
 
 __all__ = [
     "CHUNK_BYTES",
     "ChunkedAllGather",
     "Chunks",
+    "Combine",
+    "PlainPieces",
     "Reduction",
     "ReductionScratch",
     "chunk_bounds",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
+Combine = Callable[[list[Array], Array], None]
 
 _LINE = 64  # Bytes of alignment.
 _KEPT = 64
@@ -151,10 +154,68 @@ class Chunks(NamedTuple):
 
     widths: list[int]
     depth: int
+    with_results: bool = True  # If False, no host gets the parts of others.
+
+
+class PlainPieces:
+    """Pieces of parts that are sent as they are; see `Reduction`."""
+
+    encodes = False
+
+    def __init__(self, piece: int, widths: list[int], hosts: int, depth: int, dtype: Any) -> None:
+        self._piece, self._widths, self._item = piece, widths, dtype.itemsize
+        self.stride = self.nbytes(piece)  # Bytes between the starts of records.
+        # Received shares, for each chunk in flight and each host.
+        self._shares: Array = np.empty((min(depth, len(widths)), hosts, max(widths)), dtype)
+
+    def at(self, chunk: int, number: int) -> slice:
+        """Return the elements of a piece of a part."""
+        return slice(number * self._piece, min((number + 1) * self._piece, self._widths[chunk]))
+
+    def nbytes(self, elements: int) -> int:
+        """Return the size of the record of so many elements."""
+        return elements * int(self._item)
+
+    def count(self, chunk: int) -> int:
+        return -(-self._widths[chunk] // self._piece)
+
+    def part_bytes(self, chunk: int) -> int:
+        """Return the size of all records of a part."""
+        rests = (self.at(chunk, number) for number in range(self.count(chunk)))
+        return sum(self.nbytes(at.stop - at.start) for at in rests)
+
+    def share(self, chunk: int, number: int, host: int, values: Array) -> Array:
+        """Return the record of a piece for the host that combines it."""
+        return values
+
+    def place(self, kind: int, chunk: int, number: int, host: int, target: Array | None) -> Array:
+        """Return the memory for the record from a host; ``target`` is for the part's results."""
+        at = self.at(chunk, number)
+        if kind == RESULT and target is not None:
+            return target[host * self._widths[chunk] :][at]
+        row: Array = self._shares[chunk % len(self._shares), host, at]
+        return row
+
+    def shares(self, chunk: int, number: int, own: int, share: Array) -> list[Array]:
+        """Return the pieces of all hosts, to be combined in their order."""
+        shares = [*self._shares[chunk % len(self._shares), :, self.at(chunk, number)]]
+        shares[own] = share
+        return shares
+
+    def result(self, chunk: int, number: int, host: int, shares: list[Array], out: Array, combine: Combine) -> Array:
+        """Combine pieces into ``out`` and return the record of the result."""
+        combine(shares, out)
+        return out
+
+    def take(self, chunk: int, number: int, host: int, target: Array) -> None:
+        """Do nothing: the result of another host has been received in its place."""
 
 
 class Reduction:
-    """Combines arrays over hosts after the ranks of each host have combined theirs; a `Work`."""
+    """Combines arrays over hosts after the ranks of each host have combined theirs; a `Work`.
+
+    ``pieces`` makes the form of the pieces that are sent, `PlainPieces` by default.
+    """
 
     def __init__(
         self,
@@ -165,25 +226,17 @@ class Reduction:
         op: str,
         dtype: Any,
         chunks: Chunks,
-        results: bool = True,
+        pieces: Callable[..., PlainPieces] = PlainPieces,
     ) -> None:
         self._links, self._host, self._hosts, self._size, self._op = links, host, hosts, size, op
-        self._dtype, self._item = dtype, dtype.itemsize
-        widths, depth = self._widths, self._depth = chunks
-        self._results = results
-        self._piece = _piece_of(widths[0], self._item)  # Elements per record.
-        self._pieces = [-(-width // self._piece) for width in widths]
-        room = max(widths)
-        # Received shares, for each chunk in flight and each other host.
-        self._shares: Array = np.empty((min(depth, len(widths)), hosts, room), dtype)
-        self._bytes = as_bytes(self._shares)
-        self._arrived = [np.zeros(count, np.int32) for count in self._pieces]
+        widths, depth, results = self._widths, self._depth, self._results = chunks
+        self._pieces = pieces(_piece_of(widths[0], dtype.itemsize), widths, hosts, depth, dtype)
+        self._arrived = [np.zeros(self._pieces.count(chunk), np.int32) for chunk in range(len(widths))]
         self._chunks: dict[int, _Chunk] = {}
-        self._targets: dict[int, memoryview] = {}
         self._combined = [0] * len(widths)  # Number of combined pieces per chunk.
         self._reach = {link.to.host: 0 for link in links.all}  # Bytes received from each host.
-        others = sum(widths) * self._item
-        self._whole = others * 2 if results else others
+        self._part_bytes = [self._pieces.part_bytes(chunk) for chunk in range(len(widths))]
+        self._whole = sum(self._part_bytes) * (2 if results else 1)
 
     def owes(self, host: int) -> bool:
         return bool(self._reach[host] < self._whole)
@@ -198,68 +251,68 @@ class Reduction:
 
     def expect(self, chunk: int, target: Array) -> None:
         """Set the memory for the results of a chunk."""
-        width = self._widths[chunk]
-        results_bytes = width * self._item * (self._hosts - 1) if self._results else 0
-        self._chunks[chunk] = _Chunk(target, width, self._pieces[chunk], results_bytes)
-        self._targets[chunk] = as_bytes(target)
+        results_bytes = self._part_bytes[chunk] * (self._hosts - 1) if self._results else 0
+        self._chunks[chunk] = _Chunk(target, self._widths[chunk], len(self._arrived[chunk]), results_bytes)
 
     def send_share(self, chunk: int, host: int, share: Array) -> None:
-        for link in self._links.all:
-            if link.to.host == host:
-                self._links.post(link, SHARE, chunk, 0, as_bytes(share), self._piece * self._item)
+        (link,) = (link for link in self._links.all if link.to.host == host)
+        for number in range(len(self._arrived[chunk])):
+            record = self._pieces.share(chunk, number, host, share[self._pieces.at(chunk, number)])
+            self._post([link], SHARE, chunk, number, record)
+            if self._pieces.encodes:  # Send while the next piece is encoded.
+                self._links.pump()
+
+    def _post(self, links: list[Link], kind: int, chunk: int, number: int, record: Array) -> None:
+        data = as_bytes(record)
+        for link in links:
+            self._links.post(link, kind, chunk, number * self._pieces.stride, data, len(data))
 
     def own(self, chunk: int, share: Array) -> None:
         """Set this host's own share, and combine the pieces that have already arrived."""
         self._chunks[chunk].share = share
-        for piece in np.flatnonzero(self._arrived[chunk] == self._hosts - 1):
-            self._combine(chunk, int(piece))
+        for number in np.flatnonzero(self._arrived[chunk] == self._hosts - 1):
+            self._combine(chunk, int(number))
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
-        if chunk >= len(self._widths) or offset % self._item or length % self._item:
+        number, rest = divmod(offset, self._pieces.stride)
+        if chunk >= len(self._widths) or rest or number >= len(self._arrived[chunk]):
             return None
-        width_bytes = self._widths[chunk] * self._item
-        if offset + length > width_bytes:
-            return None
+        state, before = self._chunks.get(chunk), chunk - self._depth
         if kind == RESULT:
-            target = self._targets.get(chunk)
-            if target is None or not self._results:
+            if state is None or not self._results:
                 return None
-            return target[host * width_bytes + offset :][:length]
-        before = chunk - self._depth
-        if before >= 0 and self._combined[before] < self._pieces[before]:
+        elif before >= 0 and self._combined[before] < len(self._arrived[before]):
             return None
-        if offset % (self._piece * self._item) or not length:
-            return None
-        row = chunk % len(self._shares) * self._hosts + host
-        return self._bytes[row * self._shares.shape[2] * self._item + offset :][:length]
+        place = as_bytes(self._pieces.place(kind, chunk, number, host, None if state is None else state.target))
+        return place if len(place) == length else None
 
     def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
         self._reach[host] += length
+        number, state = offset // self._pieces.stride, self._chunks.get(chunk)
         if kind == RESULT:
-            self._chunks[chunk].bytes_left -= length
+            if state is not None:
+                self._pieces.take(chunk, number, host, state.target)
+                state.bytes_left -= length
             return
-        piece = offset // (self._piece * self._item)
-        self._arrived[chunk][piece] += 1
-        state = self._chunks.get(chunk)
-        if self._arrived[chunk][piece] == self._hosts - 1 and state is not None and state.share is not None:
-            self._combine(chunk, piece)
+        self._arrived[chunk][number] += 1
+        if self._arrived[chunk][number] == self._hosts - 1 and state is not None and state.share is not None:
+            self._combine(chunk, number)
 
-    def _combine(self, chunk: int, piece: int) -> None:
-        state = self._chunks[chunk]
-        at = slice(piece * self._piece, min((piece + 1) * self._piece, state.width))
-        shares = [*self._shares[chunk % len(self._shares), :, at]]
-        shares[self._host] = cast(Array, state.share)[at]
+    def _combine(self, chunk: int, number: int) -> None:
+        state, at = self._chunks[chunk], self._pieces.at(chunk, number)
+        shares = self._pieces.shares(chunk, number, self._host, cast(Array, state.share)[at])
         start = self._host * state.width if self._results else 0
         out = state.target[start + at.start : start + at.stop]
-        combined(self._op, shares, self._host, self._size, out)
+        record = self._pieces.result(chunk, number, self._host, shares, out, self._combine_arrays)
         self._combined[chunk] += 1
         state.left -= 1
         if self._results:
-            for link in self._links.all:
-                start_bytes = at.start * self._item
-                self._links.post(link, RESULT, chunk, start_bytes, as_bytes(out), out.nbytes)
+            self._post(self._links.all, RESULT, chunk, number, record)
         if state.left == 0:
             state.marks = [link.stream.posted for link in self._links.all]
+
+    def _combine_arrays(self, shares: list[Array], out: Array) -> None:
+        combined(self._op, shares, self._host, self._size, out)
 
     def ended(self, chunk: int) -> bool:
         """Return whether a chunk is complete here and all data for other hosts are sent."""
@@ -269,7 +322,7 @@ class Reduction:
         return all(link.stream.sent >= mark for link, mark in zip(self._links.all, state.marks))
 
     def forget(self, chunk: int) -> None:
-        del self._chunks[chunk], self._targets[chunk]
+        del self._chunks[chunk]
 
 
 class ChunkedAllGather:

@@ -17,6 +17,7 @@ from platoon_base.collectives.base import (
     require_out,
     require_timeout,
     require_writable,
+    result_shape,
 )
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign
@@ -24,38 +25,21 @@ from platoon_base.parameters import assign
 __all__ = ["LocalCollective", "LocalFactory"]
 
 
-class LocalCollective:
+class LocalCollective(Collective):
     """A group of one rank, for ndarrays and arrays with ``copy``, ``reshape``, item assignment."""
 
     rank, size = 0, 1
 
-    def all_reduce(
-        self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0, feedback: Any = None
-    ) -> Any:
-        _check(array, timeout_s, op)
-        return _copied(array, array.shape, out, in_place=True)
-
-    def broadcast(self, array: Any, root: int = 0, *, timeout_s: float = 0.0) -> Any:
-        _check(array, timeout_s)
+    def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
+        require_timeout(timeout_s)
+        canonical_op(op)
+        require_dtype(array)
+        shape = result_shape(kind, array.shape, 1)
+        if kind != "broadcast":
+            return _copied(array, shape, out, in_place=kind in ("all_reduce", "barrier"))
         canonical_root(root, 1)
         require_writable(array, "array")
         return array
-
-    def all_gather(self, array: Any, out: Any = None, *, timeout_s: float = 0.0) -> Any:
-        _check(array, timeout_s)
-        return _copied(array, (1, *array.shape), out)
-
-    def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0) -> Any:
-        _check(array, timeout_s, op)
-        if not array.shape or array.shape[0] != 1:
-            raise ConfigurationError(f"got shape {array.shape}: the first axis must be the number of ranks, 1")
-        return _copied(array, array.shape[1:], out)
-
-    def barrier(self, *, timeout_s: float = 0.0) -> None:
-        require_timeout(timeout_s)
-
-    def close(self) -> None:
-        """Do nothing: the group has no memory of its own."""
 
 
 class LocalFactory:
@@ -77,13 +61,7 @@ class LocalFactory:
         """Return None: there is no other rank."""
 
 
-def _check(array: Any, timeout_s: float, op: str = "sum") -> None:
-    require_timeout(timeout_s)
-    canonical_op(op)
-    require_dtype(array)
-
-
-def _copied(array: Any, shape: tuple[int, ...], out: Any, in_place: bool = False) -> Any:
+def _copied(array: Any, shape: tuple[int, ...], out: Any, in_place: bool) -> Any:
     if out is None:
         return (np.array(array, order="C") if isinstance(array, np.ndarray) else array.copy()).reshape(shape)
     if isinstance(array, np.ndarray):

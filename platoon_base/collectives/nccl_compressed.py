@@ -13,12 +13,11 @@ import threading
 from typing import Any, NamedTuple
 
 from platoon_base.collectives.hosts_exchange import SMALL_BYTES
-from platoon_base.compression.codecs import Codec
+from platoon_base.compression.codecs import Codec, ErrorFeedback
 from platoon_base.compression.device_source import KERNELS, block_of, kernels_source
-from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.devices.nccl import Communicator, Transfer
 from platoon_base.devices.runtime import DeviceBuffer, DeviceRuntime
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 
 __all__ = ["NcclCompression"]
 

@@ -16,12 +16,12 @@ from platoon_base.devices.nccl import OP_CODES, Communicator, Transfer
 from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.shm.liveness import Liveness, sign
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.nccl_compressed import NcclCompression
-    from platoon_base.compression.feedback import ErrorFeedback
+    from platoon_base.compression.codecs import ErrorFeedback
 
 __all__ = ["NcclGroup"]
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.collectives.base import Collective, require_dtype, require_fit
+from platoon_base.collectives.base import Collective, require_dtype, require_fit, result_shape
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign
 
 __all__ = ["StagedCollective"]
 
 
-class StagedCollective:
+class StagedCollective(Collective):
     """Copies device arrays to the host, combines them there, and copies the result back.
 
     A device array has ``shape``, ``dtype``, ``flags``, ``np.asarray(a)``, and ``a.write(ndarray)``
@@ -29,42 +29,15 @@ class StagedCollective:
         self._host = host
         self._empty = _empty if empty is None else empty
 
-    def all_reduce(
-        self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float, feedback: Any = None
-    ) -> Any:
+    def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
         if isinstance(array, np.ndarray):
-            return self._host.all_reduce(array, op, out, timeout_s=timeout_s, feedback=feedback)
+            return self._host.call(kind, array, op, root, out, timeout_s, feedback)
         with self._refusing():
-            out = self._target(array, 0, out)
+            out = array if kind == "broadcast" else self._target(kind, array, out)
             staged = _fetch(array)
-        return _store(out, self._host.all_reduce(staged, op, staged, timeout_s=timeout_s, feedback=feedback))
-
-    def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
-        if isinstance(array, np.ndarray):
-            return self._host.broadcast(array, root, timeout_s=timeout_s)
-        with self._refusing():
-            staged = _fetch(array)
-        self._host.broadcast(staged, root, timeout_s=timeout_s)
-        return array if root == self.rank else _store(array, staged)
-
-    def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
-        if isinstance(array, np.ndarray):
-            return self._host.all_gather(array, out, timeout_s=timeout_s)
-        with self._refusing():
-            out = self._target(array, 1, out)
-            staged = _fetch(array)
-        return _store(out, self._host.all_gather(staged, timeout_s=timeout_s))
-
-    def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
-        if isinstance(array, np.ndarray):
-            return self._host.reduce_scatter(array, op, out, timeout_s=timeout_s)
-        with self._refusing():
-            out = self._target(array, -1, out)
-            staged = _fetch(array)
-        return _store(out, self._host.reduce_scatter(staged, op, timeout_s=timeout_s))
-
-    def barrier(self, *, timeout_s: float) -> None:
-        self._host.barrier(timeout_s=timeout_s)
+        in_place = staged if kind in ("all_reduce", "broadcast") else None
+        result = self._host.call(kind, staged, op, root, in_place, timeout_s, feedback)
+        return array if kind == "broadcast" and root == self.rank else _store(out, result)
 
     def close(self) -> None:
         self._host.close()
@@ -79,13 +52,10 @@ class StagedCollective:
                 self._host.refuse(exc)
             raise
 
-    def _target(self, array: Any, more: int, out: Any) -> Any:
-        """Check and return ``out``, or return a new array; it has ``more`` extra dimensions."""
+    def _target(self, kind: str, array: Any, out: Any) -> Any:
+        """Check and return ``out``, or return a new array."""
         require_dtype(array)
-        shape = tuple(array.shape)
-        if more < 0 and shape[:1] != (self.size,):
-            raise ConfigurationError(f"got shape {shape}: the first axis must be the number of ranks, {self.size}")
-        shape = {-1: shape[1:], 0: shape, 1: (self.size, *shape)}[more]
+        shape = result_shape(kind, tuple(array.shape), self.size)
         if out is None:
             return self._empty(array, shape)
         if isinstance(out, np.ndarray):

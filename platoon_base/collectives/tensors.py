@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from platoon_base.collectives.base import Collective, canonical_op, canonical_root
+from platoon_base.collectives.base import Collective, canonical_op, canonical_root, result_shape
 from platoon_base.collectives.nccl_group import NcclGroup
 from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import ConfigurationError
@@ -34,7 +34,7 @@ class _DType(NamedTuple):
 _DTYPES = {getattr(torch, name): _DType(name, not getattr(torch, name).is_floating_point) for name in NCCL_CODES}
 
 
-class NcclTensors:
+class NcclTensors(Collective):
     """One rank of a group of CUDA devices; calls are queued on torch's current stream."""
 
     stays_on_device = True  # See `Advanced.stays_on_device`.
@@ -75,8 +75,7 @@ class NcclTensors:
 
     def reduce_scatter(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
         name = canonical_op(op)
-        _require_rows(array, self.size)
-        array, out, dtype = self._prepared(array, out, tuple(array.shape[1:]))
+        array, out, dtype = self._prepared(array, out, result_shape("reduce_scatter", tuple(array.shape), self.size))
         if array.numel():
             self._group.reduce_scatter(
                 array.data_ptr(), out.data_ptr(), out.numel(), dtype.name, dtype.op(name), self._stream(), timeout_s
@@ -110,7 +109,7 @@ class NcclTensors:
             out.detach().div_(self.size, rounding_mode="trunc")
 
 
-class HostTensors:
+class HostTensors(Collective):
     """Combines tensors as ndarrays, copied from the device and back; ``host`` is borrowed."""
 
     def __init__(self, host: Collective) -> None:
@@ -119,12 +118,18 @@ class HostTensors:
         # Allocating page-locked memory takes longer than both copies, so it is cached.
         self._staged: dict[tuple[Any, ...], _Staged] = {}
 
-    def all_reduce(
-        self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float, feedback: Any = None
-    ) -> Tensor:
-        if out is not array or not array.is_cuda:
-            result = self._host.all_reduce(_fetched(array), op, timeout_s=timeout_s, feedback=feedback)
-            return _stored(out, result, array)
+    def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
+        if kind == "barrier":
+            return self._host.barrier(timeout_s=timeout_s)
+        if kind == "all_reduce" and out is array and array.is_cuda:
+            return self._all_reduce_in_place(array, op, timeout_s, feedback)
+        result_shape(kind, tuple(array.shape), self.size)
+        fetched = _fetched(array)
+        staged = np.array(fetched, order="C") if kind == "broadcast" else None
+        result = self._host.call(kind, fetched if staged is None else staged, op, root, staged, timeout_s, feedback)
+        return _stored(out, result, array)
+
+    def _all_reduce_in_place(self, array: Tensor, op: str, timeout_s: float, feedback: Any) -> Tensor:
         _require_on_host(array)
         key = array.device, array.shape, array.dtype
         staged = self._staged.pop(key, None) or _Staged(array)
@@ -135,20 +140,6 @@ class HostTensors:
         self._host.all_reduce(values, op, values, timeout_s=timeout_s, feedback=feedback)
         staged.store(array)
         return array
-
-    def broadcast(self, array: Tensor, root: int = 0, *, timeout_s: float) -> Tensor:
-        staged = np.array(_fetched(array), order="C")
-        return _stored(array, self._host.broadcast(staged, root, timeout_s=timeout_s), array)
-
-    def all_gather(self, array: Tensor, out: Tensor = None, *, timeout_s: float) -> Tensor:
-        return _stored(out, self._host.all_gather(_fetched(array), timeout_s=timeout_s), array)
-
-    def reduce_scatter(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
-        _require_rows(array, self.size)
-        return _stored(out, self._host.reduce_scatter(_fetched(array), op, timeout_s=timeout_s), array)
-
-    def barrier(self, *, timeout_s: float) -> None:
-        self._host.barrier(timeout_s=timeout_s)
 
     def close(self) -> None:
         """Do nothing: the host's group is borrowed."""
@@ -184,13 +175,6 @@ def _require_dtype(array: Tensor) -> _DType:
     if dtype is None:
         raise ConfigurationError(f"got a tensor of dtype {array.dtype}: collectives take {', '.join(NCCL_CODES)}")
     return dtype
-
-
-def _require_rows(array: Tensor, size: int) -> None:
-    if not array.shape or array.shape[0] != size:
-        raise ConfigurationError(
-            f"got shape {tuple(array.shape)}: the first axis must be as long as there are ranks, {size}"
-        )
 
 
 def _require_fit(out: Tensor, shape: tuple[int, ...], array: Tensor) -> None:

@@ -18,7 +18,7 @@ from platoon_base.compat import theano as theano_repairs
 from platoon_base.compat.theano_flags import completed_flags, flags_with_blas
 from platoon_base.frameworks.registered import registered
 from platoon_base.system.environment import DEVICE
-from platoon_base.system.import_hook import AfterImport
+from platoon_base.system.imports import AfterImport
 
 __all__ = ["apply"]
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from platoon_base.compression.codecs import CHUNK, Codec
 from platoon_base.dtypes import sum_dtype
-from platoon_base.layout import ALIGNMENT, Layout
-from platoon_base.views import array_on
+from platoon_base.layout import ALIGNMENT, Layout, array_on
 
 __all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
 

@@ -1,33 +1,186 @@
-"""The controller's loop: passes requests, process ends, timers and signals to the coordinator."""
+"""The controller: passes requests, process ends, timers and signals to the coordinator, and reports."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import math
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import ControlServer
+from platoon_base.checkpoints.writer import Tally
 from platoon_base.controller.departures import Departures
-from platoon_base.controller.ending import Ending
-from platoon_base.controller.options import ControllerOptions
 from platoon_base.controller.other_hosts import OtherHosts
-from platoon_base.controller.outcome import Result
+from platoon_base.controller.outcome import STOPPED_FROM_OUTSIDE, ControllerOptions, Reported, Result, Snapshot
 from platoon_base.controller.processes import WorkerProcesses
-from platoon_base.controller.reporting import Reporting
 from platoon_base.controller.saving import JobSaving
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, CenterMade, CenterSource, RoundReached, Shared
-from platoon_base.coordination.budget import BudgetWatch, Order
 from platoon_base.coordination.coordinator import Coordinator
-from platoon_base.shm.job_state import JobState
+from platoon_base.coordination.stopping import BudgetWatch, Order, Spent
+from platoon_base.coordination.story import Story
+from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.shm.liveness import ProgressWatch
-from platoon_base.system.awake import awake
-from platoon_base.system.process import pid_namespace
+from platoon_base.system.process import awake, pid_namespace
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "Ending", "Reporting"]
+
+log = logging.getLogger(__name__)
+
+# An engine signals the launcher of each host: within this time these signals count as one.
+_TOGETHER_S = 2.0
+
+
+class Ending:
+    """Stops the workers: a first signal starts the grace period, a second one kills them."""
+
+    def __init__(self, children: WorkerProcesses, job_state: JobState, story: Story, grace_s: float) -> None:
+        self.signal: signal.Signals | None = None  # the first one received
+        self.asked = 0  # how often the end was requested
+        self._children = children
+        self._job_state = job_state
+        self._story = story
+        self._grace_s = grace_s
+        self._since = -math.inf
+        self._signalled_elsewhere = False
+        # For each signal the time, and the hosts that have received it.
+        self._passed: dict[signal.Signals, tuple[float, set[int]]] = {}
+
+    def take_own(self, signals: StopSignals) -> None:
+        """Handle the signals that this process has received."""
+        numbers = signals.take()
+        for number in signals.take_for_workers():
+            self.pass_on(number)
+        for number in numbers:
+            if self._signalled_elsewhere:  # An engine signals the launchers of all hosts.
+                self._signalled_elsewhere = False
+            else:
+                self._end(number, number.name, self._grace_s)
+
+    def pass_on(self, number: signal.Signals, host: int = 0) -> None:
+        """Send a signal to one host's launcher on to the workers of all hosts that handle it."""
+        now = time.monotonic()
+        since, hosts = self._passed.get(number, (-math.inf, set()))
+        if now < since + _TOGETHER_S and host not in hosts:
+            hosts.add(host)
+            return
+        self._passed[number] = now, {host}
+        without = self._children.offer(number)
+        lacking = f"rank{'s' * (len(without) > 1)} {', '.join(map(str, without))} without a handler"
+        self._story.add("job", [], "", f"passes {number.name} on", lacking if without else "")
+        if without:
+            log.warning(
+                "%s is passed to workers that handle it, but not to %s (signal.signal in the "
+                "script installs a handler). SIGTERM and `platoon stop` end the job in order",
+                number.name,
+                lacking,
+            )
+
+    def take_of_other_host(self, number: signal.Signals, again: bool) -> None:
+        """End the job after a signal to another host's launcher; kill the workers if ``again``."""
+        if again or not self.asked:
+            self._signalled_elsewhere = not again
+            self._end(number, number.name, self._grace_s)
+
+    def take_request(self, request: msg.EndJob) -> None:
+        """End the job as `platoon stop` requests, unless it was ending before the request."""
+        if request.sent_at > self._since:
+            grace_s = self._grace_s if request.grace_s is None else request.grace_s
+            self._end(signal.SIGINT, STOPPED_FROM_OUTSIDE, grace_s)
+
+    def _end(self, number: signal.Signals, reason: str, grace_s: float) -> None:
+        self.asked += 1
+        if self.signal is not None:
+            self._story.add("job", [], "", "is ended at once", f"{reason} once more")
+            self._children.kill()
+        else:
+            self._story.add("job", [], "", "stops", reason)
+            self._since = time.monotonic()
+        self.signal = self.signal or number
+        self._job_state.stop(reason)
+        self._children.stop(grace_s, number)
+
+
+class Reporting:
+    """Calls the observers of a job; ``next_due`` is when to call `observe` next."""
+
+    def __init__(
+        self,
+        job_state: JobState,
+        coordinator: Coordinator,
+        departures: Departures,
+        ending: Ending,
+        saving: JobSaving | None,
+        options: ControllerOptions,
+    ) -> None:
+        self._job_state = job_state
+        self._coordinator = coordinator
+        self._departures = departures
+        self._ending = ending
+        self._saving = saving
+        self._observer, self._observe_every_s = options.observer, options.observe_every_s
+        self._on_report = options.on_report
+        self._began = time.monotonic()
+        self._shown_failures = 0
+        self._epochs: dict[str, int] = {}  # the epoch of each reported value
+        self.next_due = math.inf if self._observer is None else self._began
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def observe(self, now: float, at_once: bool = False) -> None:
+        """Call the observer if it is due, or if a worker has failed since the last call."""
+        failures = len(self._departures.failed)
+        if self._observer is None or not (at_once or now >= self.next_due or failures != self._shown_failures):
+            return
+        self.next_due, self._shown_failures = now + self._observe_every_s, failures
+        self._observer(self.snapshot(now))
+
+    def snapshot(self, now: float) -> Snapshot:
+        coordinator = self._coordinator
+        tally = Tally() if self._saving is None else self._saving.tally
+        return Snapshot(
+            list(coordinator.roster.values()),
+            {rank: self._job_state.progress(rank) for rank in coordinator.roster},
+            coordinator.reported,
+            self._job_state.stop_reason or None,  # Signals are included.
+            now - self._began,
+            tally.missed,
+            list(self._departures.failed),
+            self._ending.signal is not None,
+            saved_checkpoints=tally.written,
+            phases={rank: self._job_state.phases(rank) for rank in coordinator.roster},
+            reported_in=dict(self._epochs),
+            settings=coordinator.settings,
+        )
+
+    def spent(self) -> Spent:
+        """Return how much of its budget the job has spent."""
+        launched, now = self._launched(), time.monotonic()
+        began = min((each.started for each in launched if each.started), default=now)
+        return Spent(sum(each.steps for each in launched) / max(1, len(launched)), now - began, now - self._began)
+
+    def take_report(self, values: Mapping[str, float | str], rank: int) -> None:
+        """Record the epoch of values that a worker has reported, and call the callback."""
+        epoch, known = self._job_state.progress(rank).epoch, self._coordinator.reported
+        # Epochs of refused reports are dropped.
+        kept = {name: epoch for name, epoch in self._epochs.items() if name in known}
+        self._epochs = {**kept, **dict.fromkeys(values, epoch)}
+        if self._on_report is None:
+            return
+        shared, launched = self._coordinator.shared, self._launched()
+        syncs = sum(each.syncs for each in launched) / max(1, len(launched))
+        rule = "" if shared is None else shared.settings or shared.rule
+        self._on_report(Reported(values, self.spent(), syncs, rule))
+
+    def _launched(self) -> list[Progress]:
+        return [self._job_state.progress(each.rank) for each in self._coordinator.roster.values() if each.launched]
+
 
 _MAX_SLEEP_S = 1.0
 _SLEEP_WHILE_STOPPING_S = _BUDGET_EVERY_S = 0.05
@@ -47,7 +200,7 @@ class Controller:
         saving: JobSaving | None = None,
         hosts: OtherHosts | None = None,
     ) -> None:
-        self.ending = Ending(children, job_state, coordinator.story, options.grace_s)
+        self.ending = Ending(children, job_state, coordinator.story, options.grace)
         self.departures = Departures(job_state, coordinator, children, self.decide, options, saving)
         self._reporting = Reporting(job_state, coordinator, self.departures, self.ending, saving, options)
         self._requests = ControlServer(
@@ -67,7 +220,7 @@ class Controller:
         self._holds_lock = holds_lock
         self._pid_namespace = pid_namespace()
         self._budget = None if options.budget is None else BudgetWatch(options.budget)
-        self._grace_s = options.grace_s
+        self._grace_s = options.grace
         self._saving = saving
         self._hosts = hosts
 

@@ -6,14 +6,21 @@ import logging
 import signal
 from collections.abc import Callable, Collection, Sequence
 
-from platoon_base.controller.options import ControllerOptions
-from platoon_base.controller.outcome import UNSAVED, Result, Snapshot, epochs_reached, first_failure, stop_cause
+from platoon_base.controller.outcome import (
+    UNSAVED,
+    ControllerOptions,
+    Result,
+    Snapshot,
+    epochs_reached,
+    first_failure,
+    stop_cause,
+)
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.restart_policy import Restart, RestartPolicy, WorkerFailed
 from platoon_base.controller.saving import JobSaving
 from platoon_base.coordination.actions import Action
 from platoon_base.coordination.coordinator import Coordinator
-from platoon_base.coordination.phase import Phase
+from platoon_base.coordination.roster import Phase
 from platoon_base.errors import DataMismatchError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.worker_process.failure import INTERRUPTED
@@ -104,7 +111,7 @@ class Departures:
         self._coordinator = coordinator
         self._children = children
         self._decide = decide
-        self._fail_fast, self._grace_s = options.fail_fast, options.grace_s
+        self._fail_fast, self._grace_s = options.fail_fast, options.grace
         self._shows = options.observer is not None
         self._saving = saving
         self._policy = RestartPolicy(options.max_restarts, has_checkpoints=saving is not None)

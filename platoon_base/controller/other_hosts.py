@@ -11,7 +11,7 @@ from platoon_base.checkpoints.files import About
 from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Participant, Roster
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.shm.job_state import JobState
 
 __all__ = ["HostsCouriers", "OtherHosts"]

@@ -1,23 +1,26 @@
-"""Reports of a controller about a job: snapshots, values of workers, the result."""
+"""Options of a controller, and its reports: snapshots, values of workers, the result."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.writer import Tally
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.budget import Spent
-from platoon_base.coordination.phase import Phase
-from platoon_base.coordination.roster import Participant
+from platoon_base.coordination.roster import Participant, Phase
+from platoon_base.coordination.stopping import Budget, Spent
 from platoon_base.shm.job_state import Progress
 from platoon_base.shm.phases import PhaseTimes
+from platoon_base.timeouts import timeout
 
 __all__ = [
     "STOPPED_FROM_OUTSIDE",
     "UNSAVED",
+    "ControllerOptions",
     "Reported",
     "Result",
     "Snapshot",
@@ -152,3 +155,20 @@ def epochs_reached(progress: Iterable[Progress]) -> str:
     if far is None or not 0 < far.epoch < far.last_epoch:
         return ""
     return f", after epoch {far.epoch} of {far.last_epoch}{f' ({far.limit})' if far.limit else ''}"
+
+
+@dataclass(frozen=True)
+class ControllerOptions:
+    handler: UserHandler | None = None  # answers the requests of `Worker.send_req`
+    observer: Callable[[Snapshot], None] | None = None
+    observe_every_s: float = 0.5
+    on_report: Callable[[Reported], None] | None = None  # A reporting worker waits for this call.
+    budget: Budget | None = None
+    max_restarts: int = 0  # in all
+    # Failures of one worker that end the job: "never", "early" (before its first step), "always".
+    fail_fast: str = "never"
+    grace_s: float | None = None  # Time for workers to end after a signal; None for the timeout.
+
+    @property
+    def grace(self) -> float:
+        return timeout("grace") if self.grace_s is None else self.grace_s

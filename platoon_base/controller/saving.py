@@ -17,7 +17,7 @@ from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.job_state import JobState
-from platoon_base.system.determinism import threads_of
+from platoon_base.system.environment import threads_of
 from platoon_base.timeouts import timeout
 
 __all__ = ["JobSaving", "TurnLock"]

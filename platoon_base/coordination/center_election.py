@@ -16,8 +16,7 @@ from platoon_base.coordination.actions import (
     Shared,
     refuse,
 )
-from platoon_base.coordination.phase import Event
-from platoon_base.coordination.roster import Participant, Roster
+from platoon_base.coordination.roster import Event, Participant, Roster
 from platoon_base.dtypes import SHARED
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec

@@ -13,8 +13,8 @@ import numpy as np
 
 from platoon_base import errors
 from platoon_base.coordination.messages import MAX_BYTES, PROTOCOL, Message, Reply, Request
+from platoon_base.layout import require_plain
 from platoon_base.system.text import legible
-from platoon_base.views import require_plain
 
 __all__ = ["decode_reply", "decode_request", "decode_value", "encode", "encode_value"]
 

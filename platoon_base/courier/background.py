@@ -22,12 +22,12 @@ from platoon_base.compression.packing import Packing
 from platoon_base.courier.conversation import COPY, Answer, Conversation, flat_copy
 from platoon_base.courier.pairs import OwnCopy, Pair
 from platoon_base.courier.reference import Reference
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.layout import Layout
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
-from platoon_base.system.awake import awake
 from platoon_base.system.limits import available_cores
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["BackgroundExchanges", "MovingCenter"]

@@ -10,7 +10,7 @@ import numpy as np
 from platoon_base.compression.packing import Packing
 from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 __all__ = ["COPY", "MOVE", "NOT_FILLED", "TOTALS", "Answer", "Conversation", "TotalsBuffer", "flat_copy"]
 

@@ -19,17 +19,16 @@ from platoon_base.compression.codecs import Codec, codec_of
 from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
-from platoon_base.courier.carriage import CompressedCarriage
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
 from platoon_base.errors import PlatoonError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.layout import Layout
 from platoon_base.links.handshake import Address, Caller, Listener, Opening
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["POLL_INTERVAL_S", "Courier"]
@@ -148,12 +147,8 @@ class Courier:
             self._disconnect(order.host, "its host is lost")
 
     def _new_rounds(self, center: OpenCenter, rounds: AcrossHosts) -> HostsRound:
-        carriage = None
-        codec, residuals = self._codec, self._residuals
-        # The mean of centers must be exact.
-        if codec is not None and residuals is not None and rounds.workers_wait:
-            carriage = CompressedCarriage(rounds, codec, residuals, center.overwrites)
-        return HostsRound(self._world.host, rounds, self, self._report, carriage)
+        residuals = self._residuals if rounds.workers_wait else None
+        return HostsRound(self._world.host, rounds, self, self._report, center.overwrites, self._codec, residuals)
 
     def step(self, fds: list[int]) -> set[int]:
         """Do what is due, wait for at most one poll interval, and return readable descriptors."""

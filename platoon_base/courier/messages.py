@@ -6,7 +6,7 @@ from typing import Union
 
 import msgspec
 
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 
 __all__ = [
     "Begin",

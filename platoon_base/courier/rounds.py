@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from platoon_base.centers.across_hosts import AcrossHosts, RoundTotals
+from platoon_base.centers.across_hosts import AcrossHosts, Overwrites, RoundTotals
+from platoon_base.compression.codecs import Codec
+from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
-from platoon_base.courier.carriage import Carriage, PlainCarriage
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["HostsRound"]
@@ -34,14 +35,16 @@ class HostsRound:
         rounds: AcrossHosts,
         courier: RoundCourier,
         report: Callable[[between.News], None],
-        carriage: Carriage | None = None,
+        overwrites: Overwrites,
+        codec: Codec | None = None,
+        residuals: Residuals | None = None,
     ) -> None:
         self._host, self._rounds, self._courier, self._report = host, rounds, courier, report
-        self._carriage: Carriage = PlainCarriage(rounds) if carriage is None else carriage
-        self._sealed = memoryview(b"")  # This host's contributions as they are sent.
+        self._overwrites, self._codec, self._residuals = overwrites, codec, residuals
+        self._spare: list[RoundTotals] = []
         self._gather: between.Gather | None = None
         self._combine: between.Combine | None = None
-        self._own = rounds.new_totals()
+        self._own = self._new_totals()
         # By host; kept until the next round even if the host is lost.
         self._theirs: dict[int, RoundTotals] = {}
         # By host, the link that carried this host's contributions.
@@ -63,11 +66,9 @@ class HostsRound:
         if isinstance(order, between.Gather):
             self._settle(order)
             if any(conversation.sending for conversation in self._sent.values()):
-                self._own = self._rounds.new_totals()  # The other memory is still to be sent.
-                self._carriage.renew()
+                self._own = self._new_totals()  # The other memory is still to be sent.
             self._own.number = 0
-            for totals in self._theirs.values():
-                self._carriage.release(totals)
+            self._spare += self._theirs.values()
             self._theirs, self._sent, self._asked, self._given = {}, {}, None, {}
             self._gather, self._combine, self._reported, self._ended = order, None, False, False
         elif self._gather is not None and order.number == self._gather.number:
@@ -78,7 +79,15 @@ class HostsRound:
         if self._gather is None or self._gather.number == following.number:
             return
         if self._combine is None or self._host not in self._combine.hosts:
-            self._carriage.has_not_counted(self._gather.number)
+            self._has_not_counted(self._gather.number)
+
+    def _new_totals(self) -> RoundTotals:
+        return self._spare.pop() if self._spare else self._rounds.new_totals(self._codec)
+
+    def _has_not_counted(self, number: int) -> None:
+        """Restore the residuals before round ``number``, which continued without this host."""
+        if self._residuals is not None:
+            self._residuals.undo(number)
 
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
         """Advance the round without blocking; then send the center to hosts without it."""
@@ -88,11 +97,12 @@ class HostsRound:
             return
         for conversation in conversations.values():
             if conversation.totals_buffer is None:
-                conversation.totals_buffer = self._carriage.buffer()
+                conversation.totals_buffer = self._new_totals()
         for host, conversation in conversations.items():
             totals = conversation.take_totals(gather.number)
-            if totals is not None:
-                self._theirs[host] = self._carriage.open(totals)
+            if isinstance(totals, RoundTotals):
+                totals.unpack()
+                self._theirs[host] = totals
         if self._has_own(gather.number):
             self._send(gather, conversations)
             if not self._reported:
@@ -100,7 +110,7 @@ class HostsRound:
         if combine is not None and not self._ended:
             self._ended = self._end(gather, combine, conversations)
         if combine is not None and self._ended and self._host not in combine.hosts:
-            self._carriage.has_not_counted(combine.number)
+            self._has_not_counted(combine.number)
         if combine is not None and self._ended and self._rounds.made >= combine.number:
             self._give(combine, conversations)
 
@@ -114,7 +124,8 @@ class HostsRound:
         if self._rounds.made >= number:
             self._own.number = 0
             return False
-        self._sealed = self._carriage.seal(self._own)
+        if self._residuals is not None:
+            self._own.pack(self._residuals, self._overwrites.stamp)
         return True
 
     def _send(self, gather: between.Gather, conversations: Mapping[int, Conversation]) -> None:
@@ -122,7 +133,7 @@ class HostsRound:
             conversation = conversations.get(host)
             if conversation is not None and self._sent.get(host) is not conversation:
                 self._sent[host] = conversation
-                conversation.post(TOTALS, self._sealed)
+                conversation.post(TOTALS, self._own.buffer)
 
     def _report_if_complete(self, gather: between.Gather, lost: set[int]) -> None:
         found = {**self._theirs, self._host: self._own}

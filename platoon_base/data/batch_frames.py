@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from platoon_base.errors import ConfigurationError, ProtocolError
-from platoon_base.views import require_plain
+from platoon_base.layout import require_plain
 
 __all__ = [
     "MAX_AHEAD",

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from platoon_base.errors import BackendUnavailableError, ProtocolError
+from platoon_base.layout import array_on
 from platoon_base.system.limits import available_memory
-from platoon_base.views import array_on
 
 __all__ = ["Held", "Slot", "Slots"]
 

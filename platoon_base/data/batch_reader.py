@@ -31,8 +31,8 @@ from platoon_base.data.batch_memory import Held, Slot
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.job.joining import connected
 from platoon_base.shm.phases import LOADING
-from platoon_base.system.awake import awake
 from platoon_base.system.environment import RANK
+from platoon_base.system.process import awake
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 
 __all__ = ["AHEAD", "BatchReader"]

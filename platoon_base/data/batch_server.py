@@ -19,7 +19,7 @@ from platoon_base.data.batch_memory import Slots
 from platoon_base.data.batch_readers import Dealt, Readers
 from platoon_base.data.excerpt import copy_to
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S, LIVENESS_S
 
 __all__ = ["DEALS", "AllLeftError", "BatchServer"]

@@ -15,11 +15,11 @@ from platoon_base.data.shared_data_memory import FileMemory, Fill, Form, JobMemo
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job.joining import connect, files_of
+from platoon_base.layout import require_plain
 from platoon_base.shm.schema import Part, Schema
 from platoon_base.shm.segments import Segment
 from platoon_base.system.limits import available_cores
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
-from platoon_base.views import require_plain
 from platoon_base.worker.handle import Worker
 
 __all__ = ["SharedArrays", "SharedData"]

@@ -23,13 +23,12 @@ import numpy as np
 
 from platoon_base.errors import BackendUnavailableError, CollectiveTimeoutError, ConfigurationError
 from platoon_base.job.files import JobFiles
+from platoon_base.layout import array_on
 from platoon_base.shm.schema import PAGE, Part, Schema
 from platoon_base.shm.segments import Segment, abandoned, in_use
-from platoon_base.system.awake import awake
-from platoon_base.system.own_files import open_own
-from platoon_base.system.own_locks import disown, own
+from platoon_base.system.own_files import disown, open_own, own
+from platoon_base.system.process import awake
 from platoon_base.timeouts import SHORT_POLL_S
-from platoon_base.views import array_on
 
 __all__ = ["FileMemory", "Form", "JobMemory", "LocalMemory", "Memory"]
 

@@ -5,8 +5,8 @@ other file of the base mentions a framework that the base does not use itself.
 """
 
 from platoon_base.frameworks.registered import Framework, Registrations, registered
-from platoon_base.system.determinism import deterministic_seed
-from platoon_base.system.lazy import lazy_names
+from platoon_base.system.environment import deterministic_seed
+from platoon_base.system.imports import lazy_names
 
 _OF_CHECKS = ("SETUP", "Check", "importable", "installed", "last_line")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from platoon_base.system.entry_points import entry_points
+from platoon_base.system.imports import entry_points
 
 if TYPE_CHECKING:
     from platoon_base.frameworks.checks import Check

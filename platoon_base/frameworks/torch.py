@@ -8,7 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.frameworks.registered import Framework
-from platoon_base.system.determinism import deterministic_seed
+from platoon_base.system.environment import deterministic_seed
 
 if TYPE_CHECKING:
     from platoon_base.frameworks.checks import Check

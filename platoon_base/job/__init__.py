@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from platoon_base.job.joining import connect, connected, join, single_worker
 from platoon_base.system.environment import DEVICE, JOB, RANK
-from platoon_base.system.lazy import lazy_names
+from platoon_base.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from platoon_base.job.hosting import Job, JobOptions, host_job

@@ -15,14 +15,13 @@ from platoon_base.collectives.groups import CollectiveFactory, Membership
 from platoon_base.compression.codecs import NONE
 from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts import ONE_HOST, World
 from platoon_base.rules.center import gossips
 from platoon_base.system.warn import warn_once
 
 if TYPE_CHECKING:
     from platoon_base.centers.base import CenterFactory
     from platoon_base.channels.base import ClientChannel
-    from platoon_base.channels.keys import ServerKeys
     from platoon_base.channels.zmq import ZmqClient, ZmqServer
     from platoon_base.checkpoints.writer import Readable
     from platoon_base.collectives.base import Collective
@@ -58,14 +57,14 @@ def connect_here(job_state: JobState, seed: int) -> ClientChannel:
 def connect_to(files: JobFiles, controller_alive: Callable[[], bool]) -> ZmqClient:
     from platoon_base.channels.zmq import ZmqClient
 
-    return ZmqClient(files.address, controller_alive, files.keys)
+    return ZmqClient(files.address, controller_alive)
 
 
-def listen_at(address: str, keys: ServerKeys | None) -> ZmqServer:
+def listen_at(address: str) -> ZmqServer:
     """Open the controller's end of the channels."""
     from platoon_base.channels.zmq import ZmqServer
 
-    return ZmqServer(address, keys)
+    return ZmqServer(address)
 
 
 def watch_center(files: JobFiles, layout: Layout) -> Readable:
@@ -113,7 +112,7 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
                 f"there: {why}; --center host silences this warning"
             )
     _require_compressible(files.world, rule)
-    return HostCenters(files.center, workers, liveness.gone, files.world.several)
+    return HostCenters(files.center, workers, liveness.gone, files.world.hosts)
 
 
 def _require_compressible(world: World, rule: Rule) -> None:

@@ -20,9 +20,8 @@ from typing import NamedTuple, Optional
 
 import msgspec
 
-from platoon_base.channels.keys import Keys
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts import ONE_HOST, World
 from platoon_base.shm.segments import SHM_FOLDER, HiddenName, Segment, abandoned, in_use
 from platoon_base.system.environment import JOB, NAMESPACE
 from platoon_base.system.folder_lock import FolderLock, is_locked
@@ -63,8 +62,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     size: int  # number of launched workers
     center_memory: str = "host"  # "host" or "device"
     checkpoint: str = ""  # The job is resumed from this file.
-    endpoint: str = ""  # the controller's address if not the socket in the folder
-    keys: Optional[Keys] = None  # authenticate to a controller at another address
+    port: int = 0  # The TCP port that names the job, see `at_port`; 0 for none.
     origin: Origin = Origin()
     world: World = ONE_HOST  # All hosts; these files belong to one of them.
     takes_turns: bool = False  # see `platoon_base.shm.turns`
@@ -72,7 +70,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        return self.endpoint or f"ipc://{path_of(self.folder, 'control')}"
+        return f"ipc://{path_of(self.folder, 'control')}"
 
     @property
     def job_state(self) -> str:
@@ -201,26 +199,20 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def at_port(cls, port: int) -> JobFiles:
-        """Find the job of this user whose controller listens at a TCP port of this host."""
+        """Find the job of this user whose controller has reserved a TCP port of this host."""
         found = [files for files in running() if files.port == port]
         if len(found) == 1:
             return found[0]
         if found:
             jobs = ", ".join(files.folder for files in found)
-            raise ConfigurationError(f"several jobs listen at port {port}: name one of them in {JOB}: {jobs}")
+            raise ConfigurationError(f"several jobs have port {port}: name one of them in {JOB}: {jobs}")
         others = sorted(files.port for files in running() if files.port)
-        there = f"controllers listen at {', '.join(map(str, others))}" if others else "you have no running controller"
+        there = f"controllers have ports {', '.join(map(str, others))}" if others else "you have no running controller"
         raise ConfigurationError(
             f"there is no controller at port {port} of this host, {there}: start the controller "
             "first, as the same user and with the same TMPDIR (jobs are in "
             f"{Path(tempfile.gettempdir(), _mine())}), and pass its port"
         )
-
-    @property
-    def port(self) -> int:
-        """The TCP port of the controller; 0 if it listens at a Unix socket."""
-        digits = self.endpoint.rpartition(":")[2]
-        return int(digits) if self.endpoint.startswith("tcp://") and digits.isdigit() else 0
 
     def remove_if_dead(self) -> None:
         """Remove everything of this job unless a process of it lives, such as a late joiner."""

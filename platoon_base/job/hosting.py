@@ -5,31 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from platoon_base.channels.base import ServerChannel
-from platoon_base.channels.keys import new_keys
-from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller
-from platoon_base.controller.options import ControllerOptions
 from platoon_base.controller.other_hosts import OtherHosts
-from platoon_base.controller.outcome import Reported, Result, Snapshot
+from platoon_base.controller.outcome import ControllerOptions, Result
 from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.controller.saving import JobSaving, TurnLock
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts import ONE_HOST, World
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.starting import placed, training_variables
@@ -38,7 +34,6 @@ from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors, require_descriptors
 from platoon_base.system.signals import default_sigchld
-from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start
 from platoon_base.worker_process.warden import Warden
 
@@ -50,23 +45,14 @@ __all__ = ["Job", "JobOptions", "host_job", "open_job_state", "require_descripto
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4
 
 
-class JobOptions(NamedTuple):
+@dataclass(frozen=True)
+class JobOptions(ControllerOptions):
     seed: int = 0  # A resumed job has the seed of its checkpoint.
     # "host", or "device" if all workers compute on CUDA devices that reach each other.
     center: str = "host"
-    handler: UserHandler | None = None  # answers the requests of `Worker.send_req`
-    observer: Callable[[Snapshot], None] | None = None
-    observe_every_s: float = 0.5
-    on_report: Callable[[Reported], None] | None = None  # A reporting worker waits for this call.
-    budget: Budget | None = None
-    max_restarts: int = 0  # in all
     saving: Saving | None = None
     resume: tuple[Path, About] | None = None  # checkpoint to resume from
-    # A TCP address for the controller; clients need the CURVE keys in the job's folder.
-    listen: str = ""
-    # Failures of one worker that end the job: "never", "early" (before its first step), "always".
-    fail_fast: str = "never"
-    grace_s: float | None = None  # Time for workers to end after a signal; None for the timeout.
+    port: int = 0  # A TCP port that names the job for workers that are started by hand; 0 for none.
     # Users start the workers; the job ends when all ended and none is expected, or one failed.
     external: bool = False
     origin: Origin | None = None
@@ -124,7 +110,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
             coordinator,
             children,
             lambda rank: segment.locked(WORKER_LOCKS + rank),
-            _controller_options(options),
+            options,
             saving,
             options.hosts,
         )
@@ -160,14 +146,25 @@ def require_descriptors_for(workers: int) -> None:
 
 
 def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -> tuple[JobFiles, ServerChannel]:
-    """Open the controller's channels; return the job's files with the address, and the channels."""
-    server_keys, keys = new_keys() if options.listen else (None, None)
-    local = backends.listen_at(options.listen or files.address, server_keys)
+    """Open the controller's channels; return the job's files with the port, and the channels."""
+    local = backends.listen_at(files.address)
     stack.callback(local.close)
-    if options.listen:
-        files = msgspec.structs.replace(files, endpoint=local.address, keys=keys)
+    if options.port:
+        stack.enter_context(_reserved(options.port))
+        files = msgspec.structs.replace(files, port=options.port)
         files.write()
     return files, local if options.hosts is None else options.hosts.relayed(local)
+
+
+def _reserved(port: int) -> socket.socket:
+    """Reserve a port of this host; nobody listens there, so nothing can connect."""
+    sock = socket.socket()
+    try:
+        sock.bind(("127.0.0.1", port))
+    except OSError as exc:
+        sock.close()
+        raise ConfigurationError(f"cannot reserve port {port} ({exc.strerror}): pass another one") from exc
+    return sock
 
 
 def warden_of(files: JobFiles) -> Warden:
@@ -198,11 +195,6 @@ def _resumed(about: About, size: int, world: World, story: Story | None) -> Coor
         has_center=bool(about.parameters),
     )
     return coordinator
-
-
-def _controller_options(options: JobOptions) -> ControllerOptions:
-    given = {field.name: getattr(options, field.name) for field in fields(ControllerOptions)}
-    return ControllerOptions(**{**given, "grace_s": timeout("grace") if options.grace_s is None else options.grace_s})
 
 
 def _saving(

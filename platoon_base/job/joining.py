@@ -1,4 +1,4 @@
-"""Joining a job: the one that the environment names, or a single-worker job."""
+"""Joining a job: the one that the environment names, or a single-worker job; the place in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.place import find_copies
+from platoon_base.hosts import find_copies
 from platoon_base.job import backends
 from platoon_base.job.hello import send_hello
 from platoon_base.shm.job_state import JobState
@@ -23,7 +23,17 @@ from platoon_base.worker.handle import Worker
 if TYPE_CHECKING:
     from platoon_base.job.files import JobFiles
 
-__all__ = ["connect", "connect_at_port", "connected", "files_of", "join", "single_worker"]
+__all__ = [
+    "connect",
+    "connect_at_port",
+    "connected",
+    "files_of",
+    "is_main",
+    "join",
+    "rank",
+    "single_worker",
+    "world_size",
+]
 
 _current: Worker | None = None
 _current_pid = 0
@@ -131,3 +141,26 @@ def join(folder: str, rank: int | None = None, device: str = "cpu", timeout_s: f
 def files_of(worker: Worker) -> JobFiles | None:
     """Return the files of the job that a worker has joined; None in a single-worker job."""
     return _files.get(worker)
+
+
+def rank() -> int:
+    """Return this worker's rank in its job, from 0, over all hosts: ``connect().global_rank``."""
+    return connect().global_rank
+
+
+def world_size() -> int:
+    """Return the number of launched workers on all hosts; 1 under plain ``python``."""
+    return connect().global_size
+
+
+def is_main() -> bool:
+    """Return whether this worker saves and prints for all: ``connect().is_leader``.
+
+    It is rank 0, or the lowest remaining rank if rank 0 fails: call it each time.
+
+    Examples
+    --------
+    >>> if is_main():                                                               # doctest: +SKIP
+    ...     model.save("model.keras")
+    """
+    return connect().is_leader

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from platoon_base import timeouts
 from platoon_base.compat.theano_flags import worker_flags
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts import ONE_HOST, World
 from platoon_base.job.files import JobFiles
-from platoon_base.system.determinism import LIMITED_THREADS, THREAD_VARIABLES
 from platoon_base.system.environment import (
     DEVICE,
     ERROR_FILE,
@@ -21,8 +20,10 @@ from platoon_base.system.environment import (
     FRAMEWORK_RANK,
     JOB,
     LAUNCHER,
+    LIMITED_THREADS,
     RANK,
     RULE,
+    THREAD_VARIABLES,
     TIMEOUTS,
     WORKERS,
 )

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["TAG_BYTES", "AlteredError", "Cipher", "derive_keys", "require_cipher"]
+__all__ = ["TAG_BYTES", "AlteredError", "Cipher", "KeyExchange", "derive_keys", "require_cipher"]
 
 TAG_BYTES = 16  # Bytes after each encrypted record.
 _KEY_BYTES = 32
@@ -58,15 +58,30 @@ class Cipher:
             raise AlteredError from None
 
 
+class KeyExchange:
+    """A key for one connection (X25519): who learns the job's key later cannot decrypt it."""
+
+    def __init__(self) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self._own = X25519PrivateKey.generate()
+        self.public: bytes = self._own.public_key().public_bytes_raw()
+
+    def shared(self, public: bytes) -> bytes:
+        """Return the secret shared with the owner of another key; raises `ValueError`."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+        return self._own.exchange(X25519PublicKey.from_public_bytes(public))
+
+
 def require_cipher() -> Any:
     """Return the class that encrypts; raises `BackendUnavailableError` if it is not installed."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as exc:
         raise BackendUnavailableError(
-            "data between hosts are encrypted, which needs the package cryptography, and it "
-            f'cannot be imported ({exc}): pip install "platoon-plugins[hosts]" on every host, or '
-            "trust the network and start the job with --no-encryption"
+            "messages between hosts are encrypted, which needs the package cryptography, and it "
+            f'cannot be imported ({exc}): pip install "platoon-plugins[hosts]" on every host'
         ) from exc
     return AESGCM
 

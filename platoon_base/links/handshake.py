@@ -1,12 +1,13 @@
 """How a process opens its links: it listens and connects concurrently, and both sides authenticate.
 
-A caller sends a greeting: a random number, its rank and the rank that it connects to. The listener
-answers with another random number and a proof: an HMAC of all bytes so far, keyed by its secret.
+A caller sends a greeting: a new public key, its rank and the rank that it connects to. The listener
+answers with its own new public key and a proof: an HMAC of all bytes so far, keyed by its secret.
 Then the caller proves itself in the same way, and the listener confirms. No secret is ever sent.
 Other processes learn only that the port is open, and cost a socket for at most the timeout ``handshake``. The
-secret is derived from the job's data key and a token that the listener published over the control
-plane. Without encryption there is no data key: then only the token authenticates, and the data are
-neither encrypted nor protected against changes.
+secret is derived from a key of the job or user and a token of the listener, which publishes it over
+the control plane. Records are encrypted with keys from this secret and the two public keys. Without
+encryption there is no key, and random numbers in place of the public ones: then only the token
+authenticates, and the data are neither encrypted nor protected against changes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from collections.abc import Generator, Iterable, Mapping, Set
 from typing import Any, Callable, NamedTuple
 
 from platoon_base.errors import PlatoonError
-from platoon_base.links.cipher import Cipher, derive_keys
+from platoon_base.links.cipher import Cipher, KeyExchange, derive_keys
 from platoon_base.links.stream import Stream
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 
-__all__ = ["Address", "Caller", "Listener", "Opening", "open_links"]
+__all__ = ["WRONG_PROOFS", "Address", "Caller", "Listener", "Opening", "open_links"]
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,9 @@ _FIRST_CALL_S = 0.5  # Timeout of the first attempt to connect; it doubles for e
 # After 5 attempts the timeout is short again: under a SYN flood most attempts are dropped.
 _CALLS = 5
 _RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # Interval between attempts.
-_WRONG_PROOFS = 3  # After this number of wrong proofs in a row, a rank's address counts as wrong.
+WRONG_PROOFS = 3  # After this number of wrong proofs in a row, a rank's address counts as wrong.
 _GREETING = struct.Struct("<8s32sII")
-_MAGIC = b"PLTNLNK1"
+_MAGIC = b"PLTNLNK2"
 _NUMBER_BYTES = _PROOF_BYTES = 32
 _YES = b"\1"
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -65,19 +66,19 @@ class Address(NamedTuple):
 
 
 class Listener:
-    """Listens at this host's address ``host`` until all links of this process are open."""
+    """Listens at this host's address ``host``; by default at any port, with a token of its own."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, port: int = 0, token: bytes = b"") -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self.sock = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+            self.sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as exc:
             raise PlatoonError(
                 f"cannot listen at {host} for the links of the other hosts ({exc}): it must be an "
                 "address of this host that the others can reach"
             ) from exc
         self.sock.setblocking(False)
-        self.address = Address(host, self.sock.getsockname()[1], secrets.token_bytes(16))
+        self.address = Address(host, self.sock.getsockname()[1], token or secrets.token_bytes(16))
 
     def close(self) -> None:
         self.sock.close()
@@ -92,19 +93,11 @@ class _WrongProofError(_RefusedError):
 
 
 class Caller(NamedTuple):
-    """The identity of this process in a handshake; ``expected`` ranks connect to it."""
+    """The identity of this process in a handshake; ``expected`` ranks connect to it, None for any."""
 
     rank: int
     data_key: bytes
-    expected: Set[int]
-
-
-def _secret(data_key: bytes, token: bytes) -> bytes:
-    return hmac.new(data_key, token, hashlib.sha256).digest()
-
-
-def _proof(secret: bytes, role: bytes, transcript: bytes) -> bytes:
-    return hmac.new(secret, role + transcript, hashlib.sha256).digest()
+    expected: Set[int] | None
 
 
 def _read(sock: socket.socket, size: int) -> Generator[int, None, bytes]:
@@ -121,32 +114,52 @@ def _read(sock: socket.socket, size: int) -> Generator[int, None, bytes]:
     return parts
 
 
-def _stream(sock: socket.socket, mine: Caller, secret: bytes, transcript: bytes, calls: bool) -> Stream:
-    if not mine.data_key:
-        return Stream(sock, None, None)
-    of_caller, of_listener = derive_keys(secret, transcript)
-    sends, receives = (of_caller, of_listener) if calls else (of_listener, of_caller)
-    return Stream(sock, Cipher(sends), Cipher(receives))
+class _Numbers:
+    """What both sides prove, and the keys that follow from it; ``mine`` is this side's number."""
+
+    def __init__(self, data_key: bytes, token: bytes) -> None:
+        self._secret = hmac.new(data_key, token, hashlib.sha256).digest()
+        self._exchange = KeyExchange() if data_key else None
+        self.mine = secrets.token_bytes(_NUMBER_BYTES) if self._exchange is None else self._exchange.public
+
+    def proof(self, role: bytes, transcript: bytes) -> bytes:
+        return hmac.new(self._secret, role + transcript, hashlib.sha256).digest()
+
+    def stream(self, sock: socket.socket, theirs: bytes, transcript: bytes, calls: bool) -> Stream:
+        if self._exchange is None:
+            return Stream(sock, None, None)
+        try:
+            shared = self._exchange.shared(theirs)
+        except ValueError as exc:
+            raise _RefusedError(f"its public key is invalid: {exc}") from exc
+        of_caller, of_listener = derive_keys(self._secret + shared, transcript)
+        sends, receives = (of_caller, of_listener) if calls else (of_listener, of_caller)
+        return Stream(sock, Cipher(sends), Cipher(receives))
 
 
 def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[], None]) -> _Steps:
     """Serve an incoming connection; call ``greet()`` when its greeting fits this job."""
-    greeting = yield from _read(sock, _GREETING.size)
-    magic, _, caller, called = _GREETING.unpack(greeting)
+    magic = yield from _read(sock, len(_MAGIC))
     if magic != _MAGIC:
         raise _RefusedError("it is not a process of a job, or of another version")
-    if called != mine.rank or caller not in mine.expected:
+    greeting = magic + (yield from _read(sock, _GREETING.size - len(magic)))
+    _, theirs, caller, called = _GREETING.unpack(greeting)
+    if called != mine.rank or (mine.expected is not None and caller not in mine.expected):
         raise _RefusedError(f"it calls rank {called} as rank {caller}")
     greet()
-    number, secret = secrets.token_bytes(_NUMBER_BYTES), _secret(mine.data_key, token)
-    transcript = greeting + number
+    numbers = _Numbers(mine.data_key, token)
+    transcript = greeting + numbers.mine
     # The first bytes of a connection always fit into the buffer.
-    sock.send(number + _proof(secret, b"listener", transcript))
-    proof = yield from _read(sock, _PROOF_BYTES)
-    if not hmac.compare_digest(proof, _proof(secret, b"caller", transcript)):
+    sock.send(numbers.mine + numbers.proof(b"listener", transcript))
+    try:
+        proof = yield from _read(sock, _PROOF_BYTES)
+    except _RefusedError:
+        proof = b""  # It does not trust this side.
+    if not hmac.compare_digest(proof, numbers.proof(b"caller", transcript)):
         raise _RefusedError("it does not have the key of this job")
+    stream = numbers.stream(sock, theirs, transcript, calls=False)
     sock.send(_YES)
-    return caller, _stream(sock, mine, secret, transcript, calls=False)
+    return caller, stream
 
 
 def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _Steps:
@@ -157,19 +170,20 @@ def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _St
         if code:
             raise OSError(code, os.strerror(code))
         break
-    greeting = _GREETING.pack(_MAGIC, secrets.token_bytes(_NUMBER_BYTES), mine.rank, rank)
+    numbers = _Numbers(mine.data_key, address.token)
+    greeting = _GREETING.pack(_MAGIC, numbers.mine, mine.rank, rank)
     sock.send(greeting)
     answer = yield from _read(sock, _NUMBER_BYTES + _PROOF_BYTES)
-    number, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
-    secret, transcript = _secret(mine.data_key, address.token), greeting + number
-    if not hmac.compare_digest(proof, _proof(secret, b"listener", transcript)):
+    theirs, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
+    transcript = greeting + theirs
+    if not hmac.compare_digest(proof, numbers.proof(b"listener", transcript)):
         raise _WrongProofError(
             f"the process at {address.host} port {address.port} is not rank {rank} of this job, "
-            "or has another key: start all hosts of a job with the same key file"
+            "or has another key or version: start all hosts of a job with the same key file"
         )
-    sock.send(_proof(secret, b"caller", transcript))
+    sock.send(numbers.proof(b"caller", transcript))
     yield from _read(sock, len(_YES))
-    return rank, _stream(sock, mine, secret, transcript, calls=True)
+    return rank, numbers.stream(sock, theirs, transcript, calls=True)
 
 
 class _Pending(NamedTuple):
@@ -218,7 +232,7 @@ class Opening:
 
     def call_again(self, rank: int) -> None:
         if rank in self._calls and all(pending.called != rank for pending in self._pending.values()):
-            self._retry_at[rank] = 0.0
+            self._retry_at.setdefault(rank, 0.0)
 
     def forget(self, rank: int) -> None:
         """Stop connecting to a rank until `call` gives its address."""
@@ -230,7 +244,7 @@ class Opening:
 
     @property
     def missing(self) -> list[int]:
-        return sorted((self._mine.expected | self._calls.keys()) - self.open.keys())
+        return sorted(((self._mine.expected or set()) | self._calls.keys()) - self.open.keys())
 
     def why(self, ranks: Iterable[int] | None = None) -> str:
         told = [(rank, why) for rank, why in self._why.items() if ranks is None or rank in ranks]
@@ -300,7 +314,7 @@ class Opening:
     def _greet(self, sock: socket.socket) -> None:
         """Keep a connection that claims a rank; if there are too many, drop one at random."""
         del self._silent[sock]
-        if len(self.greeted) >= max(MAX_GREETED, 2 * len(self._mine.expected)):
+        if len(self.greeted) >= max(MAX_GREETED, 2 * len(self._mine.expected or ())):
             self._drop(secrets.choice(self.greeted), "too many other connections arrived")
         self.greeted.append(sock)
 
@@ -342,7 +356,7 @@ class Opening:
             self._call_later(rank, why)
             if wrong:
                 self.wrong[rank] = self.wrong.get(rank, 0) + 1
-                if self.wrong[rank] == _WRONG_PROOFS:
+                if self.wrong[rank] == WRONG_PROOFS:
                     log.warning("no link to rank %d: %s", rank, why)
             else:
                 self.wrong.pop(rank, None)
@@ -395,7 +409,7 @@ def open_links(
                     raise PlatoonError(f"{who} in time{why}")
                 warns_at = math.inf
                 log.warning("%s so far%s", who, why)
-            wrong = [rank for rank, count in opening.wrong.items() if count >= _WRONG_PROOFS]
+            wrong = [rank for rank, count in opening.wrong.items() if count >= WRONG_PROOFS]
             if wrong:
                 raise PlatoonError(f"rank {rank} has no link to the ranks {wrong} of other hosts{opening.why(wrong)}")
             if now >= asks_at:  # A flood of connections must not call it more often.

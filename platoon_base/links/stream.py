@@ -83,8 +83,9 @@ class Stream:
         self._sends, self._receives = sends, receives
         self._queue: deque[tuple[bytes, memoryview | bytes]] = deque()
         self._out: list[memoryview] = []  # Rest of the record that is being sent.
-        self._sealed = memoryview(bytearray(_HEADER.size + MAX_PAYLOAD_BYTES + TAG_BYTES if sends else 0))
-        self._in = memoryview(bytearray(2 * _HEADER.size + MAX_PAYLOAD_BYTES + TAG_BYTES + _AT_ONCE))
+        # Both buffers grow to the largest record.
+        self._sealed = memoryview(bytearray())
+        self._in = memoryview(bytearray(_AT_ONCE))
         self._start = self._stop = 0  # Bounds of received bytes that are not consumed.
         self._record: tuple[int, int, int] | None = None  # Tag, offset and length of the payload.
         self._direct: memoryview | None = None  # The rest of a payload that is received in place.
@@ -145,6 +146,8 @@ class Stream:
         if self._sends is None:
             return [memoryview(header), memoryview(payload)] if len(payload) else [memoryview(header)]
         start, stop = len(header), len(header) + len(payload) + TAG_BYTES
+        if stop > len(self._sealed):
+            self._sealed = memoryview(bytearray(stop))
         self._sealed[:start] = header
         self._sends.seal(header, payload, self._sealed[start:stop])
         return [self._sealed[:stop]]
@@ -173,8 +176,10 @@ class Stream:
                 end = self._start + self._record[2] + (TAG_BYTES if self._receives else 0) + _HEADER.size
             if end > len(self._in):
                 kept = bytes(self._in[self._start : self._stop])
-                self._in[: len(kept)] = kept
                 end, self._start, self._stop = end - self._start, 0, len(kept)
+                if end > len(self._in):
+                    self._in = memoryview(bytearray(end + _AT_ONCE))
+                self._in[: len(kept)] = kept
             target = self._in[self._stop : end]
         try:
             count = self._sock.recv_into(target)

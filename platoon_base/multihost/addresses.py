@@ -8,7 +8,7 @@ import socket
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PORT", "as_url", "divided", "is_loopback", "own_address_towards", "resolved"]
+__all__ = ["DEFAULT_PORT", "divided", "is_loopback", "own_address_towards", "resolved"]
 
 DEFAULT_PORT = 29400  # torchrun has the same default.
 _ENDPOINT = re.compile(r"\[([^\[\]]+)\](?::(\d+))?|([^:\[\]]+)(?::(\d+))?|([^\[\]]*:[^\[\]]*:[^\[\]]*)")
@@ -37,10 +37,6 @@ def resolved(name: str) -> str:
         return ""
     addresses = [str(entry[4][0]) for entry in found]
     return next((address for address in addresses if ":" not in address), addresses[0])
-
-
-def as_url(address: str, port: int) -> str:
-    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 def is_loopback(address: str) -> bool:

@@ -21,15 +21,15 @@ from platoon_base.courier.messages import (
     News,
     Peers,
 )
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.rounds import RoundTable
 from platoon_base.rules.hosts import hosts_rule
-from platoon_base.system.awake import awake
 from platoon_base.system.environment import HOSTS_RULE
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 __all__ = ["CourierTable"]

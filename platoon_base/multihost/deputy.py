@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from platoon_base.channels.base import Received, ServerChannel
-from platoon_base.channels.host_link import LinkClient
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
@@ -21,13 +20,13 @@ from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.hosting import open_job_state, warden_of
 from platoon_base.job.starting import placed
+from platoon_base.links.peer import LinkClient
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.last_checkpoint import LastCheckpoint
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
-from platoon_base.system.awake import awake
-from platoon_base.system.process import pid_namespace
+from platoon_base.system.process import awake, pid_namespace
 from platoon_base.system.signals import default_sigchld
 from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start
@@ -67,7 +66,6 @@ class Deputy:
         self._job_state = job_state
         self._server = server
         self._link = link
-        link.hold(*welcome.lifeline)
         self._mirror = Mirror(job_state, files.job_state)
         self._sender = Sender(job_state, holds_lock)
         self._last_checkpoint = LastCheckpoint(files, job_state)
@@ -239,10 +237,9 @@ class Deputy:
         elif self._link.dismissed:
             log.warning("the job %s: stopping the workers of this host", self._link.dismissed)
             self._mark_first_host_lost(now, f"{_DISMISSED}: the job {self._link.dismissed}")
-        elif peer.closed(now) or silent_s > timeout("host"):
-            how = "disconnected without notice" if peer.closed(now) else f"sent no heartbeat for {silent_s:.1f} s"
-            log.warning("lost host 0 (it %s): stopping the workers of this host", how)
-            self._mark_first_host_lost(now, f"{_FIRST_HOST_LOST}: it {how}")
+        elif why := peer.why_lost(now):
+            log.warning("lost host 0 (it %s): stopping the workers of this host", why)
+            self._mark_first_host_lost(now, f"{_FIRST_HOST_LOST}: it {why}")
         elif silent_s > timeout("silence") and self._signals > 1 and self._signal is not None:
             log.warning("got %s twice without a heartbeat from host 0: ending this host without it", self._signal.name)
             self._end(between.JobOver(128 + self._signal, f"{self._signal.name} without a heartbeat from host 0"))
@@ -272,7 +269,6 @@ class Deputy:
 
     def _end(self, over: between.JobOver) -> None:
         """End the workers that still run; then `serve` returns."""
-        self._link.peer.acknowledge()  # Host 0 waits for this acknowledgement before it ends.
         if self._over is None:
             self._over = over
             if self.children.running:
@@ -306,7 +302,7 @@ def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> I
         for rank in range(world.size):
             job_state.start_row(rank)
         job_state.num_live = len(world.ranks_here), world.size
-        server = backends.listen_at(files.address, None)
+        server = backends.listen_at(files.address)
         stack.callback(server.close)
         stack.enter_context(default_sigchld())
         deputy = Deputy(

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from platoon_base.channels.base import Received, ServerChannel
-from platoon_base.channels.host_link import LinkServer
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import WorkerProcesses
@@ -20,18 +19,18 @@ from platoon_base.controller.stop_signals import PASSED_ON
 from platoon_base.coordination.roster import Participant, Roster, divided_peer
 from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError, ProtocolError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
+from platoon_base.links.peer import LinkServer, Peer
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.changes import StateChanges
 from platoon_base.multihost.courier_table import CourierTable
 from platoon_base.multihost.hosts_job import LOST_STATUS, HostsJob
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.mirror import Mirror
-from platoon_base.multihost.outbox import Outbox
 from platoon_base.multihost.relay import RelayServer
 from platoon_base.shm.job_state import JobState
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 
 __all__ = ["HostTable"]
@@ -49,15 +48,13 @@ class HostTable:
         self.world = world
         self._link = link
         self._members = {member.host: member for member in members}
-        self._by_session = {member.session: member for member in members}
+        self._by_session = {member.peer.session: member for member in members}
         self._mirror_s = timeout("progress") * max(1.0, world.size / _MIRROR_RANKS)
         self._next_poll_at = self._next_tick = 0.0
-        self._outbox = Outbox(link, self._members)
         self._job: HostsJob | None = None  # The running job.
         self._story = Story()
         self._welcome: between.Welcome | None = None
-        # Sessions and messages that arrived while a job ended.
-        self._kept: list[tuple[bytes, bytes]] = []
+        self._kept: list[tuple[Peer, bytes]] = []  # Messages that arrived while a job ended.
 
     def begin(
         self,
@@ -77,14 +74,13 @@ class HostTable:
             controller.decide(lambda coordinator: coordinator.center_filled(host))
 
         def unreachable(host: int, why: str) -> None:
-            if not self._members[host].lost:
-                self._mark_lost(self._members[host], why)
-                self._outbox.send(
-                    self._members[host], between.Refused(f"the job continues without this host: it {why}")
-                )
+            member = self._members[host]
+            if not member.lost:
+                self._mark_lost(member, why)
+                member.send(between.Refused(f"the job continues without this host: it {why}"))
 
-        couriers = CourierTable(files, self.world, roster, self._members, self._outbox.send, center_filled, unreachable)
-        self._job = HostsJob(self._outbox, roster, children, controller, mirror, changes, couriers)
+        couriers = CourierTable(files, self.world, roster, self._members, Member.send, center_filled, unreachable)
+        self._job = HostsJob(self._members, roster, children, controller, mirror, changes, couriers)
         self._story = roster.story
         for member in self._members.values():
             self._job.watch(member, self.world.ranks_on(member.host))
@@ -97,7 +93,6 @@ class HostTable:
             str(log_folder),
             files.checkpoint,
             framework_address,
-            self._link.lifeline,
             files.training or {},
         )
         for member in self._members.values():
@@ -106,7 +101,7 @@ class HostTable:
     def _let_in(self, member: Member) -> None:
         if self._welcome is not None:
             world = msgspec.structs.replace(self.world, host=member.host)
-            self._outbox.send(member, msgspec.structs.replace(self._welcome, world=world))
+            member.send(msgspec.structs.replace(self._welcome, world=world))
 
     @property
     def sockets(self) -> list[Any]:
@@ -120,17 +115,17 @@ class HostTable:
         """Handle messages of other hosts, and send what is due; return their workers' requests."""
         requests: list[Received] = []
         received, self._kept = [*self._kept, *self._link.receive()], []
-        for session, body in received:
-            member = self._by_session.get(session)
+        for peer, body in received:
+            member = self._by_session.get(peer.session)
             try:
                 message = between.decode_up(body)
             except ProtocolError as exc:
                 log.warning("%s", exc)
                 continue
             if member is None:
-                self._refuse_unknown_host(session, message)
+                self._refuse_unknown_host(peer, message)
             elif member.lost:
-                self._outbox.send(member, between.Refused(f"the job continues without this host: it {member.lost}"))
+                member.send(between.Refused(f"the job continues without this host: it {member.lost}"))
             else:
                 requests += self._take(member, message)
         if self._job is not None:
@@ -148,25 +143,24 @@ class HostTable:
             self._link.tick(now)
         return requests
 
-    def _refuse_unknown_host(self, session: bytes, message: between.Up) -> None:
+    def _refuse_unknown_host(self, peer: Peer, message: between.Up) -> None:
         if isinstance(message, between.Arrive):
             there = self._members.get(message.host)
-            if there is not None and not there.lost and self._link.peers[there.session].absent:
+            if there is not None and not there.lost and there.peer.absent:
                 self._mark_lost(there, "sent no heartbeat, and its launcher was started again")
                 # Handled after the controller has recorded the loss.
-                self._kept.append((session, between.encode(message)))
+                self._kept.append((peer, between.encode(message)))
                 return
             if there is not None and there.lost:
-                self._take_back(there, session, message)
+                self._take_back(there, peer, message)
                 return
             why = f"the job is running already, with hosts 0 to {self.world.hosts - 1}"
             if there is not None:
                 why = f"host {message.host} of the job is {there.name} (process {there.arrived.pid}) already"
             log.warning("refused %s, which joined as host %d: %s", message.name, message.host, why)
-            peer = self._link.peers[session]
             peer.send(between.encode(between.Refused(f"{why}; pass a different --node-rank on each host")))
 
-    def _take_back(self, member: Member, session: bytes, arrived: between.Arrive) -> None:
+    def _take_back(self, member: Member, peer: Peer, arrived: between.Arrive) -> None:
         """Readmit a lost host with new workers, if the job's workers can continue with new ones."""
         before, ranks = member.arrived, list(self.world.ranks_on(member.host))
         same = (arrived.version, arrived.program, arrived.hosts, len(arrived.devices)) == (
@@ -180,18 +174,16 @@ class HostTable:
         if why:
             log.warning("refused host %d (%s), which returned: %s", member.host, arrived.name, why)
             self._story.add("host", [member.host], "lost", "refused", why)
-            self._link.peers[session].send(
-                between.encode(between.Refused(f"the job continues without this host: {why}"))
-            )
+            peer.send(between.encode(between.Refused(f"the job continues without this host: {why}")))
             return
         log.warning("host %d (%s) has returned with workers %s", member.host, arrived.name, _listed(ranks))
         self._story.add("host", [member.host], "lost", "returned")
-        self._by_session.pop(member.session, None)
-        self._link.forget(member.session)
+        self._by_session.pop(member.peer.session, None)
+        self._link.forget(member.peer)
         self.world.addresses[member.host] = arrived.address
-        member.session, member.arrived, member.lost, member.silent = session, arrived, "", False
+        member.peer, member.arrived, member.lost, member.silent = peer, arrived, "", False
         member.reset()
-        self._by_session[session] = member
+        self._by_session[peer.session] = member
         if self._job is not None:
             self._job.restore(member, ranks)
         self._let_in(member)
@@ -226,12 +218,9 @@ class HostTable:
         return self._job
 
     def _check_member(self, member: Member, now: float) -> None:
-        peer = self._link.peers[member.session]
-        silent_s = peer.silent_s(now)
-        if peer.closed(now):
-            self._mark_lost(member, "disconnected without notice: was its launcher killed?")
-        elif silent_s > timeout("host"):
-            self._mark_lost(member, f"sent no heartbeat for {silent_s:.1f} s")
+        silent_s = member.peer.silent_s(now)
+        if why := member.peer.why_lost(now):
+            self._mark_lost(member, why)
         elif silent_s > timeout("silence") and not member.silent:
             member.silent = True
             self._story.add("host", [member.host], "", "silent", f"for {silent_s:.1f} s")
@@ -269,16 +258,19 @@ class HostTable:
             if member.replies:
                 replies, member.replies = member.replies, []
                 for batch in between.batches(replies):
-                    self._outbox.send(member, between.Replies(batch))
+                    member.send(between.Replies(batch))
 
     def adopt(self, late: Participant) -> None:
         member = self._members[late.host_index]
         self._present.watch(member, [late.rank])
-        self._outbox.send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
+        member.send(between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
 
     def saved(self, about: About, folder: Path) -> None:
         """Send a checkpoint's contents: other hosts write one themselves if this host is lost."""
-        self._outbox.send_all(between.SavedState(about, str(folder.absolute())))
+        data = between.encode(between.SavedState(about, str(folder.absolute())))
+        for member in self._members.values():
+            if not member.lost:
+                member.peer.send(data, bulk=True)
 
     def relayed(self, local: ServerChannel) -> ServerChannel:
         """Return the channel to the workers of all hosts; ``local`` is that of this host."""
@@ -310,13 +302,8 @@ class HostTable:
     def over(self, status: int, text: str, again: bool) -> None:
         """Send the other hosts how the job ended, and wait briefly for their acknowledgements."""
         for member in self._members.values():
-            self._outbox.send(member, between.JobOver(status, text, again))
-        deadline = awake() + timeout("end")
-        peers = [self._link.peers[member.session] for member in self._members.values() if not member.lost]
-        while awake() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
-            self._kept += self._link.receive()
-            self._link.tick(awake())
-            self._link.poll(0.05)
+            member.send(between.JobOver(status, text, again))
+        self._kept += self._link.finish([member.peer for member in self._members.values() if not member.lost])
 
 
 def _listed(ranks: Sequence[int]) -> str:

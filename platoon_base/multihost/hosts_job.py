@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from platoon_base.multihost.changes import StateChanges
 from platoon_base.multihost.courier_table import CourierTable
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.mirror import Mirror
-from platoon_base.multihost.outbox import Outbox
 
 __all__ = ["LOST_STATUS", "HostsJob"]
 
@@ -34,7 +33,7 @@ _END_JOB = b"end-job"
 class HostsJob:
     def __init__(
         self,
-        outbox: Outbox,
+        members: Mapping[int, Member],
         roster: Roster,
         children: WorkerProcesses,
         controller: Controller,
@@ -43,7 +42,7 @@ class HostsJob:
         couriers: CourierTable,
     ) -> None:
         self.couriers, self.controller, self.roster = couriers, controller, roster
-        self._outbox, self._children = outbox, children
+        self._members, self._children = members, children
         self._mirror, self._changes = mirror, changes
         self._state_sent: Any = None  # The version of the state that all hosts have.
 
@@ -56,12 +55,12 @@ class HostsJob:
             )
 
     def _signal_worker(self, member: Member, rank: int, number: signal.Signals, offered: bool) -> None:
-        self._outbox.send(member, between.SignalWorker(rank, number, offered))
+        member.send(between.SignalWorker(rank, number, offered))
 
     def _start_again(self, member: Member, rank: int) -> None:
         if member.lost:
             raise PlatoonError(f"host {member.host} ({member.name}) is lost: it {member.lost}")
-        self._outbox.send(member, between.StartAgain(rank))
+        member.send(between.StartAgain(rank))
 
     def take(self, member: Member, message: between.Up) -> list[Received]:
         """Handle a message of a host; return requests of its workers."""
@@ -121,15 +120,15 @@ class HostsJob:
         found: Any = self._changes.found
         if found == self._state_sent:
             return
-        for member in self._outbox.members.values():
+        for member in self._members.values():
             if member.lost:
                 continue
-            if self._outbox.in_flight(member) > 1 and not member.replies:
+            if member.peer.in_flight > 1 and not member.replies:
                 found = None  # A host that is behind gets all changes later.
                 continue
             changed = self._changes.since_sent(member.host)
             if changed is not None:
-                self._outbox.send(member, changed)
+                member.send(changed)
         self._state_sent = found
 
     def end(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from platoon_base.links.peer import Peer
 from platoon_base.multihost import messages as between
 
 __all__ = ["Member"]
@@ -15,7 +16,7 @@ class Member:
 
     host: int
     name: str
-    session: bytes
+    peer: Peer
     arrived: between.Arrive
     lost: str = ""
     silent: bool = False
@@ -23,6 +24,11 @@ class Member:
     signals: int = 0
     begun: bool = False
     has_courier: bool = False
+
+    def send(self, message: between.Down) -> None:
+        """Send a message; a lost host gets only refusals and the end of the job."""
+        if not self.lost or isinstance(message, (between.Refused, between.JobOver)):
+            self.peer.send(between.encode(message))
 
     def reset(self) -> None:
         """Reset the state that belongs to an earlier job or launcher."""

@@ -10,7 +10,7 @@ import msgspec
 from platoon_base.checkpoints.files import About
 from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, Lost, Made, Peers
 from platoon_base.errors import ProtocolError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.worker_process.failure import Failure
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 8
+PROTOCOL = 9
 
 # The annotations below are read at run time, on Python 3.9 too, so they use Optional and Union.
 
@@ -127,8 +127,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
     ``job`` and ``log_folder`` are the job's name and absolute path on host 0. ``checkpoint`` is the
     file to resume from, or empty. Rank 0 listens at ``framework_address`` for a framework's own
-    group. ``lifeline`` is a port, 0 for none, and a token, see `LinkClient.hold`. ``training``
-    holds the variables that all workers need alike, see `job.starting`.
+    group. ``training`` holds the variables that all workers need alike, see `job.starting`.
     """
 
     world: World
@@ -136,7 +135,6 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     log_folder: str
     checkpoint: str = ""
     framework_address: str = ""
-    lifeline: tuple[int, str] = (0, "")
     training: dict[str, str] = {}
 
 

@@ -13,20 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import platoon_base
-from platoon_base.channels.host_link import LinkClient, LinkServer
-from platoon_base.channels.keys import keys_of_secret
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, ProtocolError
-from platoon_base.hosts.place import Place
-from platoon_base.hosts.world import World
+from platoon_base.hosts import Place, World
+from platoon_base.links.peer import LinkClient, LinkServer, Peer
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.addresses import as_url, divided, is_loopback, own_address_towards, resolved
+from platoon_base.multihost.addresses import divided, is_loopback, own_address_towards, resolved
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
-from platoon_base.system.awake import awake
 from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
-from platoon_base.system.limits import raise_descriptors
+from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker_process.program import Program
 
@@ -37,7 +34,6 @@ log = logging.getLogger(__name__)
 _NEWS_S, _FIRST_NEWS_S = 10.0, 5.0
 _KEY_BYTES = 32
 _T = TypeVar("_T", str, bytes)
-_DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nothing polls its events.
 
 
 class RendezvousInterruptedError(Exception):
@@ -92,13 +88,7 @@ def _listen(endpoint: str) -> LinkServer:
     if is_loopback(address) and not _says_loopback(name):
         # Many systems give their own name a loopback address, which no other host can reach.
         address = "0.0.0.0"
-    server_keys, _ = keys_of_secret(read_or_make_key())
-    if (limit := raise_descriptors()) < _DESCRIPTORS:
-        log.warning(
-            "got a limit of %d open files (ulimit -Hn), which a flood of connections to %s could "
-"use up: raise it to %d", limit, endpoint, _DESCRIPTORS,
-        )  # fmt: skip
-    return LinkServer(as_url(address, port), server_keys)
+    return LinkServer(address, port, read_or_make_key())
 
 
 def _says_loopback(name: str) -> bool:
@@ -165,8 +155,8 @@ class _HostRendezvous:
         while self._missing_hosts():
             self._link.poll(POLL_S, [signals.fd])
             _require_none(signals.take())
-            for session, body in self._link.receive():
-                self._admit(session, body)
+            for peer, body in self._link.receive():
+                self._admit(peer, body)
             now = awake()
             self._link.tick(now)
             self._mark_silent_hosts(now)
@@ -188,21 +178,21 @@ class _HostRendezvous:
         missing = list(map(str, self._missing_hosts()))
         return f"host{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._here.place.hosts}"
 
-    def _admit(self, session: bytes, body: bytes) -> None:
+    def _admit(self, peer: Peer, body: bytes) -> None:
         try:
             arrived = between.decode_up(body)
         except ProtocolError as exc:
-            self._refuse(session, str(exc))
+            self._refuse(peer, str(exc))
             raise ConfigurationError(f"a host has another version of this package: {exc}") from exc
         if not isinstance(arrived, between.Arrive):
             return
         who = f"host {arrived.host} ({arrived.name})"
         there = self.members.get(arrived.host)
-        if there is not None and self._link.peers[there.session].absent:
+        if there is not None and there.peer.absent:
             log.warning(
                 "no heartbeat from host %d (%s): a launcher that was started later replaces it", there.host, there.name
             )
-            self._link.forget(there.session)
+            self._link.forget(there.peer)
             there = None
         if arrived.host == 0 or there is not None:
             taken = os.uname().nodename if there is None else there.name
@@ -212,14 +202,14 @@ class _HostRendezvous:
                 "different --node-rank on each host"
             )
             say_why = f"refused {arrived.name} (process {arrived.pid}): {why}"
-            self._refuse(session, why)
+            self._refuse(peer, why)
             log.warning("%s", say_why)
             return
         problem = self._problem(arrived)
         if problem:
-            self._refuse(session, f"{who} {problem}")
+            self._refuse(peer, f"{who} {problem}")
             raise ConfigurationError(f"{who} {problem}")
-        self.members[arrived.host] = Member(arrived.host, arrived.name, session, arrived)
+        self.members[arrived.host] = Member(arrived.host, arrived.name, peer, arrived)
         missing = f", waiting for {self._missing()}" if self._missing_hosts() else ""
         self._say(f"{who} has joined{missing}")
 
@@ -247,7 +237,7 @@ class _HostRendezvous:
     def _mark_silent_hosts(self, now: float) -> None:
         """Count unreachable launchers as missing: another launcher may take their place."""
         for host, member in self.members.items():
-            peer = self._link.peers[member.session]
+            peer = member.peer
             was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > timeout("silence")
             if member.silent and not was_silent:
                 what = "lost the connection to" if peer.gone else "no heartbeat from"
@@ -255,18 +245,14 @@ class _HostRendezvous:
             elif was_silent and not member.silent:
                 log.warning("host %d (%s) sends heartbeats again", host, member.name)
 
-    def _refuse(self, session: bytes, why: str) -> None:
-        self._link.peers[session].send(between.encode(between.Refused(why)))
+    def _refuse(self, peer: Peer, why: str) -> None:
+        peer.send(between.encode(between.Refused(why)))
 
     def refuse_all(self, why: str) -> None:
         """Notify the hosts that have arrived that there will be no job."""
         for member in self.members.values():
-            self._refuse(member.session, why)
-        deadline = awake() + timeout("end")
-        while awake() < deadline and any(peer.in_flight and not peer.gone for peer in self._link.peers.values()):
-            self._link.receive()
-            self._link.tick(awake())
-            self._link.poll(0.01)
+            self._refuse(member.peer, why)
+        self._link.finish(self._link.peers.values())
 
 
 @contextlib.contextmanager
@@ -293,7 +279,6 @@ def arrive(
         "the file from host 0, where `platoon launch` has created it, with mode 0600 (or name "
         f"another file in {KEY_FILE})",
     )
-    _, keys = keys_of_secret(key)
     told = poll(endpoint, "the address of host 0", "host 0 has not published its address")
     name, port = divided(told)
     unresolved = f"the host name {name!r} of --rdzv-endpoint does not resolve: pass an IP address"
@@ -303,7 +288,7 @@ def arrive(
     )
     own = poll(functools.partial(own_address_towards, address), f"a route to {address}", no_way)
     arrival = here.arrival(own, address)
-    link = LinkClient(as_url(address, port), keys)
+    link = LinkClient(address, port, key)
     try:
         link.peer.send(between.encode(arrival))
         yield link, lambda: _wait_for_welcome(link, f"{name}:{port}", signals, say)
@@ -323,11 +308,7 @@ def _send_reason(link: LinkClient, exc: Exception) -> None:
         link.peer.send(between.encode(between.Signalled(exc.number, 1)))
     else:
         link.peer.send(between.encode(between.Failed(f"{type(exc).__name__}: {exc}")))
-    deadline = awake() + timeout("end")
-    while link.peer.in_flight and not link.peer.gone and awake() < deadline:
-        link.poll(0.01)
-        link.receive()
-        link.peer.tick(awake())
+    link.finish()
 
 
 def _poll(
@@ -378,7 +359,9 @@ def _wait_for_welcome(
         if link.connected and link.peer.closed(now):
             raise ConfigurationError(f"host 0 at {where} ended before the job started")
         if now > began + timeout_s:
-            what = "some of the other hosts have not joined" if link.connected else f"no answer from {where}"
+            what = "some of the other hosts have not joined"
+            if not link.connected:
+                what = f"no answer from {where}" + (f" ({link.why})" if link.why else "")
             raise ConfigurationError(
                 f"{what} within {timeout_s:g} s: check that --rdzv-endpoint is an address of host "
                 "0, and that its launcher runs"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from platoon_base.errors import ConfigurationError
 
@@ -31,13 +32,12 @@ def command_on(hosts: Sequence[str], words: Sequence[str], environment: Mapping[
             f"{origin} names host {', '.join(twice)} more than once: name each host once, and set "
             "the number of its workers with -n"
         )
-    if environment.get("SLURM_JOB_ID") and shutil.which("srun"):
-        return [*_srun(hosts, environment), *words]
-    if shutil.which("mpirun") and _is_open_mpi():
-        return [*_mpirun(hosts, environment), *words]
+    for starter in _STARTERS:
+        if starter.is_usable(environment):
+            return [*starter.command(hosts, environment), *words]
     raise ConfigurationError(
         f"{origin} names {', '.join(hosts)}, and this host has no means to start launchers there: "
-        "no Slurm allocation (salloc, sbatch), and no mpirun of Open MPI. Start a launcher on "
+        f"{', and '.join(f'no {starter.name}' for starter in _STARTERS)}. Start a launcher on "
         f"each host yourself: platoon launch --nnodes {len(hosts)} --node-rank 0 --rdzv-endpoint "
         f"{hosts[0]} ..., with --node-rank 1 on the next, and so on"
     )
@@ -68,3 +68,21 @@ def _is_open_mpi() -> bool:
     words = ["mpirun", "--version"]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return "Open MPI" in done.stdout
+
+
+class _Starter(NamedTuple):
+    """An engine that starts launchers on hosts that are named."""
+
+    name: str
+    is_usable: Callable[[Mapping[str, str]], bool]
+    command: Callable[[Sequence[str], Mapping[str, str]], list[str]]
+
+
+_STARTERS = (
+    _Starter(
+        "Slurm allocation (salloc, sbatch)",
+        lambda environment: bool(environment.get("SLURM_JOB_ID") and shutil.which("srun")),
+        _srun,
+    ),
+    _Starter("mpirun of Open MPI", lambda _: shutil.which("mpirun") is not None and _is_open_mpi(), _mpirun),
+)

@@ -15,7 +15,7 @@ from theano import tensor
 from platoon_base import rules
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.parameters import Parameters
-from platoon_base.platoon_api.handles import handle_of
+from platoon_base.platoon_api.arguments import handle_of
 from platoon_base.rules.synchronous import require_alike
 from platoon_base.theano_ops import all_reduce
 from platoon_base.worker.initial_values import require_same_layout, start_together

@@ -6,7 +6,7 @@ from typing import Any
 
 from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
-from platoon_base.platoon_api.handles import handle_of
+from platoon_base.platoon_api.arguments import handle_of
 from platoon_base.theano_ops.reductions import all_reduce
 
 __all__ = ["AllReduceMax", "AllReduceMin", "AllReduceProd", "AllReduceSum"]

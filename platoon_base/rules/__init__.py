@@ -21,14 +21,19 @@ from platoon_base.rules.center import (
     shares_moments,
 )
 from platoon_base.rules.center_momentum import CenterMomentum
-from platoon_base.rules.defaults import at_period, default_period, default_rule, parse_rule, prepared_rule, rule_names
-from platoon_base.rules.diloco import DiLoCo
+from platoon_base.rules.defaults import (
+    at_period,
+    default_period,
+    default_rule,
+    parse_rule,
+    prepared_rule,
+    rule_for_loop,
+    rule_names,
+)
 from platoon_base.rules.easgd import EAMSGD, EASGD
 from platoon_base.rules.forms import Form
 from platoon_base.rules.gosgd import GoSGD
-from platoon_base.rules.local_sgd import LocalSGD
-from platoon_base.rules.outer import OuterRule, overlap_of, waits
-from platoon_base.rules.slow_mo import SlowMo
+from platoon_base.rules.outer import DiLoCo, LocalSGD, OuterRule, SlowMo, overlap_of, waits
 
 __all__ = [
     "ASGD",
@@ -54,6 +59,7 @@ __all__ = [
     "parse_rule",
     "prepared_rule",
     "require_rule",
+    "rule_for_loop",
     "rule_names",
     "settings_of",
     "shares_moments",

@@ -13,10 +13,13 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.averaged_easgd import AveragedEASGD
 from platoon_base.rules.center import Rule, member, precise_enough, require_rule
 from platoon_base.rules.center_momentum import CenterMomentum
-from platoon_base.schedule import EveryN
+from platoon_base.schedule import require_period
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
-__all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule", "prepared_rule", "rule_names"]
+__all__ = [
+    "DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule", "prepared_rule", "rule_for_loop",
+    "rule_names",
+]  # fmt: skip
 
 DEFAULT_PERIOD = Rule.period  # Batches between synchronizations.
 
@@ -57,7 +60,7 @@ def prepared_rule(mode: str | None, strategy: Any = None, sync_every: Any = None
         require_rule(strategy, "strategy")
     if sync_every is not None:
         try:
-            EveryN(sync_every)
+            require_period(sync_every)
         except ConfigurationError as exc:
             raise ConfigurationError(
                 f"got sync_every={sync_every!r}: it counts batches and must be a whole number >= 1"
@@ -67,6 +70,14 @@ def prepared_rule(mode: str | None, strategy: Any = None, sync_every: Any = None
     if scaling is not None:
         return AveragedEASGD(scale=None if scaling == "none" else float(scaling))
     return "auto" if strategy is None else strategy
+
+
+def rule_for_loop(rule: Any, sync_every: int | None, dtypes: Iterable[Any]) -> tuple[Rule, int]:
+    """Return the rule, for a result of `prepared_rule`, and its period."""
+    if rule == "auto":
+        rule = default_rule(default_period("auto") if sync_every is None else sync_every, dtypes)
+    period = default_period(rule) if sync_every is None else sync_every
+    return at_period(rule, period), period
 
 
 def default_period(rule: Rule | str | None = "auto") -> int:

@@ -24,7 +24,7 @@ COMPILED: dict[str, Form] = {}  # Forms of this package's rules, by name; they h
 
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 # Loops that exist for every rule.
-_KERNELS = {"adopt", "adopt_remembering", "contribute", "overwrite", "pull", "take_over"}
+_KERNELS = {"adopt", "adopt_remembering", "overwrite", "progress", "pull", "take_over"}
 # Other names in the loops in C and CUDA.
 _RESERVED = frozenset(
     re.findall(

@@ -2,23 +2,28 @@
 
 One synchronization of all workers is a round. With the center c and the parameters x_i of the N
 workers that contribute, a round computes ``d := 1/N sum_i (x_i - c)``, then the outer step
-``c := c + step(d)``, then ``x_i := c``. Contributions are added in order of arrival: with three or
-more workers the last bits depend on the order. Only centers in host memory have rounds.
+``c := c + step(d)``, then ``x_i := c``. Contributions are added in the order of the ranks, and on
+several hosts the sums in the order of the hosts: the bits do not depend on who arrives first. Only
+centers in host memory have rounds.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import Array, Rule, State, member
+from platoon_base.rules.center import Array, CenterState, Rule, State, member, require_flag
 from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
+    "DiLoCo",
+    "LocalSGD",
     "OuterRule",
+    "SlowMo",
     "momentum_args",
     "overlap_of",
     "require_momentum",
@@ -109,3 +114,198 @@ def require_momentum(momentum: Any) -> None:
         raise ConfigurationError(
             f"got momentum={momentum!r}: outside [0, 1) the center diverges; try 0.8, or 0 for none"
         )
+
+
+@dataclass(frozen=True, repr=False)
+class LocalSGD(OuterRule):
+    """Local SGD: at each synchronization, all workers continue from the mean of their parameters.
+
+    ::
+
+        c := 1/N sum_i x_i
+        x_i := c
+
+    Computed as ``c + 1/N sum_i (x_i - c)``. With a period of 1, plain SGD and equal mini-batches,
+    this is SGD with N times the batch size. It equals ``DiLoCo(1, 0)``.
+
+    Parameters
+    ----------
+    moments : bool
+        Whether adapters also average the optimizer's moments in the same rounds; see `EASGD`. This
+        is DES-LOC with one period for all.
+    overlap : float in [0, 1)
+        As for `DiLoCo`. Not with ``moments``: second moments could become negative.
+
+    Raises
+    ------
+    ConfigurationError
+        If an argument is outside its range, or the arguments conflict.
+
+    References
+    ----------
+    Stich: Local SGD converges fast and communicates little, ICLR 2019, arXiv 1805.09767,
+    algorithm 1. McMahan et al.: Communication-efficient learning of deep networks from
+    decentralized data, AISTATS 2017, arXiv 1602.05629, algorithm 1, with all clients and equal
+    weights. The moments: Iacob et al.: DES-LOC: Desynced low communication adaptive optimizers,
+    2025, arXiv 2505.22549.
+    """
+
+    moments: bool = False
+    overlap: float = 0.0
+
+    step_kernel: ClassVar[str | None] = "outer_mean"
+    form: ClassVar[Form | None] = Form("c := c + d")
+
+    def __post_init__(self) -> None:
+        require_flag("moments", self.moments)
+        require_overlap(self.overlap)
+        if self.moments and self.overlap:
+            raise ConfigurationError(
+                f"got LocalSGD(moments=True, overlap={self.overlap}): the steps of a worker "
+                "during a round are added to the mean, and second moments might become negative; "
+                "leave one of the two out"
+            )
+
+    def __repr__(self) -> str:
+        values = (("moments", self.moments), ("overlap", self.overlap))
+        return f"LocalSGD({', '.join(f'{name}={value}' for name, value in values if value)})"
+
+
+# (number of workers, momentum): recommended by FairScale's documentation from this number on.
+_SLOW_MOMENTA = ((16, 0.6), (8, 0.5), (4, 0.2), (1, 0.0))
+
+
+@dataclass(frozen=True)
+class SlowMo(OuterRule):
+    """Slow momentum: Local SGD whose center moves with heavy-ball momentum.
+
+    ::
+
+        d := 1/N sum_i (x_i - c)
+        c := c + outer_lr (d + r mu m)
+        m := mu^r m + d
+        x_i := c
+
+    r is the length of the round relative to the period: 1, or less if an epoch ended. With r = 1
+    the center moves by ``outer_lr`` times the new m. The paper's u is -m divided by the inner
+    learning rate, and its step multiplies u by that rate: with a constant rate this cancels, and
+    after a change of the rate the momentum here keeps its length. The state of the inner optimizer
+    is not shared.
+
+    Parameters
+    ----------
+    momentum : float in [0, 1), optional
+        mu, the paper's beta. The default depends on the number of workers: 0 below 4, 0.2 from 4,
+        0.5 from 8, 0.6 from 16. With 0 and an ``outer_lr`` of 1 this is `LocalSGD`.
+    outer_lr : float, greater than 0
+        The paper's alpha.
+
+    Raises
+    ------
+    ConfigurationError
+        If an argument is outside its range.
+
+    References
+    ----------
+    Wang, Tantia, Ballas, Rabbat: SlowMo: Improving communication-efficient distributed SGD with
+    slow momentum, ICLR 2020, arXiv 1910.00643, algorithm 1. Default momenta: FairScale's
+    documentation.
+    """
+
+    momentum: float | None = None
+    outer_lr: float = 1.0
+
+    center_state: ClassVar[tuple[CenterState | str, ...]] = (CenterState("m"),)
+    step_kernel: ClassVar[str | None] = "outer_heavy_ball"
+    form: ClassVar[Form | None] = Form(
+        """
+        c := c + lr * (d + ahead * m)
+        m := decay * m + d
+        """,
+        scalars=("lr", "decay", "ahead"),
+    )
+
+    def __post_init__(self) -> None:
+        require_outer_lr(self.outer_lr)
+        if self.momentum is not None:
+            require_momentum(self.momentum)
+
+    def resolved(self, size: int) -> SlowMo:
+        if self.momentum is not None:
+            return self
+        return replace(self, momentum=next(mu for least, mu in _SLOW_MOMENTA if size >= least))
+
+    def step_args(self, part: float) -> tuple[float, ...]:
+        if self.momentum is None:
+            raise ConfigurationError(
+                "the momentum is unknown: it depends on the number of workers; call resolved(N) first"
+            )
+        return momentum_args(self.outer_lr, self.momentum, part)
+
+
+@dataclass(frozen=True, repr=False)
+class DiLoCo(OuterRule):
+    """DiLoCo: the center moves with Nesterov momentum along the mean progress of the workers.
+
+    ::
+
+        d := 1/N sum_i (x_i - c)
+        m := mu^r m + d
+        c := c + outer_lr (d + r mu m)
+        x_i := c
+
+    r is the length of the round relative to the period: 1, or less if an epoch ended. -d is the
+    paper's outer gradient, and the step is that of SGD with Nesterov momentum in PyTorch. The state
+    of the inner optimizer, AdamW in the paper, is not shared.
+
+    A synchronization every 10 to 30 batches learned fastest with small models; the paper's 500 is
+    for large models. Below about 10 batches, or with the paper's 0.7 and 0.9 for 2 workers, the
+    outer momentum is too large: reduce it, or use `LocalSGD`.
+
+    Parameters
+    ----------
+    outer_lr : float, greater than 0
+    momentum : float in [0, 1)
+        mu. With 0 and an ``outer_lr`` of 1 this is `LocalSGD`.
+    overlap : float in [0, 1)
+        The part of the period in which workers train while a round is exchanged. Their progress
+        meanwhile is added to the new center. Uses memory for two more copies of the parameters.
+
+    Raises
+    ------
+    ConfigurationError
+        If an argument is outside its range.
+
+    References
+    ----------
+    Douillard et al.: DiLoCo: Distributed low-communication training of language models, 2023,
+    arXiv 2311.08105, algorithm 1. Overlap: Douillard et al.: Streaming DiLoCo, 2025,
+    arXiv 2501.18512; keeping all progress: LOSCAR-SGD, arXiv 2605.20866.
+    """
+
+    outer_lr: float = 0.7
+    momentum: float = 0.8
+    overlap: float = 0.0
+
+    center_state: ClassVar[tuple[CenterState | str, ...]] = (CenterState("m"),)
+    step_kernel: ClassVar[str | None] = "outer_nesterov"
+    form: ClassVar[Form | None] = Form(
+        """
+        m := decay * m + d
+        c := c + lr * (d + ahead * m)
+        """,
+        scalars=("lr", "decay", "ahead"),
+    )
+    period: ClassVar[int] = 20
+
+    def __post_init__(self) -> None:
+        require_outer_lr(self.outer_lr)
+        require_momentum(self.momentum)
+        require_overlap(self.overlap)
+
+    def __repr__(self) -> str:
+        more = f", overlap={self.overlap}" if self.overlap else ""
+        return f"DiLoCo(outer_lr={self.outer_lr!r}, momentum={self.momentum!r}{more})"
+
+    def step_args(self, part: float) -> tuple[float, ...]:
+        return momentum_args(self.outer_lr, self.momentum, part)

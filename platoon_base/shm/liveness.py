@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from platoon_base.errors import LEAVE_TOGETHER
 from platoon_base.shm.job_state import JobState
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import LIVENESS_S, SHORT_POLL_S, timeout
 
 __all__ = ["Call", "CallWatch", "JobLiveness", "Liveness", "ProgressWatch", "sign", "stalled_text"]
@@ -100,7 +101,7 @@ class JobLiveness:
             if self._calls.seconds(rank) > _STUCK_S:
                 return (
                     f"rank {rank} waits in {self._job_state.read_text(rank, 'waiting_in')!r} instead, for this rank "
-                    "too: all ranks must make the same calls in the same order"
+                    f"too: all ranks must make the same calls in the same order. {LEAVE_TOGETHER}"
                 )
         return ""
 
@@ -133,8 +134,10 @@ class JobLiveness:
         deadline = time.monotonic() + timeout("cause")
         while not (cause := self._job_state.read_text(rank, "ending")) and time.monotonic() < deadline:
             time.sleep(SHORT_POLL_S)
-        verb = "has left the job" if self._job_state.row(rank)["left"] else "is lost"
-        return f"rank {rank} {verb}{f' ({cause})' if cause else ''}"
+        cause = f" ({cause})" if cause else ""
+        if self._job_state.row(rank)["left"]:
+            return f"rank {rank} has left the job{cause}. {LEAVE_TOGETHER}"
+        return f"rank {rank} is lost{cause}"
 
 
 _SIGNATURE_BITS = 24

@@ -6,24 +6,28 @@ names, dtypes and sizes, and fields of the kind. Named parts follow; a `Layout` 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from platoon_base.errors import LayoutMismatchError, PlatoonError
-from platoon_base.layout import ALIGNMENT, Layout
+from platoon_base.layout import ALIGNMENT, Layout, array_on
 from platoon_base.shm.segments import Name, Segment
-from platoon_base.views import array_on
+from platoon_base.system.process import awake
 
-__all__ = ["PAGE", "Part", "Parts", "Schema", "Views", "Word"]
+__all__ = ["PAGE", "Growing", "Part", "Parts", "Schema", "Views", "Word"]
 
 PAGE = 4096
 _DIGEST_BYTES = 16
+_TABLE_LOCK = 0  # Byte of the lock of the number of blocks, see `Growing`.
+_PAUSE_S = 1e-3
 
 
 class Part(NamedTuple):
@@ -82,6 +86,12 @@ class Word:
 class Parts:
     """Places of named parts in a block of memory."""
 
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def placed(cls, *parts: Part) -> Parts:
+        """Return the places of these parts; those of recent ones are kept, with their fingerprint."""
+        return cls(*parts)
+
     def __init__(self, *parts: Part) -> None:
         self._parts, self.at, end = parts, {}, 0
         for part in parts:
@@ -93,11 +103,59 @@ class Parts:
         at = {name: start + offset for name, offset in self.at.items()}
         return Views(at=at, **{part.name: part.view(buffer, at[part.name]) for part in self._parts})
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> bytes:
         """Bytes that differ whenever the name, dtype, shape or place of a part differs."""
         text = repr([part.described() for part in self._parts])
         return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
+
+
+class Growing:
+    """Equal blocks in the last part of a segment, ``slots``; their number is a field of its header.
+
+    `add` extends the memory, and other processes map it when they need it.
+    """
+
+    def __init__(self, memory: Views, each: Parts) -> None:
+        self.segments = [memory.segment]
+        self._header, self._first, self._each = memory.header, memory.at["slots"], each
+
+    def __len__(self) -> int:
+        return int(self._header["slots"])
+
+    def _start_of(self, index: int) -> int:
+        return self._first + index * self._each.nbytes
+
+    def views(self, index: int) -> Views:
+        """Return one block; raises `ConfigurationError` if it is new and the name was removed."""
+        if len(self.segments[-1].buffer) < self._start_of(index + 1):
+            self.segments.append(Segment.attach(self.segments[0].name))
+        return self._each.views(self.segments[-1].buffer, self._start_of(index))
+
+    def add(self, prepare: Callable[[Views], object] = lambda views: None) -> None:
+        """Add a block of zeros; ``prepare`` writes its first values. The caller holds the lock."""
+        index = len(self)
+        self.segments[0].grow(self._start_of(index + 1))
+        prepare(self.views(index))
+        self._header["slots"] = index + 1
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
+
+    @contextlib.contextmanager
+    def locked(self, timeout_s: float) -> Iterator[bool]:
+        """Lock the number of blocks within the ``with`` block; yield False on a timeout."""
+        segment, deadline = self.segments[0], awake() + timeout_s
+        taken = segment.try_lock(_TABLE_LOCK)
+        while not taken and awake() < deadline:
+            time.sleep(_PAUSE_S)
+            taken = segment.try_lock(_TABLE_LOCK)
+        try:
+            yield taken
+        finally:
+            if taken:
+                segment.unlock(_TABLE_LOCK)
 
 
 class Schema:
@@ -183,7 +241,7 @@ class Schema:
         return views
 
     def _place(self, header: Any, layout: Any) -> Parts:
-        return Parts(Part("header", self.header), *self._parts(header, layout))
+        return Parts.placed(Part("header", self.header), *self._parts(header, layout))
 
     def _refuse(self, name: Name, why: str) -> NoReturn:
         raise self._error(

@@ -20,8 +20,7 @@ from typing import Any, Union
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.system.limits import available_memory
-from platoon_base.system.own_files import open_own
-from platoon_base.system.own_locks import disown, own
+from platoon_base.system.own_files import disown, open_own, own
 
 with contextlib.suppress(ImportError):  # On other systems a script runs alone, without segments.
     import fcntl
@@ -120,7 +119,7 @@ class Segment:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """The mapped memory; arrays of `platoon_base.views.array_on` keep it mapped."""
+        """The mapped memory; arrays of `platoon_base.parameters.array_on` keep it mapped."""
         if self._buffer is None:
             raise self._closed_error()
         return self._buffer

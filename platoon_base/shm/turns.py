@@ -18,7 +18,7 @@ import numpy as np
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.liveness import CallWatch
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 __all__ = ["NoTurns", "Turns"]
 

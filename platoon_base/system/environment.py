@@ -1,6 +1,9 @@
-"""The environment variables of this package, set by the launcher or by users."""
+"""The environment variables of a job, and what deterministic runs read from them."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Mapping
 
 __all__ = [
     "DETERMINISTIC",
@@ -16,7 +19,7 @@ __all__ = [
     "JOB",
     "KEY_FILE",
     "LAUNCHER",
-    "LISTEN",
+    "LIMITED_THREADS",
     "MAX_WORKERS",
     "NAMESPACE",
     "NO_FORK_SERVER",
@@ -28,11 +31,15 @@ __all__ = [
     "RULE",
     "STRICT",
     "TERMINAL",
+    "THREAD_VARIABLES",
     "TIMEOUTS",
     "TIMEOUT_S",
     "TORCH_ERROR_FILE",
     "TRACE",
     "WORKERS",
+    "deterministic_seed",
+    "seed_generators",
+    "threads_of",
 ]
 
 PREFIX = "PLATOON_"
@@ -58,9 +65,42 @@ KEY_FILE = "PLATOON_KEY_FILE"  # key of this user's jobs on several hosts
 # How the hosts' centers are exchanged.
 HOSTS_RULE, HOSTS_EVERY_S = "PLATOON_HOSTS_RULE", "PLATOON_HOSTS_EVERY_S"
 HOSTS_COMPRESSION = "PLATOON_HOSTS_COMPRESSION"  # default of the option
-LISTEN = "PLATOON_LISTEN"  # address of controllers of platoon_api; default: loopback
 NAMESPACE = "PLATOON_NAMESPACE"  # separates the jobs of tests from others
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
 STRICT = "PLATOON_STRICT"  # for tests: raise at an unknown change of phase
 
 MAX_WORKERS = 1024  # A job's state has a row for each.
+
+
+LIMITED_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = (*LIMITED_THREADS, "GOTO_NUM_THREADS", "BLIS_NUM_THREADS")
+
+# Keeps this seed apart from those that a script draws from the job's seed.
+_ROOT = 41
+
+
+def deterministic_seed() -> int | None:
+    """Return the common seed for generators without one; None unless runs must be reproducible."""
+    text = os.environ.get(DETERMINISTIC)
+    if not text:
+        return None
+    import numpy as np  # Workers start without NumPy.
+
+    return int(np.random.SeedSequence([int(text), _ROOT]).generate_state(1)[0])
+
+
+def threads_of(environment: Mapping[str, str]) -> str:
+    """Return the thread variables that are set: they change the order, and the bits, of sums."""
+    return " ".join(f"{name}={environment[name]}" for name in THREAD_VARIABLES if environment.get(name))
+
+
+def seed_generators() -> None:
+    """Seed the generators of Python and NumPy; frameworks follow when they are imported."""
+    seed = deterministic_seed()
+    if seed is not None:
+        import random
+
+        import numpy as np
+
+        random.seed(seed)
+        np.random.seed(seed)

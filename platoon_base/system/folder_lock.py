@@ -10,8 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from platoon_base.system.own_files import SAFE_FLAGS, open_own
-from platoon_base.system.own_locks import disown, own
+from platoon_base.system.own_files import SAFE_FLAGS, disown, open_own, own
 
 __all__ = ["LOCK_FILE", "FolderLock", "is_locked", "locks_stay_on_this_host"]
 

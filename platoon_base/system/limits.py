@@ -38,7 +38,7 @@ def require_descriptors(more: int) -> None:
     """Raise the soft limit to allow ``more`` open files; ConfigurationError if that fails."""
     # At the limit ZeroMQ would abort the process.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _open_descriptors(soft) + more
+    needed = len(os.listdir("/proc/self/fd")) + more
     if resource.RLIM_INFINITY != soft < needed:
         if resource.RLIM_INFINITY != hard < needed:
             raise ConfigurationError(
@@ -116,21 +116,6 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
             if count[:1] == ["oom_kill"]:
                 return int(count[1])
     return 0
-
-
-def _open_descriptors(soft: int) -> int:
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return sum(map(_is_open, range(_FIRST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft)))
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -1,4 +1,4 @@
-"""Open files of this user in folders that others can write to; refuse links, pipes, devices."""
+"""Open and write files of this user: links, pipes and devices are refused, and nothing waits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,40 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.regular_files import open_without_wait
 
-__all__ = ["SAFE_FLAGS", "create_new", "open_log", "open_own", "write_where_named", "write_whole"]
+__all__ = [
+    "SAFE_FLAGS",
+    "create_new",
+    "disown",
+    "open_log",
+    "open_own",
+    "open_regular",
+    "open_without_wait",
+    "own",
+    "write_where_named",
+    "write_whole",
+]
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file to read bytes; OSError if it is missing or of another kind."""
+    file = open(path, "rb", opener=open_without_wait)  # noqa: SIM115 - the caller closes it
+    try:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{os.fspath(path)} is a named pipe or a device, not a file; move it away")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def open_without_wait(path: str, flags: int) -> int:
+    """An ``opener`` for `open`; a pipe without a partner raises or is empty."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
 
 SAFE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -88,3 +117,37 @@ def _require_own(path: str | os.PathLike[str], status: os.stat_result, kind: int
     if stat.S_IFMT(status.st_mode) != kind or status.st_uid != os.geteuid():
         what = "a folder" if kind == stat.S_IFDIR else "a file"
         raise PermissionError(f"{os.fspath(path)} is not {what} of this user")
+
+
+# The kernel releases a lock (``flock``, ``F_OFD_SETLK``) once the last descriptor of its open file is
+# closed. A forked child has copies of all descriptors, and would keep the locks of a killed parent.
+
+
+_owned: dict[int, tuple[os.stat_result, int | None]] = {}
+_registered = False
+
+
+def own(fd: int, twin: int | None = None) -> None:
+    """Replace a descriptor in forked children by ``twin``, or an empty file, until `disown`."""
+    global _registered
+    _owned[fd] = os.fstat(fd), twin
+    if not _registered and hasattr(os, "register_at_fork"):
+        _registered = True
+        os.register_at_fork(after_in_child=_replace_all)
+
+
+def disown(fd: int) -> None:
+    _owned.pop(fd, None)
+
+
+def _replace_all() -> None:
+    """Replace the descriptors in a child: code with their numbers must not touch other files."""
+    if not _owned:
+        return
+    empty = os.memfd_create("platoon") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+    for fd, (status, twin) in _owned.items():
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(fd), status):  # not reused for another file
+                os.dup2(empty if twin is None else twin, fd, inheritable=False)
+    os.close(empty)
+    _owned.clear()

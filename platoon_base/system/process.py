@@ -1,13 +1,21 @@
-"""System calls that Python lacks, or offers with a limit."""
+"""Processes: system calls that Python lacks, and a clock that stops with the process.
+
+A stopped process (SIGSTOP, a frozen container or machine) cannot receive anything: that time must
+not count as silence of peers, or toward its own deadlines. A wait must call `awake`, the clock, at
+least every `MAX_GAP_S` seconds; a longer gap is not counted.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import select
+import time
 
 __all__ = [
+    "MAX_GAP_S",
     "PR_SET_CHILD_SUBREAPER",
+    "awake",
     "die_with",
     "is_subreaper",
     "pid_namespace",
@@ -15,6 +23,21 @@ __all__ = [
     "readable",
     "working_folder",
 ]
+
+MAX_GAP_S = 2.0
+
+_seen, _stopped_s = time.monotonic(), 0.0
+
+
+def awake() -> float:
+    """Return seconds of a monotonic clock; only differences within one wait have a meaning."""
+    global _seen, _stopped_s
+    now = time.monotonic()
+    gap, _seen = now - _seen, now
+    if gap > MAX_GAP_S:
+        _stopped_s += gap
+    return now - _stopped_s
+
 
 _PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
 

@@ -3,18 +3,23 @@
 import sys
 from typing import TYPE_CHECKING
 
-import platoon_base.theano_ops.inplace
-import platoon_base.theano_ops.order
-import platoon_base.theano_ops.step_report
-from platoon_base.system.lazy import lazy_names
+import platoon_base.theano_ops.optimizations
+import platoon_base.theano_ops.sync
+from platoon_base.system.imports import lazy_names
 from platoon_base.theano_ops.reductions import AllReduce, all_reduce
 from platoon_base.theano_ops.sync import Sync, Synchronizer
 
 if TYPE_CHECKING:
-    from platoon_base.theano_ops.decay import decay_as_one_process, decay_defaults, decay_of
+    from platoon_base.theano_ops.for_workers import (
+        VariableWarmup,
+        decay_as_one_process,
+        decay_defaults,
+        decay_of,
+        scale_learning_rate,
+        vary_noise,
+        vary_noise_once,
+    )
     from platoon_base.theano_ops.function_call import Function, function, scatter
-    from platoon_base.theano_ops.learning_rate import VariableWarmup, scale_learning_rate
-    from platoon_base.theano_ops.noise import vary_noise, vary_noise_once
     from platoon_base.theano_ops.reduction import UNSURE, add_up_sums, reduction_of
 
 # Theano loads its GPU back end only if a device is configured; otherwise no value moves to a GPU.
@@ -45,16 +50,16 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "count_single_worker": "platoon_base.theano_ops.step_report",
+        "count_single_worker": "platoon_base.theano_ops.sync",
         "Function": "platoon_base.theano_ops.function_call",
-        **dict.fromkeys(("decay_as_one_process", "decay_defaults", "decay_of"), "platoon_base.theano_ops.decay"),
-        **dict.fromkeys(("VariableWarmup", "scale_learning_rate"), "platoon_base.theano_ops.learning_rate"),
+        **dict.fromkeys(("decay_as_one_process", "decay_defaults", "decay_of"), "platoon_base.theano_ops.for_workers"),
+        **dict.fromkeys(("VariableWarmup", "scale_learning_rate"), "platoon_base.theano_ops.for_workers"),
         "UNSURE": "platoon_base.theano_ops.reduction",
         "add_up_sums": "platoon_base.theano_ops.reduction",
         "function": "platoon_base.theano_ops.function_call",
         "reduction_of": "platoon_base.theano_ops.reduction",
         "scatter": "platoon_base.theano_ops.function_call",
-        "vary_noise": "platoon_base.theano_ops.noise",
-        "vary_noise_once": "platoon_base.theano_ops.noise",
+        "vary_noise": "platoon_base.theano_ops.for_workers",
+        "vary_noise_once": "platoon_base.theano_ops.for_workers",
     },
 )

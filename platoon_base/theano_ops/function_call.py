@@ -14,25 +14,28 @@ from platoon_base.data.shared_data import SharedData
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.joining import connect
 from platoon_base.theano_ops.base import JobBound
-from platoon_base.theano_ops.function_agreement import (
+from platoon_base.theano_ops.function_graph import (
+    Combined,
+    average_updates,
+    averaged_grads,
+    indexed,
+    pairs_of,
+    require_reductions,
+    start_variables,
+    with_default_updates,
+    with_givens,
+)
+from platoon_base.theano_ops.function_rows import (
     Header,
+    InputRows,
+    ResidentRows,
     RowSpec,
     exchange,
     input_checksum,
     refuse,
     require_same_values,
+    split,
 )
-from platoon_base.theano_ops.function_graph import (
-    average_updates,
-    averaged_grads,
-    indexed,
-    pairs_of,
-    start_variables,
-    with_default_updates,
-    with_givens,
-)
-from platoon_base.theano_ops.function_outputs import Combined, require_reductions
-from platoon_base.theano_ops.function_rows import InputRows, ResidentRows, split
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 

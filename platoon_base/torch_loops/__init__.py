@@ -5,8 +5,9 @@ Only scripts that use torch import it, so the base does not need torch.
 
 from typing import TYPE_CHECKING
 
-from platoon_base.job.place import is_main
-from platoon_base.system.lazy import lazy_names
+from platoon_base.job.joining import is_main
+from platoon_base.job.once import report
+from platoon_base.system.imports import lazy_names
 from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.flats import FlatAverage
 from platoon_base.torch_loops.gathered import gather_for_metrics, print, save
@@ -28,6 +29,7 @@ __all__ = [
     "moments_of",
     "prepare",
     "print",
+    "report",
     "save",
     "tensors_beside",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import functools
 import os
 from typing import Any
 
@@ -12,10 +12,10 @@ from torch.utils import _pytree
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connect
-from platoon_base.job.place import is_main
+from platoon_base.job.once import print, write_once
 from platoon_base.torch_loops.loops import AsyncLoop, current
 from platoon_base.torch_loops.state import TensorValue
-from platoon_base.worker import Worker
+from platoon_base.worker import Worker, gather_rows
 
 __all__ = ["gather_for_metrics", "print", "save"]
 
@@ -48,39 +48,12 @@ def _gathered(leaf: Any, worker: Worker) -> Any:
     if worker.global_size == 1:
         return tensor
     value = TensorValue("values", tensor).get_value(borrow=True)
-    sizes = worker.gather([worker.global_rank, *map(int, value.shape)], name="rows of metrics")
-    ranks, most = [size[0] for size in sizes], max(size[1] for size in sizes)
-    if any(size[2:] != sizes[0][2:] for size in sizes):
-        raise ConfigurationError(
-            f"got shapes {[tuple(size[1:]) for size in sizes]}: only the numbers of rows may differ"
-        )
-    padded = np.zeros((most, *value.shape[1:]), value.dtype)
-    padded[: len(value)] = value
-    if isinstance(current(), AsyncLoop):  # Workers may have been lost.
-        mine = np.zeros((worker.global_size, *padded.shape), np.float64)
-        mine[worker.global_rank] = padded
-        stacked = worker.advanced.sum_arrays("metrics", [mine]).arrays[0].astype(value.dtype)
-    else:
-        stacked = worker.all_gather(padded)
-    rows = np.concatenate([stacked[rank][: size[1]] for rank, size in zip(ranks, sizes)])
+    rows = gather_rows(value, worker, may_lose=isinstance(current(), AsyncLoop))
     found = tensor.new_empty((len(rows), *tensor.shape[1:]))
     TensorValue("values", found).set_value(rows)
     return found
 
 
-def print(*values: Any, **options: Any) -> None:
-    """Print on one worker, the one of `is_main`."""
-    if is_main():
-        builtins.print(*values, **options)
-
-
 def save(value: Any, path: str | os.PathLike[str]) -> None:
     """Do ``torch.save`` on one worker, the one of `is_main`; readers see the whole file or none."""
-    if is_main():
-        part = f"{os.fspath(path)}.{os.getpid()}.part"
-        try:
-            torch.save(value, part)
-            os.replace(part, path)
-        finally:
-            if os.path.exists(part):
-                os.remove(part)
+    write_once(path, functools.partial(torch.save, value))

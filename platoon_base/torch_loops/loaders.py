@@ -4,71 +4,23 @@ from __future__ import annotations
 
 import collections
 import copy
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import _pytree
 from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
+from platoon_base.dealing import INDICES, Cut, deal
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
 from platoon_base.seeds import Common
-from platoon_base.sharding import shard_bounds
 from platoon_base.worker import SAME_DATA_REMEDY, Worker, warn_once
 
-__all__ = ["Cut", "Part", "deal", "divided", "is_divided", "rows_of"]
+__all__ = ["Part", "divided", "is_divided", "rows_of"]
 
 _ROUNDS_AHEAD = 32  # Changing generators takes longer than drawing row numbers.
-
-
-class Cut(NamedTuple):
-    """How a kind of batches is joined and divided: the rows of an index list, or of tensors."""
-
-    join: Callable[[Sequence[Any]], Any]
-    count: Callable[[Any], int]
-    take: Callable[[Any, int, int], Any]
-
-
-def deal(
-    batches: Iterator[Any], rank: int, size: int, cut: Cut | None, drops: bool = False, least: int = 1
-) -> Iterator[Any]:
-    """Yield the rank's batch of each round of ``size``; all ranks get equally many batches.
-
-    The last round may be incomplete. Then all its rows are divided: rank i gets the i-th of
-    ``size`` consecutive parts, which differ by one row at most. If they would have fewer than
-    ``least`` rows, these rows are divided together with the round before. ``drops``, or no ``cut``,
-    leaves an incomplete round out.
-    """
-    held: list[Any] = []
-    while len(taken := list(itertools.islice(batches, size))) == size:
-        if held:
-            yield held[rank]
-        held = taken
-    left = None if drops or not taken or cut is None else cut.join(taken)
-    if cut is None or left is None or not cut.count(left):
-        parts = [held]
-    elif cut.count(left) >= size * least or (not held and cut.count(left) >= size):
-        parts = [held, _parts(left, size, cut)]
-    else:
-        joined = cut.join([*held, left])
-        parts = [_parts(joined, size, cut)] if cut.count(joined) >= size else []
-    if not any(parts):
-        raise ConfigurationError(
-            f"got a DataLoader with too few rows for {size} workers, so some would have no batch: "
-            "launch fewer workers, or use smaller batches"
-        )
-    yield from (part[rank] for part in parts if part)
-
-
-def _parts(rows: Any, size: int, cut: Cut) -> list[Any]:
-    count = cut.count(rows)
-    return [cut.take(rows, *shard_bounds(count, rank, size)) for rank in range(size)]
-
-
-_INDICES = Cut(lambda lists: [row for each in lists for row in each], len, lambda rows, start, stop: rows[start:stop])
 
 
 def rows_of(batch: Any) -> int:
@@ -130,13 +82,13 @@ class Part:
         self.place = worker.global_rank, worker.global_size
         self.batch_size, self.drops = loader.batch_size, loader.drop_last
         self.iterable = isinstance(loader.dataset, IterableDataset)
-        self.cut: Cut | None = _TENSORS if self.iterable else None if loader.batch_sampler is None else _INDICES
+        self.cut: Cut | None = _TENSORS if self.iterable else None if loader.batch_sampler is None else INDICES
         self.divides = worker.global_size > 1 and not is_divided(loader, worker)
         self.count: int | None = None  # batches of this worker
         self.trains = False  # whether a backward pass followed one of its batches
         self.sizes: collections.deque[int] = collections.deque()
         self._dataset = loader.dataset
-        self._common = Common([worker.seed, number])
+        self._passes = max(0, worker.resume_at.epoch - 1)  # The epoch of a resumed job is repeated.
         try:
             self.whole: int | None = len(loader)
         except TypeError:  # Of a dataset without length.
@@ -153,24 +105,19 @@ class Part:
         return full + (not few or not full)
 
     def drawn(self, read: Callable[[], Any]) -> Iterator[Any]:
-        """Yield all batches, drawn from generators that all workers share."""
-        with self._common:
-            batches = iter(read())
-        ahead = self.place[1] * (1 if self.iterable else _ROUNDS_AHEAD)
-        while True:
-            with self._common:
-                found = list(itertools.islice(batches, ahead))
+        """Yield all batches, drawn from generators that all workers share, and seed for each pass."""
+        self._passes += 1
+        common = Common([self._worker.seed, self._number, self._passes])
+        for found in common.drawn(read, self.place[1] * (1 if self.iterable else _ROUNDS_AHEAD)):
             if not self._checked:
                 self._require_same(found)
             yield from found
-            if len(found) < ahead:
-                return
 
     def _require_same(self, found: list[Any]) -> None:
         self._checked = True
         if self.iterable:
             return
-        rows, dataset = _INDICES.join(found) if isinstance(found[0], list) else found, self._dataset
+        rows, dataset = INDICES.join(found) if isinstance(found[0], list) else found, self._dataset
         while isinstance(dataset, Subset):
             rows, dataset = [dataset.indices[row] for row in rows], dataset.dataset
         mark = f"{len(self._dataset)} rows, {checksum(np.asarray(rows)):x}"

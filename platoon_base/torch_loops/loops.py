@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import collections
-import contextlib
 import functools
 import math
 import random
@@ -16,15 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
-from platoon_base.rules import AveragedEASGD, at_period, default_period, default_rule, overlap_of, shares_moments
-from platoon_base.schedule import EveryN
+from platoon_base.rules import prepared_rule, rule_for_loop, shares_moments
 from platoon_base.torch_loops.gradients import GradientAverage
 from platoon_base.torch_loops.loaders import Part
+from platoon_base.torch_loops.rhythm import Rhythm
 from platoon_base.torch_loops.running_stats import RunningStats
 from platoon_base.torch_loops.state import all_named, average_buffers, found_moments, parameters_of, tensors_beside
-from platoon_base.worker import LossWatch, State, Worker, agree, warn_once
+from platoon_base.torch_loops.watching import UNSCALED, watch
+from platoon_base.worker import Fit, State, Worker, agree, warn_once
 
 __all__ = ["AsyncLoop", "Loop", "SyncLoop", "begin", "current", "passing"]
 
@@ -32,7 +31,6 @@ Tensor = Any
 
 _SHOW_EACH_S = 1.0  # Reading a loss waits for the device.
 _STEPS_UNTIL_SHARED = 10
-_UNSCALED = "_platoon_unscaled"  # The attribute of a scaled loss with the loss itself.
 
 
 class Pass:
@@ -212,7 +210,7 @@ class Loop:
 
     def _add_loss(self, tensors: Any) -> None:
         root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-        loss = getattr(root, _UNSCALED, root)
+        loss = getattr(root, UNSCALED, root)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
             return
         loss = loss.detach().reshape(()).double()
@@ -237,6 +235,9 @@ class Loop:
         if not self._read and optimizer is self.optimizers[0]:
             self.worker.advanced.count_step()
 
+    def before_use(self, optimizer: Any) -> None:
+        """Prepare the gradients of an optimizer, which a GradScaler is about to look at."""
+
     def switches(self, training: bool) -> None:
         """React to ``train()`` and ``eval()`` of a model."""
 
@@ -252,6 +253,8 @@ class SyncLoop(Loop):
         self._groups: list[tuple[Any, list[Any]]] = []  # What they average, and its parameters.
         self._users: list[set[int]] = []  # The optimizers of each group.
         self._averaged_for: set[int] = set()  # Optimizers whose gradients are averaged.
+        self._rhythms: dict[int, Rhythm] = collections.defaultdict(Rhythm)
+        self._accumulates: set[int] = set()  # Groups with gradients that are not averaged yet.
         self._compared = False
 
     def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
@@ -280,7 +283,24 @@ class SyncLoop(Loop):
 
     def gradients_come(self, groups: Sequence[int]) -> None:
         for number in groups:
-            self._average_now(number)
+            if self._rhythms[number].more_come() and self._rows_are_equal():
+                self._accumulates.add(number)
+            else:
+                self._average_now(number)
+
+    def _rows_are_equal(self) -> bool:
+        """Return whether all workers had equal batches since the latest average, and will until the next pass."""
+        one = next((one for one in self._open if one.trained), None)
+        if one is None or one.part.count is None:
+            return one is None
+        # Only the last batches of a pass differ.
+        return not one.part.iterable and bool(one.part.batch_size) and one.batches < one.part.count - 1
+
+    def before_use(self, optimizer: Any) -> None:
+        """Average the gradients of an optimizer that accumulate."""
+        for number in sorted(self._accumulates):
+            if id(optimizer) in self._users[number]:
+                self._average_now(number)
 
     def _average_now(self, number: int) -> None:
         average = self._averages[number]
@@ -288,6 +308,7 @@ class SyncLoop(Loop):
             self._compared = True
             self._warn_if_alike([tensor.grad for tensor in average.parameters if tensor.grad is not None])
         average.average(self._rows)
+        self._accumulates.discard(number)
         self._averaged_for |= self._users[number]
 
     def _warn_if_alike(self, gradients: Sequence[Tensor]) -> None:
@@ -296,7 +317,7 @@ class SyncLoop(Loop):
             if gradient.layout is torch.strided and gradient.any():
                 mark = checksum(gradient.detach().float().cpu().numpy(), mark)
         marks = self.worker.gather(mark, name="first gradients")
-        if mark and len(set(marks)) == 1 and not self.worker.global_rank:
+        if mark and len(marks) > 1 and len(set(marks)) == 1 and not self.worker.global_rank:
             warn_once(
                 f"the first gradients are equal on all {len(marks)} workers, so each trains on "
                 "the same rows: pass the DataLoader to prepare too, or divide the rows with "
@@ -307,12 +328,15 @@ class SyncLoop(Loop):
         super().before_step(optimizer, args, kwargs)
         closure = _closure_of(args, kwargs)
         if closure is not None:
+            for number, users in enumerate(self._users):
+                self._rhythms[number].varies |= id(optimizer) in users
             return args[:1], {"closure": functools.partial(self._mean_of, closure)}
         new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._group_of]
         if new:  # Of add_param_group.
             self._watch_gradients(new, new)
             self._find_users()
             self._average_now(self._group_of[id(new[0])])
+        self.before_use(optimizer)
         if id(optimizer) not in self._averaged_for:  # Gradients that no backward pass has made.
             self.gradients_come([number for number, users in enumerate(self._users) if id(optimizer) in users])
         return None
@@ -329,6 +353,10 @@ class SyncLoop(Loop):
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         super().after_step(optimizer, args, kwargs)
         self._averaged_for.discard(id(optimizer))
+        rest = any(one.batches == one.part.count for one in self._open if one.trained)
+        for number, users in enumerate(self._users):
+            if id(optimizer) in users:
+                self._rhythms[number].steps(rest)
 
     def pass_ends(self, one: Pass, loss: float) -> None:
         for model in [*self.models, *self.averaged]:
@@ -342,19 +370,13 @@ class AsyncLoop(Loop):
 
     def __init__(self, worker: Worker, settings: Any) -> None:
         super().__init__(worker, settings)
-        self._given, self._sync_every, scaling, self._on_nonfinite = settings[1:]
-        if scaling is not None:
-            self._given = AveragedEASGD(scale=None if scaling == "none" else float(scaling))
-        self.rule: Any = None
+        self._given, (self._sync_every, _, self._on_nonfinite) = prepared_rule(*settings[:4]), settings[2:]
+        self.fit = _Fit(worker, self)
         self._stepped: dict[int, int] = {}
         self._shared_groups: dict[int, int] = {}  # How many groups of each optimizer are shared.
         self._filled: list[Any] = []
         self._last: Any = None  # The optimizer after whose steps the workers synchronize.
         self._evaluates = False  # A model was switched to eval(), and no backward pass followed.
-        self._period = EveryN(1)
-        self._center: contextlib.ExitStack | None = None
-        self._entered: list[str] = []  # Marks of the center's values.
-        self._losses = LossWatch(worker.global_rank)
 
     def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
         super().add(models, averaged, optimizers)
@@ -363,8 +385,8 @@ class AsyncLoop(Loop):
 
     def close(self) -> None:
         super().close()
-        self.leave(keep=True)  # The next training begins with the center's values.
-        if self.rule is not None:
+        self.fit.leave(keep=True)  # The next training begins with the center's values.
+        if self.fit.rule is not None:
             self.worker.release_shared_params()
 
     def gradients_come(self, groups: Sequence[int]) -> None:
@@ -374,17 +396,17 @@ class AsyncLoop(Loop):
                 'pass it to prepare, or pass mode="sync" to average gradients'
             )
         self._evaluates = False
-        self.leave()
+        self.fit.leave()
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         super().before_step(optimizer, args, kwargs)
-        self.leave()
-        if self.rule is not None and len(optimizer.param_groups) > self._shared_groups.get(id(optimizer), math.inf):
+        self.fit.leave()
+        if self.fit.rule is not None and len(optimizer.param_groups) > self._shared_groups.get(id(optimizer), math.inf):
             raise ConfigurationError(
                 "got a group of parameters in the middle of a pass, and those of prepare are shared "
                 "already: add it between passes over the loader"
             )
-        if self.rule is None and id(optimizer) not in self._stepped and _closure_of(args, kwargs) is None:
+        if self.fit.rule is None and id(optimizer) not in self._stepped and _closure_of(args, kwargs) is None:
             # The optimizer then makes the moments of all parameters, which are shared.
             self._filled = [p for p in parameters_of(optimizer) if p.requires_grad and p.grad is None]
             for parameter in self._filled:
@@ -397,100 +419,71 @@ class AsyncLoop(Loop):
             parameter.grad = None
         self._filled = []
         self._stepped[id(optimizer)] = steps = self._stepped.get(id(optimizer), 0) + 1
-        if self.rule is None:
+        if self.fit.rule is None:
             if len(self._stepped) == len(self.optimizers) or steps >= _STEPS_UNTIL_SHARED:
                 self._last = optimizer
                 self._share()
         elif optimizer is self._last:
-            overlap = overlap_of(self.rule)
-            if self._period.due():
-                self.worker.sync_params()
-            elif overlap and self.worker.advanced.round_under_way and self._period.is_past(overlap):
-                self.worker.advanced.complete_round()
+            self.fit.step()
 
     def _share(self) -> None:
         parameters = all_named(self.models, self.optimizers)
         dtypes = [str(p.dtype).removeprefix("torch.") for _, p in parameters]
-        rule = self._given
-        if rule is None:
-            rule = default_rule(default_period("auto") if self._sync_every is None else self._sync_every, dtypes)
-        period = default_period(rule) if self._sync_every is None else self._sync_every
-        self.rule, self._period = at_period(rule, period), EveryN(period)
-        moments = None
-        if shares_moments(self.rule):
+        (rule, period), moments = rule_for_loop(self._given, self._sync_every, dtypes), None
+        if shares_moments(rule):
             moments = [moment for each in self.optimizers for moment in found_moments(each)[0]]
-        self.worker.init_shared_params(parameters, self.rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        self.fit.begin(rule, period)
         self._shared_groups = {id(each): len(each.param_groups) for each in self.optimizers}
         self.intent.used = True
 
     def draws(self, one: Pass, rows: int) -> None:
         super().draws(one, rows)
         if one.part.trains and torch.is_grad_enabled() and not self._evaluates:
-            self.leave()
+            self.fit.leave()
 
     def pass_ends(self, one: Pass, loss: float) -> None:
         """Let all workers have the center, as far as all have trained."""
-        if self.rule is None:
-            return
-        self.leave()
-        self.worker.sync_params(part=self._period.part, whole=True)
-        self._period.restart()
-        self.worker.barrier("the end of a pass")
-        self.worker.average_hosts()
-        if self._losses.epoch_ends(loss, self.rule, tells=self.worker.is_leader):
-            self.worker.advanced.shorten_steps()
+        if self.fit.rule is not None:
+            self.fit.evaluation_begins(functools.partial(self._meet, one, loss))
+
+    def _meet(self, one: Pass, loss: float) -> list[int]:
+        ranks = self.worker.advanced.meet("the end of a pass")
+        self.fit.take_loss(loss)
         for model in self.models:
             average_buffers(self.worker, model, one.rows)
         for model in self.averaged:
             states = [State(value, value.rule) for value in tensors_beside([model], set())]
             agree(states, self.worker, "averaged model", one.rows)
-        self.enter()
+        return ranks
 
     def switches(self, training: bool) -> None:
         self._evaluates = not training
         if not training:
-            self.enter()
+            if self.fit.rule is not None:
+                self.fit.enter()
         elif not self._read:  # Otherwise the next batch tells whether training goes on.
-            self.leave()
+            self.fit.leave()
 
-    def enter(self) -> None:
-        """Give the models the center's values, until training goes on."""
-        if self.rule is not None and self._center is None:
-            self._center = contextlib.ExitStack()
-            self._center.enter_context(self.worker.center_params())
-            self._entered = self._sums()
-            atexit.register(self._forget)
 
-    def leave(self, keep: bool = False) -> None:
-        """Return to this worker's values, unless ``keep`` or the script has set other values.
+class _Fit(Fit):
+    """The center of an `AsyncLoop`, whose passes end with evaluations."""
 
-        Such values, for instance of load_state_dict, are shared anew after the next step.
-        """
-        if self._center is None:
-            return
-        changed = self._sums() != self._entered
-        values = [p.detach().clone() for p in self._parameters()] if changed or keep else []
-        self._forget()
-        with torch.no_grad():
-            for parameter, value in zip(self._parameters(), values):
-                parameter.copy_(value)
-        if changed and not keep:
-            self.worker.release_shared_params()
-            self.rule = None
+    syncs_at_evaluations = True
 
-    def _parameters(self) -> list[Tensor]:
-        return [parameter for _, parameter in all_named(self.models, self.optimizers)]
+    def __init__(self, worker: Worker, loop: AsyncLoop) -> None:
+        super().__init__(worker)
+        self._loop = loop
 
-    def _sums(self) -> list[str]:
-        """Return a mark of the values, with which not-a-number equals itself."""
-        return [str(p.detach().double().sum().item()) for p in self._parameters()]
+    def marks(self) -> str:
+        """Return marks of the values, with which not-a-number equals itself, by one copy."""
+        sums = [p.detach().double().sum() for _, p in all_named(self._loop.models, self._loop.optimizers)]
+        return str(torch.stack([each.to(sums[0].device) for each in sums]).tolist())
 
-    def _forget(self) -> None:
-        center, self._center = self._center, None
-        atexit.unregister(self._forget)
-        with contextlib.suppress(PlatoonError):
-            if center is not None:
-                center.close()
+    def share_values(self) -> None:
+        """Share values that the script has set, such as by load_state_dict, after the next step."""
+        self.worker.release_shared_params()
+        self.rule = None
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -528,7 +521,6 @@ _NEVER = (
 
 # The loop in which prepared objects take part.
 _current: list[Loop] = []
-_inside: list[bool] = []  # A backward pass within a backward pass is no pass of its own.
 
 
 def current() -> Loop | None:
@@ -541,7 +533,7 @@ def begin(loop: Loop) -> None:
     if before is not None:
         before.close()
     _current[:] = [loop]
-    _watch()
+    watch(current)
 
 
 def passing(part: Part, batches: Iterator[Any]) -> Iterator[Any]:
@@ -556,42 +548,3 @@ def passing(part: Part, batches: Iterator[Any]) -> Iterator[Any]:
     finally:
         loop._open.remove(one)
     loop.ends(one)
-
-
-def _watch() -> None:
-    """Patch once what tells of backward passes, scaled losses, and evaluations."""
-    if hasattr(torch.autograd.backward, "tells_loop"):
-        return
-    plain, scale, train = torch.autograd.backward, torch.amp.GradScaler.scale, torch.nn.Module.train
-
-    @functools.wraps(plain)
-    def backward(tensors: Any, *args: Any, **options: Any) -> None:
-        loop = current()
-        if loop is None or _inside:
-            plain(tensors, *args, **options)
-            return
-        _inside.append(True)
-        try:
-            plain(tensors, *args, **options)
-        finally:
-            _inside.clear()
-        loop.backward_ends(tensors)
-
-    @functools.wraps(scale)
-    def scale_loss(self: Any, outputs: Any) -> Any:
-        scaled = scale(self, outputs)
-        if scaled is not outputs and isinstance(scaled, torch.Tensor):
-            setattr(scaled, _UNSCALED, outputs.detach())
-        return scaled
-
-    @functools.wraps(train)
-    def switch(self: Any, mode: bool = True) -> Any:
-        switched = train(self, mode)
-        loop = current()
-        if loop is not None and any(self in (model, getattr(model, "_orig_mod", None)) for model in loop.models):
-            loop.switches(mode)
-        return switched
-
-    backward.tells_loop = True  # type: ignore[attr-defined]
-    torch.autograd.backward, torch.nn.Module.train = backward, switch
-    torch.amp.GradScaler.scale = scale_loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,13 @@ class RunningStats:
         For each module: log k_i, w_i k_i, a checksum c_i of its statistics, c_i^2, 1 and w_i.
         """
         found = np.zeros((len(self._modules), 6))
-        for row, module in zip(found, self._modules):
-            count = int(module.num_batches_tracked) - vars(module)[_LATEST][0] if _LATEST in vars(module) else 0
+        values = _on_host(
+            [each for module in self._modules for each in (module.num_batches_tracked, module.running_mean)]
+        )
+        for row, module, batches, mean in zip(found, self._modules, values[::2], values[1::2]):
+            count = int(batches[0]) - vars(module)[_LATEST][0] if _LATEST in vars(module) else 0
             rate = min(max(1.0 - module.momentum, 1e-30), 1.0)
-            check = checksum(module.running_mean.detach().float().cpu().numpy()) % 2**16
+            check = checksum(mean.astype(np.float32)) % 2**16
             if self._weight and count >= 0:
                 row[:] = count * np.log(rate), self._weight * rate**count, check, check**2, 1, self._weight
         return found
@@ -69,9 +73,16 @@ class RunningStats:
 
     def keep(self) -> None:
         """Keep the statistics, which are equal on all workers, as the latest average."""
-        for module in self._modules:
+        for module, batches in zip(self._modules, _on_host([module.num_batches_tracked for module in self._modules])):
             values = module.running_mean.detach().clone(), module.running_var.detach().clone()
-            vars(module)[_LATEST] = int(module.num_batches_tracked), *values
+            vars(module)[_LATEST] = int(batches[0]), *values
+
+
+def _on_host(tensors: Sequence[Any]) -> list[Array]:
+    """Return flat values in float64, by one copy from the device."""
+    flat = [tensor.detach().reshape(-1).to(tensors[0].device, torch.float64) for tensor in tensors]
+    sizes = [len(each) for each in flat]
+    return np.split(torch.cat(flat).cpu().numpy(), np.cumsum(sizes)[:-1]) if flat else []
 
 
 # The attribute of a module with the number of its batches and the statistics at the latest average.

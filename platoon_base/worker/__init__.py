@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
+from platoon_base.parameters import Borrowed
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
-from platoon_base.system.lazy import lazy_names
+from platoon_base.system.imports import lazy_names
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.advisory_lock import AdvisoryLock
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
     from platoon_base.worker.agreed_state import RULES, State, agree, agree_in_step, default_rule_of, make_equal
     from platoon_base.worker.divergence import LossWatch
+    from platoon_base.worker.fit import Fit
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
+    from platoon_base.worker.gathered_rows import gather_rows
     from platoon_base.worker.initial_values import (
         copy_first_values,
         copy_to_those_left,
@@ -39,8 +42,10 @@ __all__ = [
     "VALIDATION",
     "AdvisoryLock",
     "BackEnds",
+    "Borrowed",
     "Connection",
     "ErrorFeedback",
+    "Fit",
     "FlatAllReduce",
     "FlatBuffers",
     "Identity",
@@ -54,6 +59,7 @@ __all__ = [
     "copy_to_those_left",
     "copy_values",
     "default_rule_of",
+    "gather_rows",
     "kind_of",
     "make_equal",
     "require_on_nonfinite",
@@ -67,6 +73,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "Fit": "platoon_base.worker.fit",
         "FlatAllReduce": "platoon_base.worker.flat_all_reduce",
         "FlatBuffers": "platoon_base.collectives.flat",
         "LossWatch": "platoon_base.worker.divergence",
@@ -79,6 +86,7 @@ __getattr__ = lazy_names(
         "copy_to_those_left": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",
         "default_rule_of": "platoon_base.worker.agreed_state",
+        "gather_rows": "platoon_base.worker.gathered_rows",
         "make_equal": "platoon_base.worker.agreed_state",
         "require_same_layout": "platoon_base.worker.initial_values",
         "require_same_values": "platoon_base.worker.same_values",

@@ -11,8 +11,8 @@ from platoon_base.shm.phases import COLLECTIVE
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.array_sums import Summed, sum_arrays
 from platoon_base.worker.connection import Connection
-from platoon_base.worker.rounds import require_part
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
+from platoon_base.worker.shared_parameters import SharedParameters
 from platoon_base.worker.sharing import Sharing
 from platoon_base.worker_process.apart import Intent, intend
 
@@ -42,34 +42,31 @@ class Advanced:
     @property
     def shares(self) -> bool:
         """Whether there is a center: not with one worker, nor before parameters are shared."""
-        return self._sharing.current is not None and self._sharing.current.center is not None
+        return self.shared is not None
+
+    @property
+    def shared(self) -> SharedParameters | None:
+        """The shared parameters, if there is a center."""
+        shared = self._sharing.current
+        return None if shared is None or shared.center is None else shared
+
+    def served(self) -> SharedParameters | None:
+        """Return `shared`, to synchronize; raise `WorkerLostError` if the controller is lost.
+
+        Its ``sync(arrays, timeout_s=...)`` applies the rule to values that are about to become the
+        parameters': C-contiguous ndarrays or GpuArrays with their shapes and dtypes, in place.
+        """
+        return self._sharing.require_served() if self.shares else None
 
     @property
     def sharing(self) -> int:
         """The number of the latest `Worker.init_shared_params`, from 1; 0 if none is in effect."""
         return self._sharing.number
 
-    def sync_arrays(
-        self,
-        arrays: Sequence[Any],
-        synchronous: bool = True,
-        *,
-        part: float = 1.0,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> None:
-        """Like `Worker.sync_params`, on values that are about to become the parameters'.
-
-        ``arrays`` are C-contiguous ndarrays or GpuArrays with the parameters' shapes and dtypes;
-        they are changed in place.
-        """
-        require_part(part)
-        self._sharing.require_served().sync_arrays(arrays, synchronous, part, timeout_s)
-
     @property
     def round_under_way(self) -> bool:
         """Whether there is a round to complete; see `complete_round`."""
-        rounds = None if self._sharing.current is None else self._sharing.current.rounds
-        return rounds is not None and rounds.under_way
+        return self.shared is not None and self.shared.round_under_way
 
     def complete_round(self, arrays: Sequence[Any] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Complete the latest round of a rule that overlaps rounds with training.
@@ -79,7 +76,7 @@ class Advanced:
         copy, average or release the center complete it too. Workers that may have made different
         numbers of rounds each call it before a common evaluation: then all read the same center. If
         the other hosts' contributions do not arrive in time, it raises, and the round is still
-        under way. ``arrays`` are as in `sync_arrays`.
+        under way. ``arrays`` are as in `served`.
         """
         self._sharing.require_served().complete_round(timeout_s, arrays)
 
@@ -278,11 +275,8 @@ class Advanced:
         self,
         *,
         epoch: int | None = None,
-        epoch_steps: int | None = None,
-        last_epoch: int | None = None,
-        last_step: int | None = None,
         limit: str | None = None,
-        bound: int | None = None,
+        **numbers: int | None,
     ) -> None:
         """Record how long training will take; `platoon launch` shows the remaining time.
 
@@ -303,10 +297,11 @@ class Advanced:
         bound : int, optional
             1 if this worker has started training together with the others and now compiles its
             model, 2 if it compiles nothing.
+        **numbers : int, optional
+            Other fields of `platoon_base.shm.job_state.ROW`.
         """
         if not self._connection.open_here:
             return
-        numbers = {"epoch_steps": epoch_steps, "last_epoch": last_epoch, "last_step": last_step, "bound": bound}
         self._connection.progress.announce(epoch, limit, numbers)
 
     def count_step(self, loss: float | None = None) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from platoon_base.errors import CollectiveTimeoutError
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 __all__ = ["AdvisoryLock"]
 

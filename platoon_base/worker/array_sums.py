@@ -11,8 +11,8 @@ import numpy as np
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination.messages import MAX_VECTOR_BYTES, Sum, Sums
 from platoon_base.errors import ConfigurationError
+from platoon_base.layout import require_plain
 from platoon_base.metrics import VECTOR_ITEM_BYTES, Pairs
-from platoon_base.views import require_plain
 
 __all__ = ["Summed", "sum_arrays"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.devices.cuda import Driver, primary_driver
-from platoon_base.views import array_on
+from platoon_base.layout import array_on
 
 __all__ = ["DeviceAllReduce", "Fetched"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.collectives.flat import FlatBuffers
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.errors import ConfigurationError
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_value, encode_value
 from platoon_base.errors import ConfigurationError
@@ -143,7 +143,7 @@ class Worker:
             If ``on_nonfinite="raise"`` and a value that is not finite was kept out of the center.
         """
         require_part(part)
-        self._sharing.require_served().sync(synchronous, part, timeout_s, whole)
+        self._sharing.require_served().sync(synchronous=synchronous, part=part, whole=whole, timeout_s=timeout_s)
 
     def copy_to_local(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Copy the center to the parameters: parameters := center."""
@@ -211,11 +211,12 @@ class Worker:
         Without shared parameters, or with a single worker, nothing changes.
         """
         self._connection.require_open()
-        if self._sharing.current is None:
+        shared = self.advanced.shared
+        leave = (lambda keep: None) if shared is None else shared.enter_center(timeout_s)
+        try:
             yield
-        else:
-            with self._sharing.current.center_values(timeout_s):
-                yield
+        finally:
+            leave(False)
 
     # Collective calls: every worker makes them, in the same order.
 
@@ -520,6 +521,6 @@ class _Advanced:
 
 for _name in (
     "announce", "count_step", "device_all_reduce", "launched", "meet", "reduce_scatter", "require_same",
-    "require_same_data", "shares", "sharing", "stop_votes", "sum_arrays", "sum_pairs", "sync_arrays",
+    "require_same_data", "shares", "sharing", "stop_votes", "sum_arrays", "sum_pairs",
 ):  # fmt: skip
     setattr(Worker, _name, _Advanced(_name))

@@ -59,7 +59,7 @@ class ProgressRow:
     def announce(self, epoch: int | None, limit: str | None, numbers: Mapping[str, int | None]) -> None:
         if epoch is not None and not self._script_reports_epochs:
             self._begin_epoch(epoch)
-        self._epoch_steps_known = self._epoch_steps_known or numbers["epoch_steps"] is not None
+        self._epoch_steps_known = self._epoch_steps_known or numbers.get("epoch_steps") is not None
         for name, number in numbers.items():
             if number is not None:
                 self.row[name] = number

@@ -17,7 +17,7 @@ from platoon_base.coordination import messages as msg
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.turns import NoTurns, Turns
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 from platoon_base.worker.progress_row import ProgressRow
 

@@ -17,10 +17,10 @@ from platoon_base.channels.call_lock import CallLock
 from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
 from platoon_base.device_arrays import is_device_array, memory_order
-from platoon_base.devices.checks import some_names, warn_if_not_on_device
+from platoon_base.devices.isolation import some_names, warn_if_not_on_device
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
-from platoon_base.parameters import Parameters, assign
+from platoon_base.parameters import Borrowed, Parameters, assign
 from platoon_base.rules.center import (
     Adopt,
     Rule,
@@ -36,7 +36,7 @@ from platoon_base.rules.center import (
 )
 from platoon_base.rules.outer import overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import timeout
 from platoon_base.worker.checked_layout import CheckedLayout
@@ -188,56 +188,57 @@ class SharedParameters:
                 center.read(arrays, True, left_s, begin=True, averaged=averaged)
             self.parameters.give_back(arrays)
 
-    def sync(self, synchronous: bool, part: float, timeout_s: float, whole: bool = False) -> None:
-        if self.center is None:
-            return
-        with self._call_lock.take("sync_params", timeout_s) as left_s, self._clock.phase(SYNC):
-            arrays = self._borrow()
-            self._unchanged_watch.before_sync(arrays[self._watched])
-            try:
-                self._sync(self.center, arrays, synchronous, part, left_s, whole)
-            finally:
-                self.parameters.give_back(arrays)
-            self._unchanged_watch.after_sync(arrays[self._watched])
-
-    def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
-        if self.center is None:
-            return
-        with self._call_lock.take("sync_arrays", timeout_s) as left_s, self._clock.phase(SYNC):
-            self._sync(self.center, arrays, synchronous, part, left_s)
-
-    def _sync(
+    def sync(
         self,
-        center: Center,
-        arrays: Sequence[Any],
-        synchronous: bool,
-        part: float,
-        timeout_s: float,
+        given: Sequence[Any] | None = None,
+        *,
+        synchronous: bool = True,
+        part: float = 1.0,
         whole: bool = False,
+        timeout_s: float,
     ) -> None:
-        self._layout.require(arrays, center)
-        began = time.perf_counter()
-        alone, rounds = self._alone(), self.rounds
-        self.count += 1
-        rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live[0])
-        overlaps = not alone and overlap_of(rule) > 0
-        # Rounds that overlap are judged when they complete.
-        judged = not alone and (not overlaps or (rounds is not None and rounds.under_way))
-        with _on_host(arrays, center) as taken:
-            if judged:
-                self._watch.before_sync(taken[self._watched], rule)
-            if rounds is not None and not alone:
-                refused = rounds.make(taken, part, timeout_s, overlaps and not whole)
-            else:
-                if rounds is not None:  # The other workers have left meanwhile.
-                    rounds.complete(taken, timeout_s)
-                with self._turns.take("sync", timeout_s, self.finish):
-                    refused = center.sync(rule, taken, synchronous or alone, timeout_s)
-                    self._progress.count_sync(began, center.whole, made=getattr(center, "has_made_all", None))
-            if judged:
-                self._watch.after_sync(taken[self._watched], rule)
-            if refused is not None:
-                self._handle_nonfinite(refused, taken, timeout_s)
+        """Apply the rule to the parameters, or to ``given`` arrays, which are about to be their values."""
+        center = self.center
+        if center is None:
+            return
+        name = "sync_params" if given is None else "sync_arrays"
+        with self._call_lock.take(name, timeout_s) as timeout_s, self._clock.phase(SYNC):
+            arrays = self._borrow() if given is None else given
+            if given is None:
+                self._unchanged_watch.before_sync(arrays[self._watched])
+            try:
+                self._layout.require(arrays, center)
+                began = time.perf_counter()
+                alone, rounds = self._alone(), self.rounds
+                self.count += 1
+                rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live[0])
+                overlaps = not alone and overlap_of(rule) > 0
+                # Rounds that overlap are judged when they complete.
+                judged = not alone and (not overlaps or self.round_under_way)
+                with _on_host(arrays, center) as taken:
+                    if judged:
+                        self._watch.before_sync(taken[self._watched], rule)
+                    if rounds is not None and not alone:
+                        refused = rounds.make(taken, part, timeout_s, overlaps and not whole)
+                    else:
+                        if rounds is not None:  # The other workers have left meanwhile.
+                            rounds.complete(taken, timeout_s)
+                        with self._turns.take("sync", timeout_s, self.finish):
+                            refused = center.sync(rule, taken, synchronous or alone, timeout_s)
+                            self._progress.count_sync(began, center.whole, made=getattr(center, "has_made_all", None))
+                    if judged:
+                        self._watch.after_sync(taken[self._watched], rule)
+                    if refused is not None:
+                        self._handle_nonfinite(refused, taken, timeout_s)
+            finally:
+                if given is None:
+                    self.parameters.give_back(arrays)
+            if given is None:
+                self._unchanged_watch.after_sync(arrays[self._watched])
+
+    @property
+    def round_under_way(self) -> bool:
+        return self.rounds is not None and self.rounds.under_way
 
     def complete_round(self, timeout_s: float, given: Sequence[Any] | None = None) -> None:
         rounds, center = self.rounds, self.center
@@ -330,7 +331,7 @@ class SharedParameters:
     def copy_to_local(self, timeout_s: float) -> None:
         """Parameters := center, or its average; with a single worker, center := parameters."""
         if self._alone():
-            self.sync(True, 1.0, timeout_s)
+            self.sync(timeout_s=timeout_s)
         elif self.center is not None:
             self.complete_round(timeout_s)
             self._take_over(self.center, timeout_s, averaged=True)
@@ -365,15 +366,25 @@ class SharedParameters:
         # The hosts may be averaged even if the wait for workers used up the timeout.
         across_hosts.wait(met.number, max(deadline - awake(), min(timeout("stripe"), timeout_s)))
 
-    @contextlib.contextmanager
-    def center_values(self, timeout_s: float) -> Iterator[None]:
-        """Set the parameters to the center, or its average, within the block; then restore them."""
+    def enter_center(self, timeout_s: float) -> Callable[[bool], None]:
+        """Set the parameters to the center, or its average.
+
+        The result is a function that restores them; with True it keeps the present values.
+        """
         if self.center is None or self._alone():
-            yield
-            return
+            return lambda keep: None
         self.complete_round(timeout_s)
         with self._call_lock.take("center_params", timeout_s):
-            own = _copies(self._borrow())
+            own = self._borrow().copies()
+
+        def leave(keep: bool) -> None:
+            if keep:
+                return
+            with self._call_lock.take("center_params", timeout_s):
+                arrays = self._borrow()
+                arrays.restore(own)
+                self.parameters.give_back(arrays)
+
         try:
             with self._call_lock.take("center_params", timeout_s) as left_s:
                 arrays = self._borrow()
@@ -381,13 +392,11 @@ class SharedParameters:
                     self.center.read(arrays, True, left_s, averaged=True)
                 self.parameters.give_back(arrays)
             del arrays  # A back end copies memory that is still referenced.
-            self._progress.count_copy()
-            yield
-        finally:
-            with self._call_lock.take("center_params", timeout_s):
-                arrays = self._borrow()
-                _restore(arrays, own)
-                self.parameters.give_back(arrays)
+        except BaseException:
+            leave(False)
+            raise
+        self._progress.count_copy()
+        return leave
 
     def finish(self) -> None:
         """Wait until this worker's updates have reached the center."""
@@ -415,9 +424,9 @@ class SharedParameters:
         if self.center is not None:
             self.center.close()
 
-    def _borrow(self) -> Sequence[Any]:
+    def _borrow(self) -> Borrowed:
         if self.center is None or not self.center.on_device:
-            return list(self.parameters.borrow())
+            return self.parameters.borrow()
         arrays = self.parameters.borrow_on_device()
         if self._layout.has(arrays):
             return arrays
@@ -428,7 +437,7 @@ class SharedParameters:
             )
         return arrays
 
-    def _borrow_as_shared(self) -> Sequence[Any]:
+    def _borrow_as_shared(self) -> Borrowed:
         arrays = self._borrow()
         self._layout.require(arrays, self.center)
         return arrays
@@ -561,15 +570,3 @@ def require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
             raise NonFiniteError(
                 f"{spec.name} has a NaN or an infinity, which must not enter the center; initialise the model again"
             )
-
-
-def _copies(arrays: Any) -> Any:
-    return arrays.copies() if hasattr(arrays, "copies") else [array.copy() for array in arrays]
-
-
-def _restore(arrays: Any, copies: Any) -> None:
-    if hasattr(arrays, "restore"):
-        arrays.restore(copies)
-        return
-    for array, value in zip(arrays, copies):
-        assign(array, value)

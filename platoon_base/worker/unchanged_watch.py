@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from platoon_base.devices.checks import some_names
+from platoon_base.devices.isolation import some_names
 from platoon_base.fingerprint import checksum
 
 __all__ = ["UnchangedWatch"]

@@ -80,7 +80,7 @@ def intend(what: str, unused: str, needed: Callable[[], bool] | None = None) -> 
 
 def unused(known: Cooperation) -> list[Intent]:
     """Return the intents needed but never used; none before a training, or with a center."""
-    if known.synced or (_watch is not None and not _watch.has_seen_training):
+    if known.synced or (_watch is not None and not _watch.knows_of_training):
         return []
     return [each for each in list(_intents) if not each.used and each.needed is not None and each.needed()]
 
@@ -95,10 +95,15 @@ class Watch:
         self._samples = 0
         self._first_steps: int | None = None
         self._latest_steps = 0
+        self.has_counted_training = False
 
     @property
     def has_seen_training(self) -> bool:
         return self._samples >= _LEAST_SAMPLES
+
+    @property
+    def knows_of_training(self) -> bool:
+        return self.has_seen_training or self.has_counted_training
 
     def sample(self, now: float, framework: str, known: Cooperation, remedy: str = "") -> str:
         """Return the warning if it is due, or ''; ``framework`` is the one that trains now."""
@@ -109,6 +114,7 @@ class Watch:
             return ""
         counted = known.steps - (self._first_steps or 0) if known.steps else 0
         self._first_steps = known.steps if self._first_steps is None and known.steps else self._first_steps
+        self.has_counted_training = counted >= _LEAST_STEPS
         active = bool(framework) or known.steps != self._latest_steps
         self._latest_steps = known.steps
         if framework or (counted and self._since is None):
@@ -116,7 +122,7 @@ class Watch:
             self._samples += bool(framework)
         if not active or self._since is None or now < self._since + AFTER_S:
             return ""
-        if not self.has_seen_training and counted < _LEAST_STEPS:
+        if not self.knows_of_training:
             return ""
         needed = unused(known)
         if needed:

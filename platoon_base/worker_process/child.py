@@ -12,10 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from platoon_base import compat
-from platoon_base.devices import checks, isolation
+from platoon_base.devices import isolation
 from platoon_base.frameworks.registered import registered
-from platoon_base.system.determinism import seed_generators
-from platoon_base.system.environment import DEVICE, ERROR_FILE, JOB, LAUNCHER, RANK
+from platoon_base.system.environment import DEVICE, ERROR_FILE, JOB, LAUNCHER, RANK, seed_generators
 from platoon_base.system.orphan import end_with, is_watched
 from platoon_base.system.output import lenient_output, watch_output
 from platoon_base.system.signals import accept_interrupts, keep_interrupts
@@ -40,7 +39,7 @@ def main(role: str = "") -> None:
     set_up_logging()
     compat.apply()
     device = os.environ.get(DEVICE, "cpu")
-    checks.watch_theano(device)
+    isolation.watch_theano(device)
     isolation.keep_to(device)
     run(program, args)
 

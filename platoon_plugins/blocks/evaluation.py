@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -15,9 +16,8 @@ from fuel.transformers import FilterSources, Mapping, Padding, Rename, Sourcewis
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities, Share, gather_shares
-from platoon_plugins.blocks.data import with_scheme
+from platoon_plugins.blocks.data import require_same_stream, with_scheme
 from platoon_plugins.blocks.extensions import DistributedExtension, report_records
-from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Shard, ShardedScheme
 from platoon_plugins.blocks.streams import is_sharded, sources_of
 from platoon_plugins.blocks.training import Training
@@ -36,33 +36,33 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
 
     def evaluate_together(self, training: Training, name: str, stream: Any, sharded: bool) -> dict[str, Any] | None:
         """Evaluate the stream; a collective call. Return None if this main loop has to end."""
-        training.end_round()
-        meeting = training.meet(name)
-        if meeting is None:
-            return None
-        training.average_statistics()
-        if not sharded and self not in training.compared:
-            training.compared.add(self)
-            require_same_stream(stream, training.worker, name)
-        ranks = meeting.ranks
-        training.average_hosts()
-        with training.center():
-            while True:
-                shard = Shard(ranks.index(training.worker.global_rank), len(ranks), training.worker.seed)
-                share = self._accumulate(stream if sharded else _part(stream, shard), training.worker)
-                combined, contributors = _combine(
-                    training, name, ranks, share, self._accumulators, self.monitored_quantities_buffer, not sharded
-                )
-                if combined:
-                    # This may read the parameters, so it stays within the `with`.
-                    values = dict(self.get_aggregated_values())
-                    training.keep_evaluated()
-                    if sharded:
-                        training.warn_of_missing(name, contributors)
-                    break
-                # A worker left meanwhile: the others repeat the evaluation.
-                ranks = contributors
-        training.begin_round()
+        worker = training.worker
+
+        def meet() -> list[int] | None:
+            if training.meet(name) is None:
+                return None
+            training.average_statistics()
+            if not sharded and self not in training.compared:
+                training.compared.add(self)
+                require_same_stream(stream, worker, name)
+            return training.ranks
+
+        def own(index: int, number: int) -> Share:
+            part = stream if sharded else _part(stream, Shard(index, number, worker.seed))
+            return self._accumulate(part, worker)
+
+        combine = functools.partial(
+            _combine, training, name, self._accumulators, self.monitored_quantities_buffer, not sharded
+        )
+        with training.evaluation(meet) as begun:
+            if not begun:
+                return None
+            training.evaluate(own, combine)
+            # This may read the parameters, so it stays within the `with`.
+            values = dict(self.get_aggregated_values())
+            training.keep_evaluated()
+        if sharded:
+            training.warn_of_missing(name)
         return values
 
     def _accumulate(self, batches: Any, worker: Worker) -> Share:
@@ -82,21 +82,20 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
 def _combine(
     training: Training,
     name: str,
-    ranks: Sequence[int],
-    share: Share,
     accumulators: Accumulators,
     quantities: RecordedQuantities,
     dealt: bool,
-) -> tuple[bool, list[int]]:
+    share: Share,
+    ranks: Sequence[int],
+) -> tuple[None, list[int]]:
     """Combine all shares in the accumulators and quantities; a collective call of ``ranks``."""
     shares, contributors = gather_shares(training.worker, name, share, ranks, timeout_s=training.timeout_s)
-    if not shares:
-        return False, contributors
     batches = [(index, number) for index, share in enumerate(shares) for number in range(share.batches)]
     order = sorted(batches, key=lambda batch: batch[::-1]) if dealt else batches
-    accumulators.set_combined(shares, order)
-    quantities.set_combined(shares, order)
-    return True, contributors
+    if shares:
+        accumulators.set_combined(shares, order)
+        quantities.set_combined(shares, order)
+    return None, contributors
 
 
 def _part(stream: Any, shard: Shard) -> Any:
@@ -255,15 +254,11 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
 
     def _combine(self, training: Training) -> bool:
         """Combine all workers' accumulators; return False if this main loop has to end now."""
-        meeting = training.meet(_title(self))
-        if meeting is None:
+        if training.meet(_title(self)) is None:
             return False
         share = Share(self._batches, self._accumulators.values(), self._non_variables.records)
-        combined, ranks = False, meeting.ranks
-        while not combined:
-            combined, ranks = _combine(
-                training, _title(self), ranks, share, self._accumulators, self._non_variables, dealt=False
-            )
+        combine = functools.partial(_combine, training, _title(self), self._accumulators, self._non_variables, False)
+        training.evaluate(lambda *_: share, combine)
         return True
 
 

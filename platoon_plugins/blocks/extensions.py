@@ -87,7 +87,8 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
     order = 0
     # At most one extension of a main loop has settings.
     settings: Settings | None = None
-    stops_together = False
+    # Which votes suffice; only `StopTogether` has it.
+    policy: str | None = None
 
     @property
     def training(self) -> Training | None:
@@ -98,7 +99,7 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
         callback = str(callback_invoked)
         training = _entered(self.main_loop, callback)
         if training is not None and callback == "on_error":
-            training.abandon(from_main_loop[0])
+            training.leave_after(from_main_loop[0])
         elif training is not None and callback == "after_training":
             training.finish()
         super().dispatch(callback_invoked, *from_main_loop)
@@ -119,7 +120,7 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
     if training is None:
         return None
     # After the end of a training, the main loop runs again.
-    if training.finished:
+    if training.ended:
         training = _new_training(main_loop)
     if not training.prepared:
         _sort(main_loop)
@@ -191,14 +192,15 @@ def _worker_of(main_loop: Any) -> Worker:
 
 def _new_training(main_loop: Any) -> Training | None:
     settings = _settings_of(main_loop)
-    stops = [extension for extension in _ours(main_loop) if extension.stops_together]
+    stops = [extension for extension in _ours(main_loop) if extension.policy is not None]
     if len(stops) > 1:
         raise ConfigurationError("got StopTogether twice in one main loop: leave one out")
     worker = _worker_of(main_loop)
     alone = worker.global_size == 1
     # With a broadcast stream each worker makes as many steps as one process.
     decay_statistics(main_loop.algorithm, 1 if is_broadcast(main_loop.data_stream) else worker.global_size)
-    training = None if alone else Training(worker, main_loop, settings, stops_together=bool(stops))
+    policy = stops[0].policy if stops else None
+    training = None if alone else Training(worker, main_loop, settings, policy)
     _trainings[main_loop] = training
     return training
 

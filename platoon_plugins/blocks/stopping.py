@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.schedule import require_policy, votes_suffice
+from platoon_base.schedule import require_policy
 from platoon_plugins.blocks.extensions import DistributedExtension
 from platoon_plugins.blocks.training import Training, Vote
 
@@ -35,7 +35,6 @@ class StopTogether(DistributedExtension):
     """
 
     order = 1
-    stops_together = True
 
     def __init__(self, *, policy: str = "any", name: str | None = None) -> None:
         require_policy(policy)
@@ -51,20 +50,19 @@ class StopTogether(DistributedExtension):
 
     def after_batch(self, batch: Any) -> None:
         training = self.training
-        if training is not None and not training.finished:
+        if training is not None and not training.ended:
             self._apply_stop_request("batch_interrupt_received")
             stop = self._decide_together(training) if training.lockstep else self._decide_alone(training)
             self._end_or_go_on(training, stop, "batch_interrupt_received")
 
     def after_epoch(self) -> None:
         training = self.training
-        if training is not None and not training.finished:
+        if training is not None and not training.ended:
             self._apply_stop_request(*_INTERRUPTS)
             ends = self._interrupted or training.worker.should_stop
-            meeting = training.meet("the end of an epoch", Vote.END if ends else Vote(self._votes))
-            if meeting is not None:
-                decided = votes_suffice(self.policy, meeting.voters, meeting.ranks)
-                self._end_or_go_on(training, meeting.ends or decided, *_INTERRUPTS)
+            votes = training.meet("the end of an epoch", Vote.END if ends else Vote(self._votes))
+            if votes is not None:
+                self._end_or_go_on(training, training.decide(votes, Vote.END in votes.values()), *_INTERRUPTS)
 
     def _apply_stop_request(self, *interrupts: str) -> None:
         row, status = self.main_loop.log.current_row, self.main_loop.status
@@ -76,15 +74,13 @@ class StopTogether(DistributedExtension):
         worker = training.worker
         mine = np.array([self._votes, self._interrupted or worker.should_stop], np.uint8)
         votes, ends = worker.all_gather(mine, timeout_s=training.timeout_s).T
-        return bool(ends.any()) or votes_suffice(self.policy, np.flatnonzero(votes).tolist(), range(worker.global_size))
+        return training.decide(dict(enumerate(votes)), bool(ends.any()))
 
     def _decide_alone(self, training: Training) -> bool:
-        worker = training.worker
-        if self._votes:
-            worker.advanced.stop_votes.cast()
+        worker, decided = training.worker, training.vote(self._votes)
         if self._interrupted and not worker.should_stop:
             worker.request_stop(f"worker {worker.global_rank} was interrupted", timeout_s=training.timeout_s)
-        return self._interrupted or worker.should_stop or worker.advanced.stop_votes.passed(self.policy, training.ranks)
+        return self._interrupted or worker.should_stop or decided
 
     def _end_or_go_on(self, training: Training, stop: bool, *interrupts: str) -> None:
         row, status = self.main_loop.log.current_row, self.main_loop.status

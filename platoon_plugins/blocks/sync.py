@@ -127,6 +127,8 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
             report_limits(self.main_loop)
         elif callback in ("after_batch", "after_epoch"):
             report_cost(self.main_loop, self._cost, now=callback == "after_epoch")
+        if callback == "after_batch" and self.training is not None:
+            self.training.batch_done()  # A synchronization of this batch follows.
         super().dispatch(callback_invoked, *from_main_loop)
         training = None if callback == "on_error" else self.training
         if training is None:
@@ -137,14 +139,12 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
             self._stop_together(training)
         if callback in ("before_epoch", "on_resumption"):
             require_loaded_model(self.main_loop)
-        elif callback == "after_batch":
-            training.batch_done()
         elif callback == "after_training":
             self._warn_if_idle(training)
 
     def do(self, which_callback: str, *args: Any) -> None:
         training = self.training
-        if training is not None and training.started and not training.finished and not training.averages:
+        if training is not None and training.started and not training.ended and not training.averages:
             training.synchronize(whole=which_callback != "after_batch")
 
     def _stop_together(self, training: Training) -> None:
@@ -155,7 +155,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
 
     def _warn_if_idle(self, training: Training) -> None:
         batches = self.main_loop.status["iterations_done"]
-        if not training.averages and not training.synchronized and batches:
+        if not training.averages and not training.synced and batches:
             log.warning(
                 "nothing was synchronized in %d batches except at the end of training: make the "
                 "period of ParameterSync shorter, or train longer",

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.rules import Rule, at_period, default_rule, overlap_of, shares_moments, waits
-from platoon_base.schedule import part_is_over
+from platoon_base.rules import Rule, at_period, default_rule, shares_moments
 from platoon_base.theano_ops import vary_noise
 from platoon_base.timeouts import timeout
-from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
+from platoon_base.worker import DEFAULT_TIMEOUT_S, Fit, require_same_values, start_training
+from platoon_plugins.blocks.data import require_dealt_out
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule, warn_of_sums
 from platoon_plugins.blocks.model import Statistics, hyperparameters, moments_of, step_rule_state, trained_parameters
-from platoon_plugins.blocks.same_data import require_dealt_out
 from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
 
 __all__ = ["END", "Settings", "Training", "Vote", "refuse_on_nonfinite"]
@@ -35,14 +34,6 @@ class Vote(enum.IntEnum):
     NO = 0
     YES = 1
     END = 2
-
-
-class SyncPoint(NamedTuple):
-    """The result of a collective wait: its ranks, those that voted to stop, and any `Vote.END`."""
-
-    ranks: list[int]
-    voters: set[int]
-    ends: bool
 
 
 def _at_different_points(points: dict[int, str]) -> str:
@@ -76,7 +67,7 @@ class Settings(NamedTuple):
     period: int | None = None
 
 
-class Training:
+class Training(Fit):
     """One run of a main loop on this worker; the extensions of the main loop share it.
 
     Every main loop makes the same calls of `meet`, and collective calls outside the compiled
@@ -84,36 +75,28 @@ class Training:
     without it.
     """
 
-    def __init__(self, worker: Worker, main_loop: Any, settings: Settings, stops_together: bool) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker, main_loop: Any, settings: Settings, policy: str | None) -> None:
+        super().__init__(worker, policy=policy or "any", timeout_s=settings.timeout_s)
         self.settings = settings
-        self.timeout_s = settings.timeout_s
         self.averages = averages_gradients(main_loop.algorithm)
         # In lockstep the workers process each batch together.
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
         # The evaluators whose streams were compared between the workers.
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
-        # prepared: the user's extensions were adapted. synchronized: the rule was applied before
-        # the end. keeps_evaluated: an extension saves, so evaluated parameters are copied.
-        self.prepared = self.started = self.finished = self.synchronized = self.keeps_evaluated = False
+        # prepared: the user's extensions were adapted. keeps_evaluated: an extension saves, so
+        # evaluated parameters are copied.
+        self.prepared = self.started = self.keeps_evaluated = False
         # Weak, so that the main loop is freed when the script drops it.
         self._main_loop_ref = weakref.ref(main_loop)
         self._name = f"main loop {next(_numbers)}"
-        self._stops_together = stops_together or self.lockstep
-        # The ranks at the latest `meet`.
-        self.ranks: list[int] = []
+        self._stops_together = policy is not None or self.lockstep
         self._statistics = Statistics(worker, self._name, self.timeout_s)
-        self._rule = self._chosen_rule(main_loop.algorithm)
-        self._synchronized_at = self._evaluated_at = 0
-        # Like _evaluated_at, but set at the end of an evaluation.
-        self._validated_at = -1
+        self.rule = self._chosen_rule(main_loop.algorithm)
         self._evaluated: list[Any] = []
         # For each sharded monitoring, the workers that contributed batches.
         self._owners: dict[str, set[int]] = {}
-        self._warned = False
         # The value at the latest `meet`, since the leader may change at any time.
         self._led = worker.is_leader
-        self._longest = settings.period or 0
 
     @property
     def leads(self) -> bool:
@@ -158,15 +141,15 @@ class Training:
         main_loop = self._main_loop
         if self.averages:
             warn_of_sums(main_loop.algorithm, self.worker)
-        start_training(
+        self.ranks = start_training(
             self.worker,
             self._name,
             "main loop",
             values=self._kept_the_same() if self.averages else (),
             settings="averaged gradients",
-            rule=self._rule,
+            rule=self.rule,
             parameters=() if self.averages else self._parameters(),
-            moments=moments_of(main_loop.algorithm, self._parameters()) if shares_moments(self._rule) else (),
+            moments=moments_of(main_loop.algorithm, self._parameters()) if shares_moments(self.rule) else (),
             on_nonfinite=self.settings.on_nonfinite,
             once_met=lambda ranks: self._compare_main_loops(),
             timeout_s=self.timeout_s,
@@ -186,13 +169,14 @@ class Training:
                 "too, run the main loop that Checkpoint saved",
                 self.worker.resume_at.epoch,
             )
-        self._synchronized_at = self._evaluated_at = main_loop.status["iterations_done"]
+        self.steps = main_loop.status["iterations_done"]
+        self.begin(self.rule, self.settings.period)
         self.started = True
 
     def _compare_main_loops(self) -> None:
         main_loop = self._main_loop
         status = main_loop.status
-        way = "averaged gradients" if self._rule is None else f"{self._rule}"
+        way = "averaged gradients" if self.rule is None else f"{self.rule}"
         self.meet(f"the begin, with {way}, {status['iterations_done']} batches of {status['epochs_done']} epochs done")
         require_dealt_out(main_loop.data_stream, self.worker, self._name, timeout_s=self.timeout_s)
 
@@ -217,74 +201,20 @@ class Training:
         self._evaluated = []
         status = self._main_loop.status
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
-        if self.worker.advanced.round_under_way:
-            batches, period = status["iterations_done"] - self._synchronized_at, self.settings.period or self._longest
-            if part_is_over(overlap_of(self._rule), batches, period):
-                self.worker.advanced.complete_round(timeout_s=self.timeout_s)
+        self.steps = status["iterations_done"]
+        self.complete_round()
         if not self.lockstep and self.worker.should_stop:
             self.request_finish()
 
     def request_finish(self) -> None:
         self._main_loop.log.current_row["training_finish_requested"] = True
 
-    def synchronize(self, whole: bool = False) -> None:
-        if self.worker.advanced.shares:
-            self.worker.sync_params(part=self._part_of_period(), whole=whole, timeout_s=self.timeout_s)
-            self.synchronized |= not self.finished
-
-    def end_round(self) -> None:
-        """Synchronize before an evaluation if the rule waits, or was not applied since the last."""
-        # A worker with fewer batches would otherwise start behind the center, and its next
-        # contribution would be ignored. Without a synchronization the center is unchanged.
-        never = self._never_synchronized()
-        if never and not self._warned:
-            self._warned = True
-            log.warning(
-                "rank %d: %d batches preceded an evaluation, fewer than every_n_batches=%d, so "
-                "the workers synchronized for the evaluation, and will do so each time: make "
-                "every_n_batches smaller, or evaluate less often",
-                self.worker.global_rank,
-                self._main_loop.status["iterations_done"] - self._evaluated_at,
-                self.settings.period,
-            )
-        if never or self._in_rounds:
-            self.synchronize(whole=True)
-        self._evaluated = []
-        self._evaluated_at = self._main_loop.status["iterations_done"]
-
-    def _never_synchronized(self) -> bool:
-        """Return whether batches, but fewer than a period, followed the last evaluation."""
-        if self.finished or not self.settings.period or self._rule is None or not self.worker.advanced.shares:
-            return False
-        return self._synchronized_at <= self._evaluated_at < self._main_loop.status["iterations_done"]
-
-    def average_hosts(self) -> None:
-        """Average the centers of all hosts; no worker may train meanwhile."""
-        if not self.worker.closed:
-            self.worker.average_hosts(timeout_s=self.timeout_s)
-
-    def begin_round(self) -> None:
-        """Copy the center if the rule waits, so all workers begin the round there."""
-        if self._in_rounds:
-            self.worker.copy_to_local(timeout_s=self.timeout_s)
-
-    @property
-    def _in_rounds(self) -> bool:
-        return self._rule is not None and waits(self._rule) and self.worker.advanced.shares and not self.finished
-
-    def _part_of_period(self) -> float:
-        """Return the batches since the last synchronization divided by the longest interval."""
-        done = self._main_loop.status["iterations_done"]
-        batches, self._synchronized_at = done - self._synchronized_at, done
-        self._longest = max(self._longest, batches)
-        return batches / self._longest if self._longest else 1.0
-
     @contextlib.contextmanager
     def center(self) -> Iterator[None]:
         """Give the parameters the center's values, or those evaluated after this batch."""
         # Statistics stay: without an evaluation after this batch, this worker's own fit the center
         # better than the averages of an earlier evaluation.
-        if not self.finished:
+        if not self.ended:
             self._statistics.warn_if_own(self._main_loop)
         if self.worker.closed:
             yield
@@ -293,18 +223,17 @@ class Training:
             with _values_in(self._parameters(), self._evaluated):
                 yield
         else:
-            with self.worker.center_params(timeout_s=self.timeout_s):
+            with super().center():
                 yield
 
     def keep_evaluated(self) -> None:
-        """Record an evaluation; copy the evaluated values if an extension is to save them."""
-        self._validated_at = self._main_loop.status["iterations_done"]
+        """Copy the evaluated values if an extension is to save them."""
         if self.keeps_evaluated and self.worker.advanced.shares:
             self._evaluated = [parameter.get_value() for parameter in self._parameters()]
 
-    def warn_of_missing(self, name: str, ranks: Sequence[int]) -> None:
-        missing, self._owners[name] = self._owners.get(name, set()) - set(ranks), set(ranks)
-        if missing and self.worker.global_rank == min(ranks):
+    def warn_of_missing(self, name: str) -> None:
+        missing, self._owners[name] = self._owners.get(name, set()) - set(self.ranks), set(self.ranks)
+        if missing and self.worker.global_rank == min(self.ranks):
             log.warning(
                 "%s: from now on the batches of rank %s are missing, which only that rank had "
                 "(sharded=True): its records, and the best of them, are not comparable with the "
@@ -313,32 +242,32 @@ class Training:
                 ", ".join(map(str, sorted(missing))),
             )
 
-    def meet(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait for all workers at a named point; None if this main loop has to end now."""
+    def meet(self, point: str, vote: Vote = Vote.NO) -> dict[int, int] | None:
+        """Wait for all workers at a named point; return their votes, or None if this main loop ends now."""
         # The others then read a center with this worker's contribution.
         if self.worker.advanced.round_under_way:
             self.worker.advanced.complete_round(timeout_s=self.timeout_s)
-        meeting = self._attend(point, vote)
+        votes = self._attend(point, vote)
         led, self._led = self._led, self.leads
         if self._led and not led:
             self.keeps_evaluated = True
             log.warning(
                 "rank %d prints and saves from now on, because all lower ranks are lost", self.worker.global_rank
             )
-        if meeting is not None and self.started:
+        if votes is not None and self.started:
             self._require_same_model()
-        if meeting is None and point != END:
+        if votes is None and point != END:
             self.request_finish()
-        return meeting
+        return votes
 
-    def _attend(self, point: str, vote: Vote) -> SyncPoint | None:
+    def _attend(self, point: str, vote: Vote) -> dict[int, int] | None:
         mine = [self.worker.global_rank, point, int(vote)]
         while True:
             told = self.worker.gather(mine, name=f"meeting of {self._name}", timeout_s=self.timeout_s)
             points = {rank: point for rank, point, _ in told}
             self.ranks = list(points)
             if len(set(points.values())) == 1:
-                return SyncPoint(self.ranks, {r for r, _, v in told if v}, any(v == Vote.END for _, _, v in told))
+                return {rank: vote for rank, _, vote in told}
             if END not in points.values():
                 raise ConfigurationError(_at_different_points(points))
             # A main loop that ends has told the others at `END`.
@@ -353,11 +282,11 @@ class Training:
 
     def finish(self) -> None:
         """End together with the others, or leave the job; the parameters get the center."""
-        if self.worker.closed or self.finished:
+        if self.worker.closed or self.ended:
             return
-        self.finished, self._evaluated = True, []
+        self._evaluated = []
         try:
-            together = self._end_together()
+            together = self.end(self._meet_at_the_end)
         except (CollectiveTimeoutError, WorkerLostError) as error:
             # Others still train, or the controller is lost.
             log.warning("rank %d leaves the job without further waiting: %s", self.worker.global_rank, error)
@@ -367,28 +296,17 @@ class Training:
             log.warning("rank %d was interrupted at its end and no longer waits for others", self.worker.global_rank)
             together = False
         if not together:
-            self._leave(self.timeout_s)
+            self._leave_job(self.timeout_s)
 
-    def _end_together(self) -> bool:
-        """Wait for the others' ends and copy the center; return whether they end too."""
-        stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
-        # If it stays, the last monitoring record describes the present center. Otherwise the latest
-        # steps are added to the center.
-        if not stays:
-            self.synchronize(whole=True)
+    def _meet_at_the_end(self) -> list[int] | None:
         if self.meet(END) is None:
-            return False
+            return None
         self.average_statistics()
-        if self.worker.advanced.shares:
-            self.average_hosts()
-            self.worker.copy_to_local(timeout_s=self.timeout_s)
-        if not self.averages:
-            self.worker.release_shared_params(timeout_s=self.timeout_s)
-        return True
+        return self.ranks
 
-    def abandon(self, error: BaseException) -> None:
+    def leave_after(self, error: BaseException) -> None:
         """Leave the job after an error, without waiting; extensions then save the center."""
-        if self.worker.closed or self.finished:
+        if self.worker.closed or self.ended:
             return
         if self.lockstep and isinstance(error, PlatoonError):
             log.error(
@@ -397,14 +315,14 @@ class Training:
                 'number of batches: shard_stream(stream, uneven="drop"), and the same extensions',
                 self.worker.global_rank,
             )
-        self.finished, self._evaluated = True, []
+        self.ended, self._evaluated = True, []
         try:
-            self._leave(timeout("end"))
+            self._leave_job(timeout("end"))
         except PlatoonError as leaving:
             # The main loop reports the first error.
             log.warning("rank %d left the job without the center's values: %s", self.worker.global_rank, leaving)
 
-    def _leave(self, timeout_s: float) -> None:
+    def _leave_job(self, timeout_s: float) -> None:
         try:
             if self.worker.advanced.shares:
                 self.worker.copy_to_local(timeout_s=timeout_s)

@@ -236,7 +236,7 @@ def _shard_set(data: Any, worker: Worker) -> Any:
                 "would overlap and miss rows: shard first, shard(dataset).shuffle(n).batch(b). "
                 "image_dataset_from_directory and similar functions shuffle by default: pass "
                 "shuffle=False, batch_size=None, and no validation_split, which would hold the "
-                "last classes; docs/keras.md has another split"
+                "last classes; docs/keras_data.md has another split"
             )
         return comparable(data, worker, "given to shard").shard(worker.global_size, worker.global_rank)
     if is_loader(data):

@@ -62,7 +62,7 @@ class Evaluation:
         arrays = [*own, self._batches_with_losses("train"), changed]
         pairs = {"evaluate": (float(evaluates), 1.0)}
         summed = self._worker.advanced.sum_arrays(f"keras epoch {self._epoch.number}", arrays, pairs)
-        mode.set_participants(summed.ranks)
+        mode.ranks = summed.ranks
         self.ranks = summed.ranks
         evaluating = summed.pairs["evaluate"][0]
         self._epoch.any_rank_evaluates = evaluating > 0

@@ -7,7 +7,6 @@ from typing import Any
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
-from platoon_base.schedule import votes_suffice
 from platoon_plugins.keras.modes import Mode
 from platoon_plugins.keras.read_order import describe, require_same_orders
 
@@ -19,41 +18,38 @@ log = logging.getLogger(__name__)
 class Stopping:
     """Turns ``model.stop_training``, which callbacks set on one worker, into a vote."""
 
-    def __init__(self, worker: Worker, model: Any, mode: Mode, policy: str) -> None:
-        self._worker, self._model, self._mode, self._policy = worker, model, mode, policy
-        self._voted = self._decided = self.voted_to_end = False
+    def __init__(self, worker: Worker, model: Any, mode: Mode) -> None:
+        self._worker, self._model, self._mode = worker, model, mode
+        self._decided = self.voted_to_end = False
 
     def batch_begins(self) -> None:
-        if self._suffices():
+        if self._mode.vote(False):
             self._model.stop_training = True
 
     def batch_ends(self) -> None:
         """Vote if a callback has stopped training; make Keras stop only if the votes suffice."""
-        if self._model.stop_training and not self._voted:
-            self._vote()
-        self._model.stop_training = self._suffices()
+        self._model.stop_training = self._mode.vote(bool(self._model.stop_training))
 
     def end_epoch(self) -> None:
         """Vote to end the fit after this batch; an error is then raised on all workers."""
-        if not self._voted:
-            self._vote()
+        self._mode.vote()
 
-    def epoch_ends(self, epoch: int) -> list[int]:
-        """Decide with all workers, after all callbacks, whether to end; return the participants."""
-        job_stops = self._worker.should_stop
-        self._voted |= bool(self._model.stop_training) or job_stops
-        mine = [self._worker.global_rank, self._voted, job_stops, self._mode.report(), describe(self._worker)]
+    def epoch_ends(self, epoch: int) -> None:
+        """Decide with all workers, after all callbacks, whether to end."""
+        mode, job_stops = self._mode, self._worker.should_stop
+        mode.voted |= bool(self._model.stop_training) or job_stops
+        mine = [self._worker.global_rank, mode.voted, job_stops, mode.report(), describe(self._worker)]
         told = self._worker.gather(mine, name=f"keras vote {epoch}")
         require_same_orders(self._worker, [[rank, read] for rank, _, _, _, read in told])
-        voters = {rank for rank, voted, *_ in told if voted}
-        suffices = votes_suffice(self._policy, voters, {rank for rank, *_ in told})
         stopped = any(job_stops for _, _, job_stops, *_ in told)
-        self._decided, self.voted_to_end = suffices or stopped, suffices and not stopped
+        votes = {rank: voted for rank, voted, *_ in told}
+        self._decided = mode.decide(votes, ends=stopped)
+        self.voted_to_end = self._decided and not stopped
         if self._decided:
-            log.info("the fit ends after epoch %d because of the votes of ranks %s", epoch + 1, sorted(voters))
-        self._mode.take_reports({rank: report for rank, _, _, report, _ in told})
+            voters = [rank for rank, voted in votes.items() if voted]
+            log.info("the fit ends after epoch %d because of the votes of ranks %s", epoch + 1, voters)
+        mode.take_reports({rank: report for rank, _, _, report, _ in told})
         self._model.stop_training = self._decided
-        return [rank for rank, *_ in told]
 
     def require_decided_together(self) -> None:
         """Raise if Keras ends or continues the fit against the decision of all workers."""
@@ -62,13 +58,3 @@ class Stopping:
                 "a callback after those of distribute() has stopped only this worker: pass all "
                 "callbacks to distribute([...]), which then ends the fit for all workers"
             )
-
-    def _suffices(self) -> bool:
-        """Return whether the votes suffice in mid-epoch; a job that stops counts as a vote."""
-        if self._worker.should_stop and not self._voted:
-            self._vote()
-        return self._mode.stops
-
-    def _vote(self) -> None:
-        self._voted = True
-        self._mode.vote()

@@ -11,7 +11,7 @@ import keras
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, require_rule
-from platoon_base.schedule import EveryN, require_policy
+from platoon_base.schedule import require_period, require_policy
 from platoon_base.sharding import shard_seed
 from platoon_base.worker import require_on_nonfinite
 from platoon_plugins.keras import backends, seeds
@@ -143,7 +143,7 @@ def require_settings(
     if rule is not None and rule != "auto":
         require_rule(rule)
     if every_n_batches is not None:
-        EveryN(every_n_batches)
+        require_period(every_n_batches)
     require_policy(policy)
     if not isinstance(leader_only, tuple) or not all(isinstance(writer, type) for writer in leader_only):
         raise ConfigurationError(

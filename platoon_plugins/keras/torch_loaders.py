@@ -141,14 +141,15 @@ class _Dealt:
     def __init__(self, inner: Any, what: str, worker: Worker) -> None:
         self._inner, self._rank, self._size = inner, worker.global_rank, worker.global_size
         self._order = ReadOrder(f"the rows that {what} draws", REMEDY, self._size)
-        number = register(self._order, worker)
-        self._common = seeds.Common([worker.seed, number])
+        self._seed = [worker.seed, register(self._order, worker)]
+        self._common = seeds.Common(self._seed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a loader process, which draws no rows."""
         return {name: value for name, value in vars(self).items() if name not in ("_order", "_common")}
 
     def set_epoch(self, epoch: int) -> None:
+        self._common = seeds.Common([*self._seed, epoch])
         for sampler in self._inner, getattr(self._inner, "sampler", None):
             if callable(getattr(sampler, "set_epoch", None)):
                 sampler.set_epoch(epoch)
@@ -158,16 +159,10 @@ class _Dealt:
 
     def __iter__(self) -> Iterator[Any]:
         self._order.begin()
-        batches = None
-        while True:
-            with self._common:
-                batches = iter(self._inner) if batches is None else batches
-                ahead = list(itertools.islice(batches, self._size * _ROUNDS_AHEAD))
+        for ahead in self._common.drawn(lambda: self._inner, self._size * _ROUNDS_AHEAD):
             for batch in ahead:
                 self._order.add(np.asarray(batch))
             yield from ahead[self._rank :: self._size]
-            if len(ahead) < self._size * _ROUNDS_AHEAD:
-                return
 
 
 def _iterable(loader: Any, worker: Worker) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from platoon_base import Worker
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, at_period, default_period, default_rule, shares_moments
-from platoon_base.worker import start_training
+from platoon_base.worker import Fit, start_training
 from platoon_plugins.keras import marks, seeds
 from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.data import is_sharded
@@ -28,7 +29,7 @@ from platoon_plugins.keras.model_state import (
     require_stateless,
     values_were_set,
 )
-from platoon_plugins.keras.modes import Asynchronous, Mode, Synchronous, abandon_center
+from platoon_plugins.keras.modes import Asynchronous, Mode, Synchronous
 from platoon_plugins.keras.optimizers import (
     all_optimizers,
     average_of_model,
@@ -68,7 +69,7 @@ class Training:
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, model: Any) -> None:
         self._worker, self._backend, self._settings, self._model = worker, backend, settings, model
-        abandon_center(worker)
+        Fit.abandon(worker)
         if settings.rule is None or (settings.rule == "auto" and not _was_trained_by_rule(model)):
             wrap_again(model, worker)
         average = require_distributable(model, backend)
@@ -83,7 +84,7 @@ class Training:
         self.evaluation = Evaluation(worker, backend, model, average)
         self._statistics = Statistics(worker, backend)
         self._lost_rows = LostRows(worker, model)
-        self.stopping = Stopping(worker, model, self._mode, settings.policy)
+        self.stopping = Stopping(worker, model, self._mode)
         # Batches in this epoch: counted ones, and the last one after the current ones.
         self._counted = self._last = 0
         # The number of batches in an epoch, if Keras knows it.
@@ -93,12 +94,11 @@ class Training:
         self._resumption: Resumption | None = None
         self._epochs = 0
         self._known: list[Any] = []
-        self.participants: list[int] = []
         self.begun = False
 
     @property
     def leads(self) -> bool:
-        return self._worker.global_rank == min(self.participants, default=0)
+        return self._worker.global_rank == min(self._mode.ranks, default=0)
 
     def _choose_mode(self, average: Any) -> Mode:
         rule, worker, backend, policy = self._settings.rule, self._worker, self._backend, self._settings.policy
@@ -109,7 +109,7 @@ class Training:
                     "workers twice: pass rule=None for averaged gradients, or compile with the "
                     "plain optimizer for the rule"
                 )
-            return Synchronous(worker, backend, average, policy)
+            return Synchronous(worker, backend, self._model, average, policy)
         if rule is None:
             raise ConfigurationError(
                 "got rule=None and a plain optimizer, so each worker would train its own model: "
@@ -123,7 +123,7 @@ class Training:
         require_distributable(self._model, backend)
         chosen, period = self._resolved(rule)
         require_no_other_average(self._model, chosen, worker.advanced.several_hosts)
-        return Asynchronous(worker, backend, at_period(chosen, period), period, policy)
+        return Asynchronous(worker, backend, self._model, at_period(chosen, period), period, policy)
 
     def _resolved(self, rule: Any) -> tuple[Rule, int]:
         period = self._settings.every_n_batches
@@ -159,10 +159,10 @@ class Training:
         """Copy the state of the first worker to all, and share the trainable weights."""
         worker, backend, model, settings = self._worker, self._backend, self._model, self._settings
         alike = described({"epochs": epochs, **backend.compiled_with(model)})
-        how = f"{self._mode.describe(model)}, {alike}"
+        how = f"{self._mode.describe()}, {alike}"
         self._shares_next = False
         try:
-            participants = start_training(
+            self._mode.ranks = start_training(
                 worker,
                 "keras fit",
                 "fit",
@@ -170,7 +170,7 @@ class Training:
                 settings=f"distribute({how}, policy={settings.policy!r}){_precision(model)}",
                 rule=self._mode.rule,
                 parameters=backend.weights(model),
-                moments=self._mode.moments(model),
+                moments=self._mode.moments(),
                 on_nonfinite=settings.on_nonfinite,
                 once_met=once_met,
             )
@@ -184,8 +184,7 @@ class Training:
                 unmark(each)
         if values_were_set(model):
             backend.watch_losses(model, average_of_model(model))
-        self.participants = participants
-        self._mode.start(model, participants)
+        self._mode.begin(self._mode.rule, self._mode.every_n)
         self._statistics.start(model)
         self._known = self._trained()
 
@@ -202,7 +201,7 @@ class Training:
                 'again, or train with mode="async" of prepare'
             )
         if others:
-            self._mode.pause()
+            self._mode.end()
             self._start(self._epochs)
             self._backend.watch_losses(self._model, average_of_model(self._model))
             self._backend.vary_noise(self._model, self._worker.global_rank)
@@ -257,7 +256,7 @@ class Training:
         """Record the start of an epoch; Keras has reset all metrics."""
         self._begun_at_its_epoch()
         # Until here, later callbacks, such as a tuner's, see the center too.
-        self._mode.leave_center()
+        self._mode.leave()
         self.evaluation.epoch_begins(epoch)
         if self._data is not None:
             set_sampler_epoch(self._data[0], epoch)
@@ -285,14 +284,14 @@ class Training:
         if new > 0:
             self._counted = batches
             self._worker.progress(steps=new)
-            self._mode.batches_done(new)
+            self._mode.step(new)
 
     # Evaluation, which in a fit has the center's weights.
 
     def test_begins(self) -> None:
         self._close_batches(evaluates=True)
         if self.evaluation.all_evaluate:
-            self._lost_rows.before_validation(self._epoch, self.participants)
+            self._lost_rows.before_validation(self._epoch, self._mode.ranks)
         self.evaluation.test_begins()
 
     # The end of an epoch.
@@ -305,11 +304,11 @@ class Training:
         report_logs(self._worker, logs, self.leads)
         if self.leads:
             evaluation = self.evaluation
-            self._lost_rows.report(self._epoch, self.participants, evaluation.ranks, evaluation.all_evaluate)
+            self._lost_rows.report(self._epoch, self._mode.ranks, evaluation.ranks, evaluation.all_evaluate)
 
     def callbacks_end_epoch(self, logs: Mapping[str, Any] | None) -> None:
         led = self.leads
-        self.participants = self.stopping.epoch_ends(self._epoch)
+        self.stopping.epoch_ends(self._epoch)
         if self.leads and not led:  # The lost leader may not have reported.
             report_logs(self._worker, logs, True)
         if self._mode.rule is not None:
@@ -322,11 +321,12 @@ class Training:
         self._closed = True
         self._count_to(self._last)
         self._require_known()
-        self._mode.epoch_ends()
+        self._mode.evaluation_begins(functools.partial(self._meet, evaluates))
+
+    def _meet(self, evaluates: bool) -> list[int]:
         changed = self.evaluation.add_up_training(evaluates, self._statistics.changed(), self._mode)
-        self.participants = self.evaluation.ranks
         self._statistics.average(f"keras statistics {self._epoch}", changed)
-        self._mode.enter_center()
+        return self.evaluation.ranks
 
     # The end of a fit.
 

@@ -82,27 +82,20 @@ def evaluate(
         raise ConfigurationError("got arrays without rows: there must be at least one to evaluate")
     worker = connect() if worker is None else worker
     rows_in_call = _rows_in_call(options["batch_size"], num_slices, count, worker.global_size)
-    with worker.validating():
-        name = f"evaluate {count} rows {fingerprint(*data)}"
-        training = Training.of(worker)
-        by_rows = _is_mean(val_fn)
-        training.end_round(worker, timeout_s)
-        ranks = training.meet(worker, name, timeout_s)
-        training.require_same_model(worker, timeout_s)
-        worker.average_hosts(timeout_s=timeout_s)
-        with worker.center_params(timeout_s=timeout_s):
-            while True:
-                # For a mean the workers divide the rows, and for any other function whole calls.
-                unit = 1 if by_rows else rows_in_call
-                start, stop = shard_bounds(-(-count // unit), ranks.index(worker.global_rank), len(ranks))
-                rows = range(start * unit, min(stop * unit, count))
-                pairs = _evaluate_rows(val_fn, data, rows, rows_in_call, worker)
-                sums, contributors = worker.advanced.sum_pairs(name, pairs, timeout_s=timeout_s)
-                if contributors == ranks:
-                    break
-                # A worker left meanwhile: the others repeat the evaluation, with larger shards.
-                ranks = contributors
-        training.begin_round(worker, timeout_s)
+    # For a mean the workers divide the rows, and for any other function whole calls.
+    unit = 1 if _is_mean(val_fn) else rows_in_call
+    name = f"evaluate {count} rows {fingerprint(*data)}"
+    training = Training.of(worker, timeout_s)
+
+    def own(index: int, number: int) -> Pairs:
+        start, stop = shard_bounds(-(-count // unit), index, number)
+        return _evaluate_rows(val_fn, data, range(start * unit, min(stop * unit, count)), rows_in_call, worker)
+
+    def combine(pairs: Pairs, ranks: list[int]) -> tuple[Pairs, list[int]]:
+        return worker.advanced.sum_pairs(name, pairs, timeout_s=timeout_s)
+
+    with worker.validating(), training.evaluation(lambda: training.meet(name)):
+        sums = training.evaluate(own, combine)
     values = means(sums)
     # A worker without rows has not called val_fn: the names of the sums tell a scalar from a list.
     return values[_SCALAR] if _SCALAR in values else [values[str(i)] for i in range(len(values))]

@@ -18,7 +18,7 @@ from platoon_base.theano_ops import (
     decay_defaults,
     vary_noise_once,
 )
-from platoon_base.worker import DEFAULT_TIMEOUT_S, start_together
+from platoon_base.worker import start_together
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables
 from platoon_plugins.lasagne.training import Training
 
@@ -108,10 +108,10 @@ def all_reduce_grads(
             count_single_worker(params, worker)
         return grads
     training.add(statistics)
-    training.start_statistics(worker, statistics, DEFAULT_TIMEOUT_S)
+    training.start_statistics(statistics)
     decay_defaults(statistics, worker.global_size)
     training.compare_later(params)
-    training.intend(worker, "all_reduce_grads")
+    training.intend("all_reduce_grads")
     vary_noise_once(used, worker.global_rank)
     return all_reduce(*grads, op="sum" if average is False else "mean", worker=worker, compress=True)
 

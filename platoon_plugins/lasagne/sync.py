@@ -8,8 +8,8 @@ from typing import Any
 
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import at_period, default_period, default_rule, overlap_of, require_rule, shares_moments, waits
-from platoon_base.schedule import EveryN
+from platoon_base.rules import at_period, default_period, default_rule, require_rule, shares_moments
+from platoon_base.schedule import require_period
 from platoon_base.theano_ops import Sync, Synchronizer, decay_as_one_process, decay_defaults, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.lasagne.graph import find_moments, find_statistics, shared_variables
@@ -78,7 +78,7 @@ def sync_updates(
     """
     worker = connect() if worker is None else worker
     default = default_period(rule)
-    wanted = EveryN(default if every_n_batches is None else every_n_batches).n
+    wanted = require_period(default if every_n_batches is None else every_n_batches)
     if not isinstance(updates, Mapping):
         raise ConfigurationError(
             f"got {type(updates).__name__} as updates: pass the result of a function of lasagne.updates"
@@ -92,8 +92,7 @@ def sync_updates(
         )
     rule = _resolved(rule, wanted, params, worker, on_nonfinite)
     wanted = default_period(rule) if every_n_batches is None else wanted
-    period = EveryN(wanted)
-    training = Training.of(worker) if rule is None else _begin(worker)
+    training = Training.of(worker, timeout_s) if rule is None else _new_training(worker, timeout_s)
     used = shared_variables(updates.values())
     warn_of_unscaled_schedule(updates, params, worker)
     if rule is not None:
@@ -101,19 +100,18 @@ def sync_updates(
         moments = find_moments(updates, params, statistics) if shares_moments(rule) else []
         shared = [*params, *moments]
         worker.init_shared_params(params, rule, moments=moments, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
-        training.shares = True
+        training.begin(rule, wanted)
     found = find_statistics(used, statistics, params)
     training.add(found)
-    training.start_statistics(worker, found, timeout_s)
+    training.start_statistics(found)
     vary_noise_once(used, worker.global_rank)
     decay_defaults(found, worker.global_size)
     wrapped = OrderedDict(updates)
     wrapped.update(decay_as_one_process([(v, updates[v]) for v in statistics if v in updates], worker.global_size))
     if rule is not None and worker.advanced.shares:
-        training.period, training.waits = period, waits(rule)
-        sync = Sync(Synchronizer(worker, period, timeout_s, overlap_of(rule)))
+        sync = Sync(Synchronizer(training))
         wrapped.update(zip(shared, sync(*(updates[variable] for variable in shared), return_list=True)))
-        training.intend(worker, "sync_updates")
+        training.intend("sync_updates")
     return wrapped
 
 
@@ -141,7 +139,7 @@ def _resolved(
     return None
 
 
-def _begin(worker: Worker) -> Training:
+def _new_training(worker: Worker, timeout_s: float) -> Training:
     if worker.advanced.sharing:
         raise ConfigurationError(
             "parameters are shared already, and a job has one center at a time. Before the next "
@@ -151,7 +149,7 @@ def _begin(worker: Worker) -> Training:
             "once, and worker.sync_params() every few steps of the loop, where worker = connect()"
         )
     # The center of that training was released, but not by finish_training.
-    if Training.of(worker).shares:
+    if Training.of(worker).rule is not None:
         Training.forget(worker)
     warn_unless_finished(worker)
-    return Training.of(worker)
+    return Training.of(worker, timeout_s)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker, connect
-from platoon_base.schedule import EveryN
-from platoon_base.worker import DEFAULT_TIMEOUT_S, State, agree, default_rule_of, require_same_values
+from platoon_base.worker import DEFAULT_TIMEOUT_S, Fit, State, agree, default_rule_of, require_same_values
 
 __all__ = ["Training", "finish_training", "warn_unless_finished"]
 
@@ -26,36 +25,33 @@ _SAME_MODEL = (
 )
 
 
-class Training:
-    """State of one training: `sync_updates` and `all_reduce_grads` set it, `evaluate` uses it."""
+class Training(Fit):
+    """One training: `sync_updates` and `all_reduce_grads` begin it, `evaluate` and the end use it."""
 
-    def __init__(self, late: bool) -> None:
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
         self.statistics: list[Any] = []
-        # shares: `sync_updates` shares parameters. waits: synchronizations wait for all workers.
-        self.shares = self.waits = False
-        self.period: EveryN | None = None
         # Parameters whose gradients `all_reduce_grads` averages.
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
         self.intents: list[Any] = []
-        # The period, its synchronizations and the batches since the last, at the latest evaluation.
-        self._before: tuple[Any, int, int] = None, 0, 0
-        self._warned = False
         # A late joiner has initial statistics, which are not averaged, until its first `meet`.
-        self._fresh = late
+        self._fresh = worker.late
         self._to_compare: list[Any] = []
         self._compared = False
 
     @staticmethod
-    def of(worker: Worker) -> Training:
+    def of(worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S) -> Training:
         if worker not in _trainings:
-            _trainings[worker] = Training(worker.late)
+            _trainings[worker] = Training(worker)
+        _trainings[worker].timeout_s = timeout_s
         return _trainings[worker]
 
     @staticmethod
     def forget(worker: Worker) -> None:
         _trainings.pop(worker, None)
 
-    def intend(self, worker: Worker, call: str) -> None:
+    def intend(self, call: str) -> None:
+        worker = self.worker
         before = worker.advanced.activity
         remedy = "was never run by a function that trains: pass its updates to theano.function"
         self.intents.append(worker.advanced.intend(call, remedy, lambda: worker.advanced.activity == before))
@@ -69,76 +65,40 @@ class Training:
         self._to_compare = [*([] if self._compared else self._to_compare), *params]
         self._compared = False
 
-    def start_statistics(self, worker: Worker, statistics: list[Any], timeout_s: float) -> None:
+    def start_statistics(self, statistics: list[Any]) -> None:
         """Copy the first worker's statistics to all; a late joiner gets averages at `meet`."""
         if not statistics:
             return
-        first = worker.global_rank == 0
+        first = self.worker.global_rank == 0
         values = [variable.get_value() for variable in statistics]
         mine = values if first else [np.zeros_like(value) for value in values]
         pairs = {"first": (float(first), 1.0)}
-        summed = worker.advanced.sum_arrays(
-            "the first values of statistics", mine, pairs, skips_late=True, timeout_s=timeout_s
+        summed = self.worker.advanced.sum_arrays(
+            "the first values of statistics", mine, pairs, skips_late=True, timeout_s=self.timeout_s
         )
         if summed.pairs["first"][0]:
             for variable, value in zip(statistics, summed.arrays):
                 variable.set_value(np.asarray(value, variable.dtype))
 
-    def meet(self, worker: Worker, name: str, timeout_s: float) -> list[int]:
-        """Wait for all workers and average the statistics; return the ranks that took part."""
+    def meet(self, name: str) -> list[int]:
+        """Wait for all workers, average the statistics, and return the ranks that took part.
+
+        Raise on all workers if averaged gradients have not kept parameters equal.
+        """
         states = [State(variable, default_rule_of(variable.dtype)) for variable in self.statistics]
         # Statistics that are not finite are left out of the average, and replaced by it.
         sound = not self._fresh and all(np.isfinite(variable.get_value()).all() for variable in self.statistics)
-        ranks = agree(states, worker, name, float(sound), timeout_s=timeout_s)
+        ranks = agree(states, self.worker, name, float(sound), timeout_s=self.timeout_s)
         self._fresh = False
+        if self._to_compare:
+            self._compared = True
+            found = [(f"{p} (number {i})", p.get_value(borrow=True)) for i, p in enumerate(self._to_compare)]
+            what = "the parameters of all_reduce_grads"
+            require_same_values(self.worker, what, found, _SAME_MODEL, timeout_s=self.timeout_s)
         return ranks
 
-    def end_round(self, worker: Worker, timeout_s: float) -> None:
-        """Synchronize before an evaluation if the rule waits, or was not applied since the last."""
-        # A worker with fewer batches would otherwise start behind the center, and its next
-        # contribution would be ignored. Without a synchronization the center is unchanged.
-        period = self.period
-        if period is None or not worker.advanced.shares:
-            return
-        periods, batches = self._before[1:] if self._before[0] is period else (0, 0)
-        never = period.count > batches and period.periods == periods
-        if never and not period.periods and not self._warned:
-            self._warned = True
-            log.warning(
-                "rank %d: there are %d batches before an evaluation, so every_n_batches=%d is "
-                "never reached, and the workers synchronize only at evaluations: make it "
-                "smaller, or evaluate less often",
-                worker.global_rank,
-                period.count,
-                period.n,
-            )
-        if never or self.waits:
-            worker.sync_params(part=period.part, whole=True, timeout_s=timeout_s)
-            period.restart()
-        self._before = period, period.periods, period.count
 
-    @property
-    def evaluated_as_it_is(self) -> bool:
-        """Whether this worker has not trained since the latest evaluation."""
-        period = self.period
-        same = period is not None and self._before[0] is period and not self.waits
-        return same and self._before[1:] == (period.periods, period.count)  # type: ignore[union-attr]
-
-    def begin_round(self, worker: Worker, timeout_s: float) -> None:
-        """Copy the center if the rule waits, so all workers begin the round there."""
-        if self.waits and worker.advanced.shares:
-            worker.copy_to_local(timeout_s=timeout_s)
-
-    def require_same_model(self, worker: Worker, timeout_s: float) -> None:
-        """Raise on all workers if averaged gradients have not kept parameters equal."""
-        if not self._to_compare:
-            return
-        self._compared = True
-        values = [(f"{param} (number {i})", param.get_value(borrow=True)) for i, param in enumerate(self._to_compare)]
-        require_same_values(worker, "the parameters of all_reduce_grads", values, _SAME_MODEL, timeout_s=timeout_s)
-
-
-_trainings: weakref.WeakKeyDictionary[Worker, Training] = weakref.WeakKeyDictionary()
+_trainings: dict[Worker, Training] = {}
 _watched: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
@@ -151,7 +111,7 @@ def warn_unless_finished(worker: Worker) -> None:
 def _warn_if_unfinished(reference: weakref.ref[Worker]) -> None:
     worker = reference()
     training = None if worker is None else _trainings.get(worker)
-    if worker is None or training is None or training.period is None or not training.period.periods:
+    if worker is None or training is None or not training.synced:
         return
     if worker.advanced.sharing and not worker.should_stop and getattr(sys, "last_value", None) is None:
         log.warning(
@@ -190,22 +150,13 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
     ...     numpy.savez("model.npz", *lasagne.layers.get_all_param_values(network))
     """
     worker = connect() if worker is None else worker
-    training = Training.of(worker)
-    shares = training.shares and bool(worker.advanced.sharing)
-    if worker.global_size > 1 and not worker.advanced.sharing and not training.shares and not training.averaged:
+    training = Training.of(worker, timeout_s)
+    if worker.global_size > 1 and not worker.advanced.sharing and training.rule is None and not training.averaged:
         log.warning(
             "rank %d: this training has shared nothing, so each worker has its own model; pass "
             "the updates through sync_updates(updates, params), or compute them from "
             "all_reduce_grads(loss, params)",
             worker.global_rank,
         )
-    if shares and not training.evaluated_as_it_is:
-        part = 1.0 if training.period is None else training.period.part
-        worker.sync_params(part=part, whole=True, timeout_s=timeout_s)
-    training.meet(worker, "finish_training", timeout_s)
-    training.require_same_model(worker, timeout_s)
-    if shares:
-        worker.average_hosts(timeout_s=timeout_s)
-        worker.copy_to_local(timeout_s=timeout_s)
-        worker.release_shared_params(timeout_s=timeout_s)
+    training.end(lambda: training.meet("finish_training"))
     Training.forget(worker)

@@ -369,7 +369,7 @@ def test_the_split_of_images_in_the_docs_has_all_classes_and_each_image_once(tmp
         folder.mkdir(exist_ok=True)
         image = tf.io.encode_png(np.full((2, 2, 3), number, np.uint8))
         (folder / f"{number}.png").write_bytes(image.numpy())
-    page = (Path(__file__).parents[2] / "docs" / "keras.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "keras_data.md").read_text()
     (code,) = [block for block in page.split("```") if "= keras.utils.image_dataset_from_directory" in block]
     code = code.removeprefix("python").replace("batch_size=None", "batch_size=None, image_size=(2, 2)")
     found = {"train": [], "valid": []}

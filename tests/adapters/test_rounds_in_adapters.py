@@ -30,7 +30,7 @@ def test_keras_averages_of_weights_are_shared_with_the_moments(run_keras):
 def test_keras_leaves_the_average_that_was_validated(run_keras):
     """By the default rule; the log says by how much steps are scaled, on the first worker."""
     outcome = run_keras(script_path("rounds_in_adapters_keras_the_average_is_validated_and_left")).require_success()
-    said = "with 2 workers steps are 2.83 times as long"
+    said = "with 2 workers, steps are 2.83 times as long"
     assert [said in log for log in outcome.logs] == [True, False]
 
 
@@ -83,7 +83,7 @@ def test_keras_says_that_a_period_is_longer_than_the_epoch(run_keras):
         """
     ).require_success()
     for log in outcome.logs:
-        assert log.count("an epoch has 4 batches, so every_n_batches=50 is never reached") == 1, log
+        assert log.count("4 batches preceded an evaluation, so every_n_batches=50 is never reached") == 1, log
 
 
 @pytest.mark.keras
@@ -153,7 +153,7 @@ def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the
     """By ASGD the center is the first value and the progress of all."""
     outcome = run_lasagne(script_path("rounds_in_adapters_lasagne_evaluates_what_was_learned")).require_success()
     for rank, log in enumerate(outcome.logs):
-        told = f"there are {2 + rank} batches before an evaluation, so every_n_batches=50 is never reached"
+        told = f"{2 + rank} batches preceded an evaluation, so every_n_batches=50 is never reached"
         assert log.count(told) == 1, log
 
 
@@ -190,7 +190,7 @@ def test_blocks_completes_a_round_after_its_part_of_the_period(run_blocks):
 def test_blocks_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_blocks):
     outcome = run_blocks(script_path("rounds_in_adapters_blocks_evaluates_what_was_learned")).require_success()
     for log in outcome.logs:
-        assert log.count("5 batches preceded an evaluation, fewer than every_n_batches=50") == 1, log
+        assert log.count("5 batches preceded an evaluation, so every_n_batches=50 is never reached") == 1, log
 
 
 @needs_blocks
@@ -198,12 +198,13 @@ def test_blocks_does_not_synchronize_twice_where_an_evaluation_and_a_period_end_
     """10 batches at a period of 5, which is an epoch."""
     outcome = run_blocks(
         """
+from platoon_base.worker.shared_parameters import SharedParameters
 from platoon_plugins.blocks import EASGD
 cost, _ = network()
 monitoring = DistributedMonitoring([cost], stream(40, seed=1), prefix="valid", every_n_batches=5)
 sync = ParameterSync(EASGD(), every_n_batches=5)
-made, real = [], worker.sync_params
-worker.sync_params = lambda *args, **kwargs: made.append(kwargs["part"]) or real(*args, **kwargs)
+made, real = [], SharedParameters.sync
+SharedParameters.sync = lambda *args, **kwargs: made.append(kwargs["part"]) or real(*args, **kwargs)
 main_loop = loop(cost, shard_stream(stream(80)), [sync, monitoring, FinishAfter(after_n_epochs=2)], Scale(0.1))
 main_loop.run()
 assert made == [1.0, 1.0], made  # nor at the end of training, which would change what was evaluated

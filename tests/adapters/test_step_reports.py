@@ -77,7 +77,7 @@ def test_an_update_of_what_is_not_shared_is_no_error():
     """Theano prints an error of an optimization and goes on, as it did for each gradient of a scan."""
     import theano
 
-    import platoon_base.theano_ops.step_report  # noqa: F401 - registers the optimization
+    import platoon_base.theano_ops.sync  # noqa: F401 - registers the optimization
 
     x = theano.tensor.dscalar("x")
     with theano.configparser.change_flags(on_opt_error="raise"):

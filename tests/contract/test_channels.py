@@ -10,7 +10,6 @@ from interrupting import at_instruction
 from platoon_base.channels.base import Received
 from platoon_base.channels.client import ControlClient
 from platoon_base.channels.inproc import InprocHub
-from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import ControlServer
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.coordination import messages as msg
@@ -49,7 +48,8 @@ class Zmq:
 
     def __init__(self, coordinator, handler, folder):
         self._alive = True
-        server = self._listen(folder)
+        self._address = f"ipc://{folder}/control"
+        server = ZmqServer(self._address)
         requests = ControlServer(coordinator, new_words(), server.reply, handler)
 
         def serve():
@@ -63,10 +63,6 @@ class Zmq:
         self._thread = threading.Thread(target=serve)
         self._thread.start()
 
-    def _listen(self, folder):
-        self._address = f"ipc://{folder}/control"
-        return ZmqServer(self._address)
-
     def connect(self):
         return ZmqClient(self._address, lambda: self._alive)
 
@@ -77,20 +73,7 @@ class Zmq:
     close = die
 
 
-class ZmqOverTcp(Zmq):
-    """The same with encryption."""
-
-    def _listen(self, folder):
-        server_keys, self._keys = new_keys()
-        server = ZmqServer("tcp://127.0.0.1:*", server_keys)
-        self._address = server.address
-        return server
-
-    def connect(self):
-        return ZmqClient(self._address, lambda: self._alive, self._keys)
-
-
-@pytest.fixture(params=[Inproc, Zmq, ZmqOverTcp])
+@pytest.fixture(params=[Inproc, Zmq])
 def backend(request, tmp_path):
     coordinator = Coordinator(2)
 
@@ -345,6 +328,32 @@ def test_a_message_without_frames_of_a_request_is_passed_on_as_such(tmp_path):
         (received,), _ = server.wait(20)
         assert received == Received(received.peer, b"", b"")
     server.close()
+
+
+def test_a_worker_whose_messages_nobody_fetches_does_not_hang_in_sending(tmp_path):
+    import zmq
+
+    with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
+        room = plain.sndhwm
+    alive = True
+    client = ZmqClient(f"ipc://{tmp_path}/control", lambda: alive)  # where nobody listens
+    try:
+        for _ in range(room + 1):
+            with pytest.raises(CollectiveTimeoutError):
+                client.request(b"", 0.0)
+        alive = False
+        with pytest.raises(WorkerLostError):
+            client.request(b"", 20.0)
+    finally:
+        client.close()
+
+
+def test_an_address_that_cannot_be_used_is_named(tmp_path):
+    for address in (f"ipc://{tmp_path}/missing/control", "nonsense://x"):
+        with pytest.raises(ConfigurationError, match=f"cannot listen at '{address}'"):
+            ZmqServer(address)
+    with pytest.raises(ConfigurationError, match="cannot connect to 'nonsense://x'"):
+        ZmqClient("nonsense://x", lambda: True)
 
 
 class Answering:

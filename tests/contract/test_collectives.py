@@ -31,7 +31,7 @@ from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.job.files import segment_prefix
 from platoon_base.shm.segments import Segment
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 pytestmark = pytest.mark.base
 

@@ -8,7 +8,7 @@ from hosts_here import HostsGroup
 
 from platoon_base.collectives.hosts_exchange import DEPTH, SMALL_BYTES
 from platoon_base.collectives.hosts_parts import chunk_bounds
-from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.errors import PlatoonError
 
 pytestmark = pytest.mark.base

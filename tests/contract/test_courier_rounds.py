@@ -18,7 +18,6 @@ from platoon_base.compression.codecs import Blocks
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import courier
 from platoon_base.courier import messages as between
-from platoon_base.courier.carriage import CompressedCarriage
 from platoon_base.courier.conversation import TOTALS, Conversation
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.rules import EASGD, CenterMomentum, DiLoCo
@@ -304,6 +303,28 @@ def test_progress_that_does_not_count_leaves_the_residual_as_it_was(killed):
             require_same_center(*group.hosts)
 
 
+def test_no_order_of_arrival_on_hosts_changes_a_bit():
+    """Three workers on each host contribute in another order; two of them extend the memory."""
+    found = set()
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        with group_of("exact", 2) as group:
+            for number, host in enumerate(group.hosts):
+                others = [host.centers.attach(host.layout, RULE, rank) for rank in (1, 2)]
+                for rank in order:
+                    center, random = [host.center, *others][rank], np.random.default_rng([number, rank])
+                    params = model(0.0)
+                    center.read(params, True, 10, begin=True)
+                    learned = [a + random.standard_normal(a.shape).astype(a.dtype) for a in params]
+                    assert center.contribute(learned, 1.0, 10) is None
+                for center in others:
+                    center.close()
+            group.begin(1, [0, 1], workers=[3, 3])
+            group.end(1)
+            require_same_center(*group.hosts)
+            found.add(tuple(map(digest, state_of(group.hosts[0]))))
+    assert len(found) == 1
+
+
 def test_a_worker_that_comes_between_the_exchange_and_the_step_is_too_late_for_both():
     with group_of("exact", 2) as group:
         for host in group.hosts:
@@ -493,23 +514,21 @@ def test_a_center_that_a_worker_waits_for_comes_where_nobody_lives_to_make_the_s
         want_until_made(group, [1, 0], 1)
 
 
-def carriage_of(host, bits):
-    residuals = Residuals(host.layout, host.memory)
-    return CompressedCarriage(host.center.across_hosts, Blocks(bits), residuals, host.center.overwrites), residuals
+def totals_of(host, bits):
+    return Residuals(host.layout, host.memory), *(host.center.across_hosts.new_totals(Blocks(bits)) for _ in range(2))
 
 
 def test_a_stripe_without_a_contribution_adds_nothing_and_keeps_its_residual():
     with Group([1.0], PLAIN, compression="int4") as group:
-        carriage, residuals = carriage_of(group.hosts[0], 4)
+        residuals, own, theirs = totals_of(group.hosts[0], 4)
         for array in residuals.latest:
             array[...] = 0.25
-        own = group.hosts[0].center.across_hosts.new_totals()
         for array in own.arrays:
             array[...] = 1.0
         own.number, own.counts[:] = 4, [1, 0]
-        received = carriage.buffer()
-        received.buffer[:] = carriage.seal(own)
-        theirs = carriage.open(received)
+        own.pack(residuals, group.hosts[0].center.overwrites.stamp)
+        theirs.buffer[:] = own.buffer
+        theirs.unpack()
         silent = next(iter(own.without_contribution()))
         for totals in (own, theirs):
             assert totals.counts.tolist() == [1, 0]
@@ -521,11 +540,10 @@ def test_a_stripe_without_a_contribution_adds_nothing_and_keeps_its_residual():
 
 def test_nan_is_not_hidden_and_does_not_stay():
     with Group([1.0], PLAIN, compression="int8") as group:
-        carriage, residuals = carriage_of(group.hosts[0], 8)
-        own = group.hosts[0].center.across_hosts.new_totals()
+        residuals, own, _ = totals_of(group.hosts[0], 8)
         own.number, own.counts[:] = 1, 1
         own.arrays[0][5] = np.nan
-        carriage.seal(own)
+        own.pack(residuals, group.hosts[0].center.overwrites.stamp)
         assert np.flatnonzero(np.isnan(own.arrays[0])).tolist() == [5]
         assert all(np.isfinite(array).all() for array in residuals.latest)
 

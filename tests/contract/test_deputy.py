@@ -6,18 +6,16 @@ import signal
 
 import pytest
 
-from platoon_base.channels.host_link import LinkServer
-from platoon_base.channels.keys import keys_of_secret
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.hosts.place import Place
-from platoon_base.hosts.world import World
+from platoon_base.hosts import Place, World
 from platoon_base.job.files import Origin
+from platoon_base.links.peer import LinkServer
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.rendezvous import Introduction, RendezvousInterruptedError, arrive
 from platoon_base.multihost.secret import read_or_make_key
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 from platoon_base.timeouts import adopt, change
 from platoon_base.worker_process.program import Program
 
@@ -60,8 +58,7 @@ class First:
 @pytest.fixture
 def first(tmp_path, monkeypatch):
     monkeypatch.setenv("PLATOON_KEY_FILE", str(tmp_path / "key"))
-    server_keys, _ = keys_of_secret(read_or_make_key())
-    found = First(LinkServer("tcp://127.0.0.1:*", server_keys))
+    found = First(LinkServer("127.0.0.1", 0, read_or_make_key()))
     yield found
     found.link.close()
 
@@ -78,11 +75,9 @@ def lost_after_a_second():
 def arrived(first):
     """Connect a host with one worker; gives its link, what waits for a welcome, and its signals."""
     here = Introduction(Place(2, 1, "a test"), ["cpu"], "program")
-    with StopSignals() as signals:
-        endpoint = first.link.address.removeprefix("tcp://")
-        with arrive(lambda: endpoint, here, signals, lambda text: None) as (link, welcome):
-            first.until(between.Arrive, link)
-            yield link, welcome, signals
+    with StopSignals() as signals, arrive(lambda: first.link.address, here, signals, str) as (link, welcome):
+        first.until(between.Arrive, link)
+        yield link, welcome, signals
 
 
 def welcome_to(job):
@@ -173,9 +168,8 @@ def test_a_host_that_was_replaced_ends(first, tmp_path):
         first.send(welcome_to("one"))
         with deputy_of(link, welcome(), tmp_path) as deputy:
             first.until(between.Begun, link)
-            (session,) = first.link.peers
-            first.link.forget(session)
-            link.peer.acknowledge()
+            (peer,) = first.link.peers.values()
+            first.link.forget(peer)
             deadline = awake() + 20
             while not link.dismissed:
                 assert awake() < deadline

@@ -20,10 +20,10 @@ from scripts_here import script_path
 
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 from platoon_base.links import handshake
-from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher, derive_keys
+from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher, KeyExchange, derive_keys
 from platoon_base.links.handshake import Address, Caller, Listener, Opening, open_links
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 pytestmark = pytest.mark.base
 
@@ -221,7 +221,7 @@ def test_what_is_changed_between_hosts_is_refused(change):
 
 
 def test_nothing_that_is_encrypted_passes_in_the_clear(listener, threads):
-    seen = []
+    seen, from_caller, from_listener = [], [], []
     with socket.create_server(("127.0.0.1", 0)) as relay:
 
         def carry():
@@ -234,6 +234,7 @@ def test_nothing_that_is_encrypted_passes_in_the_clear(listener, threads):
                         if not data:
                             return
                         seen.append(data)
+                        (from_caller if sock is near else from_listener).append(data)
                         (far if sock is near else near).sendall(data)
 
         carrying = threads.submit(carry)
@@ -252,6 +253,24 @@ def test_nothing_that_is_encrypted_passes_in_the_clear(listener, threads):
     assert sum(map(len, seen)) > 5500
     assert b"plain text" not in b"".join(seen)
     assert listener.address.token not in b"".join(seen)
+    # Nor does the key of the job decrypt a record later: each connection has keys of its own.
+    sent, size = b"".join(from_caller), struct.calcsize("<8s32sII")
+    transcript = sent[:size] + b"".join(from_listener)[:32]
+    record = memoryview(sent)[size + 32 :]
+    secret = hmac.new(KEY, listener.address.token, "sha256").digest()
+    cipher = Cipher(derive_keys(secret, transcript)[0])
+    with pytest.raises(AlteredError):
+        cipher.open(bytes(record[:16]), record[16 : 16 + 5500 + TAG_BYTES], memoryview(bytearray(5500)))
+
+
+def test_a_public_key_without_a_secret_is_refused(listener, opening, connect, caplog):
+    """With it the shared secret would be known, even to who only listens."""
+    hello = greeting(number=bytes(32))
+    (caller,) = connect(hello)
+    step_until(opening, lambda: opening.greeted)
+    caller.sendall(proof_for(listener, hello, caller.recv(64, socket.MSG_WAITALL)))
+    step_until(opening, lambda: "public key is invalid" in caplog.text)
+    assert not opening.open
 
 
 def test_decryption_does_without_the_newer_functions(monkeypatch):
@@ -281,7 +300,6 @@ def test_without_the_package_the_remedy_is_named():
     done = subprocess.run([sys.executable, code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(BackendUnavailableError.__name__)
     assert 'pip install "platoon-plugins[hosts]"' in done.stdout
-    assert "--no-encryption" in done.stdout
 
 
 @pytest.mark.parametrize("what", ["key", "token"])
@@ -295,8 +313,11 @@ def test_a_caller_finds_that_the_listener_has_another_key(listener, threads, wha
         waiting.result()
 
 
-def greeting(rank=1, called=0, magic=b"PLTNLNK1"):
-    return struct.pack("<8s32sII", magic, bytes(32), rank, called)
+PUBLIC_KEY = KeyExchange().public
+
+
+def greeting(rank=1, called=0, magic=b"PLTNLNK2", number=PUBLIC_KEY):
+    return struct.pack("<8s32sII", magic, number, rank, called)
 
 
 STRANGERS = {

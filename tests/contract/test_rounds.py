@@ -13,7 +13,7 @@ from rule_table import OUTER
 from platoon_base.centers import host, host_kernels, host_rounds
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host import STRIPE_BYTES, HostCenters
-from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, RoundKernels, undo_bytes
+from platoon_base.centers.host_kernels import HAVE_FUSED, STEP_BLOCK, RoundKernels, undo_bytes
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
@@ -284,7 +284,7 @@ def deaths(do):
 
 
 def test_a_death_while_it_contributes_leaves_its_own_progress_out_and_no_more(open_centers):
-    rule, shapes = DiLoCo(0.5, 0.5), [(BLOCK + 5,), (3,)]
+    rule, shapes = DiLoCo(0.5, 0.5), [(STEP_BLOCK + 5,), (3,)]
     one, two = open_centers(rule, model(0, shapes), 2)
     x, number = model(0, shapes), 0
     died = deaths(lambda: two.contribute(plus(1, y), 1.0, 10))
@@ -307,7 +307,7 @@ def test_a_death_while_it_contributes_leaves_its_own_progress_out_and_no_more(op
 
 def test_a_death_in_the_midst_of_the_step_is_made_good_by_the_next(open_centers):
     """The step that was begun is finished, block by block, and made once on each element."""
-    rule, shapes = DiLoCo(0.5, 0.5), [(2 * BLOCK + 5,), (3,)]
+    rule, shapes = DiLoCo(0.5, 0.5), [(2 * STEP_BLOCK + 5,), (3,)]
     one, two = open_centers(rule, model(0, shapes), 2)
     x, number = model(0, shapes), 0
     died = deaths(lambda: two.take_over(rule, y, number, 10))
@@ -332,7 +332,7 @@ def test_a_death_in_the_midst_of_the_step_is_made_good_by_the_next(open_centers)
 
 def test_a_death_within_the_loops_of_a_step_makes_no_element_move_twice(open_centers, form, monkeypatch):
     """As SIGKILL does within the loops in C: a part of a block has its step, and its totals are cleared."""
-    shapes, rule = [(2 * BLOCK + 5,), (3,)], DiLoCo(0.5, 0.5)
+    shapes, rule = [(2 * STEP_BLOCK + 5,), (3,)], DiLoCo(0.5, 0.5)
     one, two, late = open_centers(rule, model(0, shapes), 3)
     real_step, deadly = RoundKernels.step, []
 
@@ -363,7 +363,7 @@ def test_a_death_within_the_loops_of_a_step_makes_no_element_move_twice(open_cen
 
 def test_a_death_while_others_values_are_written_leaves_sound_totals(open_centers):
     """Of what was added before, all counts or nothing; what is added later is not mixed with it."""
-    rule, shapes = DiLoCo(0.5, 0.5), [(BLOCK + 5,), (3,)]
+    rule, shapes = DiLoCo(0.5, 0.5), [(STEP_BLOCK + 5,), (3,)]
     one, two = open_centers(rule, model(0, shapes), 2)
     number, died = 0, deaths(lambda: two.write(model(number + 0.5, shapes), True, 10))
     while True:
@@ -485,7 +485,7 @@ def odd_values(rng, n, dtype):
 
 @needs_fused
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("n", [1, 15, BLOCK, BLOCK + 17])
+@pytest.mark.parametrize("n", [1, 15, STEP_BLOCK, STEP_BLOCK + 17])
 @pytest.mark.parametrize("rule", OUTER, ids=str)
 def test_both_forms_give_the_same_bits(rule, n, dtype, form, monkeypatch):
     if form == "numpy":
@@ -496,15 +496,54 @@ def test_both_forms_give_the_same_bits(rule, n, dtype, form, monkeypatch):
     x[n // 2] = np.nan
     found = []
     for _ in range(2):
-        copies = [array.copy() for array in arrays]
-        undo = np.zeros(undo_bytes(Layout.of([x]), len(copies) - 3), "uint8")
-        kernels = RoundKernels(copies[0], (copies[1], copies[2]), tuple(copies[3:]), undo)
-        told = [kernels.contribute(x, 1)]
-        told += [kernels.step(rule, block, 0, 3, 0.7) for block in host_kernels.blocks(n)]
+        own, other, *changing = copies = [array.copy() for array in arrays]
+        undo = np.zeros(undo_bytes(Layout.of([x]), len(changing) - 1), "uint8")
+        kernels = RoundKernels(changing[0], tuple(changing[1:]), undo, np.empty(8 * STEP_BLOCK, "uint8"))
+        told = [kernels.contribute(x, own)]
+        with np.errstate(all="ignore"):
+            told += [kernels.step(rule, block, [own, other, own], 3, 0.7) for block in host_kernels.blocks(n)]
         found.append((told, [array.tobytes() for array in copies]))
         monkeypatch.setattr(host_kernels, "find_fused", lambda *args: None)
     assert found[0] == found[1]
     assert found[0][0][0] is not None
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_no_order_of_arrival_changes_a_bit(open_centers, dtype):
+    """Three workers contribute in any order, and any of them makes the step; the sum is in the order of the ranks."""
+    rule, rng = DiLoCo(0.7, 0.9), np.random.default_rng(3)
+    shapes = [(1000,), (7,)]
+    learned = [[rng.standard_normal(s).astype(dtype) * scale for s in shapes] for scale in (1, 1e-3, 3)]
+    bits = set()
+    centers = open_centers(rule, model(0, shapes, dtype), 3)
+    number = itertools.count(1)
+    for order in itertools.permutations(range(3)):
+        centers[0].write(model(0, shapes, dtype), True, 10)
+        start = model(0, shapes, dtype)
+        for center in centers:
+            center.read(start, True, 10, begin=True)
+        for rank in order:
+            assert centers[rank].contribute([np.asarray(a, dtype) for a in learned[rank]], 1.0, 10) is None
+        at = next(number)
+        for rank in reversed(order):
+            x = model(0, shapes, dtype)
+            centers[rank].take_over(rule, x, at, 10)
+            bits.add(b"".join(a.tobytes() for a in x))
+    assert len(bits) == 1
+
+
+def test_workers_that_join_late_get_memory_for_their_contributions(open_centers):
+    """Three were planned. The fourth and fifth extend the memory, which the others then map."""
+    rule = LocalSGD()
+    centers = open_centers(rule, model(0), 5)
+    for number in (1, 2):
+        for rank in (4, 2, 0, 3, 1):
+            start = values_of(centers[rank], model(0))
+            assert centers[rank].contribute(plus(rank, start), 1.0, 10) is None
+        x = model(0)
+        for center in centers:
+            center.take_over(rule, x, number, 10)
+            require_all(x, 2.0 * number)
 
 
 def test_a_dtype_without_fused_loops_takes_its_rounds_too(open_centers):

@@ -10,9 +10,9 @@ import pytest
 from scripts_here import script_path
 
 from platoon_base.job.files import segment_prefix
+from platoon_base.layout import array_on
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import Segment
-from platoon_base.views import array_on
 
 pytestmark = pytest.mark.base
 
@@ -34,7 +34,7 @@ def test_memory_stays_under_an_array_and_goes_with_it():
         import gc
         import numpy as np
         from platoon_base.shm.segments import Segment
-        from platoon_base.views import array_on
+        from platoon_base.layout import array_on
 
         name = {segment_prefix()!r} + "close-test"
 

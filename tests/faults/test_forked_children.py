@@ -7,8 +7,7 @@ import pytest
 from scripts_here import script_path
 
 from platoon_base.shm.segments import Segment
-from platoon_base.system.folder_lock import FolderLock, is_locked
-from platoon_base.system.own_locks import disown, own
+from platoon_base.system.folder_lock import FolderLock, disown, is_locked, own
 
 pytestmark = pytest.mark.base
 

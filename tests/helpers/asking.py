@@ -9,7 +9,7 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import SendReply, StopJob
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.roster import divided_peer, relayed_peer
-from platoon_base.hosts.world import ONE_HOST
+from platoon_base.hosts import ONE_HOST
 
 SMALL = [("W", (2, 3), "float32")]
 LARGE = [("W", (9, 9), "float32")]

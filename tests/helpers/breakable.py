@@ -1,6 +1,7 @@
 """A TCP connection that passes through this process, which can hold it up or break it."""
 
 import contextlib
+import ctypes
 import math
 import selectors
 import socket
@@ -23,6 +24,8 @@ class Breakable:
         At most so many pass, both ways together.
     passed : int
         How many have, both ways together.
+    heard : dict
+        What each caller has sent, up to 64 KB.
     """
 
     def __init__(self, target):
@@ -34,8 +37,10 @@ class Breakable:
         self.refusing = threading.Event()
         self.bytes_per_s = math.inf
         self.passed = 0
+        self.heard = {}
         self._pairs = []
         self._closing = False
+        self._forgotten = set()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -46,6 +51,8 @@ class Breakable:
                 for key, _ in selector.select(0.01):
                     if key.fileobj is self._listener:
                         self._accept(selector)
+                    elif key.fileobj in self._forgotten:
+                        selector.unregister(key.fileobj)
                     elif self.passing.is_set():
                         self._pass(selector, key.fileobj, key.data)
                 if not self.passing.is_set():
@@ -54,7 +61,7 @@ class Breakable:
     def _accept(self, selector):
         one, _ = self._listener.accept()
         if self.refusing.is_set():
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._reset_at_close(one)
             one.close()
             return
         try:
@@ -63,6 +70,7 @@ class Breakable:
             one.close()
             return
         self._pairs.append((one, other))
+        self.heard[one] = b""
         selector.register(one, selectors.EVENT_READ, other)
         selector.register(other, selectors.EVENT_READ, one)
 
@@ -71,6 +79,8 @@ class Breakable:
             if data := source.recv(1 << 14):
                 target.sendall(data)
                 self.passed += len(data)
+                if source in self.heard:
+                    self.heard[source] += data[: (1 << 16) - len(self.heard[source])]
                 time.sleep(len(data) / self.bytes_per_s)
                 return
         for end in (source, target):
@@ -79,11 +89,22 @@ class Breakable:
             end.close()
 
     def cut(self):
-        """End all connections; what is under way is lost."""
-        for pair in self._pairs:
-            for end in pair:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+        """Reset all connections, as a firewall does; what is under way is lost."""
+        ends = [end for pair in self._pairs for end in pair if end.fileno() >= 0]
+        for end in ends:
+            self._reset_at_close(end)
+        for end in ends:
+            with contextlib.suppress(OSError):
+                # A connect to no address makes the system reset the connection.
+                ctypes.CDLL(None).connect(end.fileno(), bytes(16), 16)
+
+    def forget(self):
+        """Pass nothing more of the present connections, as a router that has forgotten them."""
+        self._forgotten = {end for pair in self._pairs for end in pair}
+
+    def _reset_at_close(self, end):
+        with contextlib.suppress(OSError):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def close(self):
         self._closing = True

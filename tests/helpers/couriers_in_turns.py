@@ -10,7 +10,7 @@ import numpy as np
 from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
 from platoon_base.rules import EASGD
@@ -43,7 +43,7 @@ class Host:
         self.params = make(start)
         self.layout = Layout.of(self.params)
         name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.centers = HostCenters(name, workers=2, several_hosts=True)
+        self.centers = HostCenters(name, workers=2, hosts=2)
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
         self.hosts_rule, self.every_s = hosts_rule, every_s

@@ -13,10 +13,10 @@ import msgspec
 
 from platoon_base.collectives.host_exchange import GroupSegment
 from platoon_base.collectives.hosts import HostsCollective
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.links.handshake import Listener, open_links
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 KEY = "c3" * 32
 _numbers = itertools.count()

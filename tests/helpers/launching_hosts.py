@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scripts_here import written
 
-from platoon_base.cli.json_file import read_story
+from platoon_base.cli.run_files import read_story
 
 
 def free_port():

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from platoon_base import connect
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles, segment_prefix
 from platoon_base.shm.segments import HiddenName
 

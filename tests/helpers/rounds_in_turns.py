@@ -11,7 +11,7 @@ from platoon_base.centers.host import COURIER, STRIPE_BYTES, HostCenters
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
 from platoon_base.multihost.rounds import RoundTable
@@ -33,7 +33,7 @@ class Host:
         self.world, self.params, self.rule = world, model(start), rule
         self.layout = Layout.of(self.params, moments=moments)
         name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.centers = HostCenters(name, workers=2, several_hosts=True)
+        self.centers = HostCenters(name, workers=2, hosts=2)
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
         self.filled, self.exchanges = False, 0

@@ -136,7 +136,7 @@ def test_the_key_is_on_no_command_line_and_in_no_log(laboratory):
     job.close()
 
 
-# Connects again and again with what is no CURVE handshake, and leaves connections open.
+# Connects again and again with what is no handshake, and leaves connections open.
 GARBAGE = script_path("bad_input_garbage")
 
 

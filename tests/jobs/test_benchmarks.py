@@ -36,10 +36,7 @@ def case(script, options, file, rows=None, *, on=None):
 
 CASES = [
     case("rendezvous", "--members 3 40 --rounds 2", "rendezvous.json"),
-    case("deterministic", "--quick", "deterministic.json", 3),
     case("failures", "--jobs 1", "failures.json"),
-    case("excerpt", "--quick --rows 300", "excerpt.json", 8),
-    case("lstm", "--original --units 8 --vocabulary 20 --repeats 4 --requests 5", "original_api.json", 2, on="theano"),
     case("lstm", "--devices cpu cpu --units 8 --vocabulary 20 --seconds 0.3 --repeats 2", "lstm.json", 8, on="theano"),
     case("function_call", "--quick", "function_call.json", 20, on="theano"),
     case(

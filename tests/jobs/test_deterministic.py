@@ -15,7 +15,7 @@ from watching import clean_up
 from platoon_base.checkpoints.files import newest_in, read_checkpoint
 from platoon_base.cli.deterministic import deterministic_environment
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.determinism import LIMITED_THREADS, THREAD_VARIABLES
+from platoon_base.system.environment import LIMITED_THREADS, THREAD_VARIABLES
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 

@@ -3,7 +3,10 @@
 import ast
 import importlib.metadata
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- runs: (\w+) -->\n)?^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 KERAS_2 = importlib.util.find_spec("keras") is not None and importlib.metadata.version("keras").startswith("2.")
-RESULTS = {"base": "w.npy", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar", "torch": "model.pt"}
+RESULTS = {
+    "base": "w.npz", "jax": "params.npz", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar",
+    "torch": "model.pt",
+}  # fmt: skip
 
 
 def blocks(language):
@@ -79,6 +85,65 @@ def test_the_script_for_blocks_runs_on_two_workers(platoon, tmp_path):
 @pytest.mark.promise
 def test_the_script_for_pytorch_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "torch")
+
+
+@needs("keras", "optax", "needs optax: `make test` runs this in .nox/keras3")
+@pytest.mark.backend
+@pytest.mark.promise
+def test_the_script_for_jax_runs_on_two_workers(platoon, tmp_path):
+    run_whole_scripts(platoon, tmp_path, "jax")
+
+
+@pytest.fixture
+def ten_minutes(monkeypatch):
+    """The scripts of docs/ten_minutes.md by their names, with less data."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from first_hour import scripts
+
+    found = scripts((ROOT / "docs" / "ten_minutes.md").read_text())
+    return {name: code.replace("6400", "1280") for name, code in found.items()}
+
+
+@pytest.mark.base
+@pytest.mark.promise
+def test_the_scripts_of_other_tools_can_be_made_of_ours(ten_minutes):
+    others = {"one process", "torchrun", "accelerate", "lightning", "horovod"}
+    assert set(ten_minutes) == others | {"task.py", "train.py", "horovod, here"}
+    for name, code in ten_minutes.items():
+        compile(code, name, "exec")
+
+
+TEN_MINUTES = {
+    "train.py": "platoon_base launch -n 2",
+    "torchrun": "torch.distributed.run --nproc-per-node 2",
+    "accelerate": "accelerate.commands.launch --multi_gpu --num_processes 2",
+}
+
+
+@needs("keras", "torch", "needs torch: `make test` runs this in .nox/keras3")
+@pytest.mark.parametrize("name", TEN_MINUTES)
+def test_the_same_loop_here_and_with_other_tools(ten_minutes, tmp_path, name):
+    module, *words = TEN_MINUTES[name].split()
+    if not importlib.util.find_spec(module.partition(".")[0]):
+        pytest.skip("needs accelerate: .nox/keras3/bin/pip install accelerate")
+    (tmp_path / "task.py").write_text(ten_minutes["task.py"])
+    (tmp_path / "train.py").write_text(ten_minutes[name])
+    command = [sys.executable, "-m", module, *words, "train.py"]
+    env = {**os.environ, "ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (accuracy,) = re.findall(r"epoch 2: accuracy ([\d.]+)", done.stdout)
+    assert float(accuracy) > 0.6
+    assert (tmp_path / "model.pt").stat().st_size > 30_000
+
+
+@needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3, .nox/tf")
+@pytest.mark.skipif(KERAS_2, reason="the script is for Keras 3: run it in .nox/keras3 (make test)")
+def test_the_script_for_horovod_runs_here_on_two_workers(platoon, tmp_path, ten_minutes):
+    (tmp_path / "train.py").write_text(ten_minutes["horovod, here"])
+    done = platoon("launch", "-n", 2, "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "model.keras").stat().st_size > 0
 
 
 @pytest.mark.base

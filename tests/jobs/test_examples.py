@@ -23,6 +23,7 @@ needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checko
 
 
 needs_torch = needs("keras", "torch", "needs torch: `make test` runs this in .nox/keras3")
+needs_optax = needs("keras", "optax", "needs optax: `make test` runs this in .nox/keras3")
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ ALONE = [
     pytest.param("lasagne_digits.py", ["--num-epochs", "6", "--plot", ""], 0.9, marks=marks_of(needs_theano)),
     pytest.param("keras_digits.py", ["--num-epochs", "1"], 0.3, marks=marks_of(needs_keras)),
     pytest.param("torch_images.py", ["--num-epochs", "1"], 0.5, marks=marks_of(needs_torch)),
+    pytest.param("jax_images.py", ["--num-epochs", "1"], 0.5, marks=marks_of(needs_optax)),
     pytest.param("blocks_digits.py", ["--num-epochs", "6"], 0.9, marks=marks_of(needs_blocks)),
 ]
 
@@ -93,6 +95,15 @@ def test_torch_images_on_two_workers(launch, tmp_path, options):
     summary, _ = launch("torch_images.py", *options)
     assert summary["test_accuracy"] >= 0.95
     assert (tmp_path / "images.pt").stat().st_size > 0
+
+
+@needs_optax
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
+def test_jax_images_on_two_workers(launch, tmp_path, options):
+    summary, _ = launch("jax_images.py", *options)
+    assert summary["test_accuracy"] >= 0.95
+    assert (tmp_path / "images.npz").stat().st_size > 0
 
 
 def _diff():

@@ -19,7 +19,7 @@ from platoon_base.controller.watch import exit_status
 from platoon_base.job import host_job
 from platoon_base.job.files import JobFiles
 from platoon_base.worker_process import forkserver
-from platoon_base.worker_process.preload import modules_to_preload
+from platoon_base.worker_process.forkserver import modules_to_preload
 from platoon_base.worker_process.program import Program, Start, python_main
 
 pytestmark = pytest.mark.base

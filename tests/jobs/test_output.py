@@ -13,7 +13,7 @@ import time
 import pytest
 from scripts_here import script_path
 
-from platoon_base.cli.failures import name_workers
+from platoon_base.cli.worker_output import name_workers
 
 pytestmark = pytest.mark.base
 

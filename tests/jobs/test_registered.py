@@ -11,7 +11,7 @@ import pytest
 from scripts_here import script_path
 
 import platoon_base
-from platoon_base.system.entry_points import entry_points
+from platoon_base.system.imports import entry_points
 
 pytestmark = pytest.mark.base
 

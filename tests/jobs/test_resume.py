@@ -15,7 +15,7 @@ from scripts_here import script_path
 from watching import clean_up, until
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
-from platoon_base.cli.json_file import read_story
+from platoon_base.cli.run_files import read_story
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from platoon_base.cli.log_lines import LogLines, NewLine, WorkerWarnings
+from platoon_base.cli.worker_output import LogLines, NewLine, WorkerWarnings
 
 pytestmark = pytest.mark.base
 

@@ -1,8 +1,9 @@
-from blocks_preamble import EASGD, FinishAfter, ParameterSync, Scale, loop, network, shard_stream, stream, worker
+from blocks_preamble import EASGD, FinishAfter, ParameterSync, Scale, loop, network, shard_stream, stream
+from platoon_base.worker.shared_parameters import SharedParameters
 
 calls = []
-original = worker.sync_params
-worker.sync_params = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
+original = SharedParameters.sync
+SharedParameters.sync = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
 expected = [
     (dict(), 2),
     (dict(after_batch=True), 8),

@@ -1,9 +1,10 @@
 from blocks_preamble import AllReduceGradients, CenterMomentum, FinishAfter, ParameterSync, Scale, everyones, loop
-from blocks_preamble import network, rank, shard_stream, stream, values, worker
+from blocks_preamble import network, rank, shard_stream, stream, values
+from platoon_base.worker.shared_parameters import SharedParameters
 
 calls = []
-original = worker.sync_params
-worker.sync_params = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
+original = SharedParameters.sync
+SharedParameters.sync = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
 for step_rule, rule, triggers, count in (
     (Scale(0.1), CenterMomentum(), dict(every_n_batches=2), 3),
     (AllReduceGradients(Scale(0.1)), None, {}, 0),

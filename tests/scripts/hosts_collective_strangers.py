@@ -28,7 +28,7 @@ def disturb():
         for path in FOLDER.glob("port-*"):
             try:
                 with socket.create_connection(("127.0.0.1", int(path.name[5:])), 0.2) as sock:
-                    sock.sendall((b"PLTNLNK1" if len(sent) % 2 else b"GET / HTT") + bytes(500))
+                    sock.sendall((b"PLTNLNK2" if len(sent) % 2 else b"GET / HTT") + bytes(500))
                 sent.append(path)
             except OSError:
                 pass

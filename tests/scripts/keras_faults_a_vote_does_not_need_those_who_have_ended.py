@@ -3,7 +3,7 @@ import numpy as np
 from keras_preamble import rank, worker
 
 from platoon_plugins.keras.gradients import Batch, GradientAverage
-from platoon_plugins.keras.model_averages import ModelAverages
+from platoon_plugins.keras.optimizers import ModelAverages
 
 for policy in ("all", "leader"):
     member = GradientAverage(worker)

@@ -34,7 +34,7 @@ class SpiedLocalSGD(LocalSGD):
 x, made = np.zeros(10), 0
 for rule in (SpiedEASGD(0.5), SpiedLocalSGD()):
     worker.init_shared_params([x], rule)
-    for sync in (worker.sync_params, lambda: worker.advanced.sync_arrays([x])):
+    for sync in (worker.sync_params, lambda: worker.advanced.served().sync([x], timeout_s=60)):
         seen.clear()
         worker.progress(steps=1, epoch=1)
         made += 1

@@ -12,10 +12,10 @@ import theano
 import theano.tensor as T
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu
 from platoon_base import EASGD, connect
-from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import AllReduce, Sync, Synchronizer, all_reduce
 from platoon_base.theano_ops.base import JobOp
 from platoon_base.theano_ops.gpu import GpuAllReduce, GpuSync
+from platoon_base.worker import Fit
 
 worker = connect()
 rank = worker.global_rank

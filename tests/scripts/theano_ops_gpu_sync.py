@@ -1,7 +1,7 @@
 from theano_ops_gpu_head import (
     device,
     EASGD,
-    EveryN,
+    Fit,
     GpuSync,
     Sync,
     Synchronizer,
@@ -14,11 +14,12 @@ from theano_ops_gpu_head import (
 )
 import numpy as np
 
-period = EveryN(2)
 start = np.arange(6, dtype="float32").reshape(2, 3)
 params = [theano.shared(start, "W"), theano.shared(start[0], "b")]
 worker.init_shared_params(params, EASGD(0.25))
-synchronizer = Synchronizer(worker, period)
+fit = Fit(worker)
+fit.begin(EASGD(0.25), 2)
+synchronizer = Synchronizer(fit)
 x = T.fmatrix("x")
 values = Sync(synchronizer)(params[0] + x * (rank + 1), params[1] - x[0], return_list=True)
 function = theano.function([x], [], updates=list(zip(params, values)))

@@ -107,7 +107,7 @@ for case in sys.argv[2:]:
         model.train()
         assert equal(model), case
     if worker.global_size > 1:
-        rule = loops.current().rule
+        rule = loops.current().fit.rule
         assert type(rule) is RULES[case], rule
         assert worker.advanced.sharing, "shared"
     assert scheduler.last_epoch == 3 * 25

@@ -102,6 +102,35 @@ found, right = compare("scaler", scaler)
 assert found == right == [4.0] * 3 + [2.0] * (len(right) - 3)
 
 
+def accumulating(model, ready, loader):
+    """From the third step on, gradients are averaged once for three batches; an infinity of one worker reaches all."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    model, optimizer, loader = ready(model, optimizer, loader)
+    scaler, scales, averages = torch.amp.GradScaler("cpu", init_scale=4.0), [], []
+    for epoch in range(3):
+        before = connect().advanced.activity[1]
+        for i, (x, y) in enumerate(loader, 1):
+            loss = nn.functional.mse_loss(model(x), y) / 3
+            bad = epoch == 2 and (x[:, 0] == X[24 * WORKERS, 0]).any()
+            scaler.scale(loss * (math.inf if bad else 1)).backward()
+            if i % 3 == 0 or i == len(loader):
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                scales.append(scaler.get_scale())
+        averages.append(connect().advanced.activity[1] - before)
+    return scales, averages
+
+
+found, right = compare("accumulating", accumulating, batch=4)
+assert found[0] == right[0]
+assert min(found[0]) == 2.0
+# Of 17 batches: each of the first 6 and of the last 3, of the others the third ones. A skipped step is a new rhythm.
+assert WORKERS == 1 or [calls // 2 for calls in found[1]] == [11, 7, 11], found  # Two calls for each average.
+
+
 def two_models(model, ready, loader):
     """Two models whose optimizers step in turn, as of a GAN; a backward pass reaches both."""
     torch.manual_seed(3)

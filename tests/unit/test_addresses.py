@@ -3,7 +3,7 @@
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.multihost.addresses import DEFAULT_PORT, as_url, divided, own_address_towards, resolved
+from platoon_base.multihost.addresses import DEFAULT_PORT, divided, own_address_towards, resolved
 
 pytestmark = pytest.mark.base
 
@@ -41,7 +41,5 @@ def test_what_can_be_no_name_is_refused_at_once(name):
 
 def test_addresses_resolve_to_themselves():
     assert resolved("127.0.0.1") == "127.0.0.1"
-    assert as_url("127.0.0.1", 5) == "tcp://127.0.0.1:5"
-    assert as_url("::1", 5) == "tcp://[::1]:5"
     assert own_address_towards("127.0.0.1") == "127.0.0.1"
     assert own_address_towards("255.255.255.255") == ""  # no way leads there without asking for broadcasts

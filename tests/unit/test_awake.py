@@ -10,18 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from platoon_base.system import awake as module
-from platoon_base.system.awake import awake
+from platoon_base.system import process as module
+from platoon_base.system.process import awake
 
 pytestmark = pytest.mark.base
 
 POLLS = """
 import os, signal, time
-from platoon_base.system import awake as module
+from platoon_base.system import process as module
 from platoon_base.centers.stripes import wait_until
-from platoon_base.channels.host_peer import NO_PEER, Peer
+from platoon_base.links.peer import Peer
 module.MAX_GAP_S = 0.5
-peer = Peer(bytes(16), NO_PEER, lambda data: None)
+peer = Peer(bytes(16), bytes(16))
 began, real = module.awake(), time.monotonic()
 stopped = []
 

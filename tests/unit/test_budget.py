@@ -2,7 +2,7 @@
 
 import pytest
 
-from platoon_base.coordination.budget import Budget, BudgetWatch, Spent
+from platoon_base.coordination.stopping import Budget, BudgetWatch, Spent
 from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import Limits
 

@@ -21,8 +21,8 @@ from pairwise import pairwise
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import CenterDropped, CenterMade, SendReply
-from platoon_base.coordination.phase import Phase
-from platoon_base.hosts.world import World
+from platoon_base.coordination.roster import Phase
+from platoon_base.hosts import World
 from platoon_base.rules import EASGD, AveragedEASGD, CenterMomentum, DiLoCo, GoSGD, LocalSGD, SlowMo, at_period
 from platoon_base.rules.center import arguments_of
 from platoon_base.sharding import START, Position

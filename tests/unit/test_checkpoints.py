@@ -30,7 +30,7 @@ from platoon_base.checkpoints.files import (
     require_alike,
 )
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving, StallTimer
-from platoon_base.cli.log_folder import LogFolder
+from platoon_base.cli.run_files import LogFolder
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules import EASGD

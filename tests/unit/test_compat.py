@@ -46,7 +46,7 @@ def test_all_who_wait_for_a_module_are_called(tmp_path):
         f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from platoon_base.system.import_hook import AfterImport
+from platoon_base.system.imports import AfterImport
 for name in "abc":
     sys.meta_path.insert(0, AfterImport({{"waited_for": lambda module, name=name: module.ran.append(name)}}))
 import waited_for
@@ -86,7 +86,7 @@ def test_a_plugin_that_is_imported_after_theano_repairs_it_then():
 import theano, theano.tensor as T
 import platoon_plugins.lasagne
 assert theano.gof.compilelock.lock.__module__ == "platoon_base.compat.theano.compile_lock"
-assert theano.gof.cmodule.ModuleCache.refresh.__module__ == "platoon_base.compat.theano.cache_files"
+assert theano.gof.cmodule.ModuleCache.refresh.__module__ == "platoon_base.compat.theano.module_cache"
 x = T.vector("x", dtype="float32")
 assert theano.function([x], x * 2)([3]) == [6]
 """,

@@ -6,9 +6,10 @@ from asking import hello
 from platoon_base.coordination.actions import CenterMade, RoundReached, Shared
 from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.courier.messages import Gathered, LeftOut, Listening
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
 from platoon_base.layout import Layout, ParameterSpec
+from platoon_base.links.peer import Peer
 from platoon_base.multihost import courier_table
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.courier_table import CourierTable
@@ -26,7 +27,7 @@ class Table:
     def __init__(self, files):
         self.roster = Roster(3, 0, world=WORLD)
         arrived = between.Arrive(1, "", 3, 1, "", "", "", [], "", 1)
-        members = {host: Member(host, "", b"", arrived) for host in (1, 2)}
+        members = {host: Member(host, "", Peer(bytes(16), bytes(16)), arrived) for host in (1, 2)}
         self.orders, self.given_up = [], []
         self.table = CourierTable(files, WORLD, self.roster, members, self.keep, lambda host: None, self.give_up)
         for host in range(3):

@@ -14,7 +14,7 @@ from platoon_base.collectives import device_faults
 from platoon_base.collectives.device_faults import HAVE_GUARD, DeviceGuard, DeviceWatch
 from platoon_base.errors import WorkerLostError
 from platoon_base.shm.liveness import Call
-from platoon_base.system.awake import awake
+from platoon_base.system.process import awake
 
 pytestmark = [
     pytest.mark.base,

@@ -12,16 +12,13 @@ import pytest
 from rich.console import Console
 
 from platoon_base.cli.commands.jobs import listing
-from platoon_base.cli.display import Display, is_live, shows_ascii_only, summary
-from platoon_base.cli.json_file import write_json
-from platoon_base.cli.log_folder import tail
 from platoon_base.cli.recent import Course, Recent, Track, sparkline
-from platoon_base.cli.report import open_console
+from platoon_base.cli.report import Display, is_live, open_console, shows_ascii_only, summary
+from platoon_base.cli.run_files import tail, write_json
 from platoon_base.cli.table import plain_line, table
 from platoon_base.controller.outcome import Result, Snapshot, epochs_reached, first_failure, stop_cause
 from platoon_base.controller.processes import Exit
-from platoon_base.coordination.phase import Phase
-from platoon_base.coordination.roster import Participant
+from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 from platoon_base.worker_process.failure import Failure
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from platoon_base.hosts.endpoint import engine_job, find_endpoint, first_of
+from platoon_base.hosts import engine_job, find_endpoint, first_of
 
 pytestmark = pytest.mark.base
 

@@ -164,12 +164,13 @@ def test_a_job_knows_how_it_was_started(files):
 
 
 def test_a_running_job_is_found_by_its_port(live_job):
-    at_port = replace(live_job, endpoint="tcp://127.0.0.1:5567")
-    at_port.write()
+    replace(live_job, port=5567).write()
     assert JobFiles.at_port(5567).job == live_job.job
-    with pytest.raises(ConfigurationError, match=r"no controller at port 556 of this host, controllers listen at 5567"):
+    with pytest.raises(
+        ConfigurationError, match=r"no controller at port 556 of this host, controllers have ports 5567"
+    ):
         JobFiles.at_port(556)
-    replace(live_job, endpoint="tcp://host:none").write()
+    live_job.write()
     with pytest.raises(ConfigurationError, match="you have no running controller"):
         JobFiles.at_port(5567)
 
@@ -179,7 +180,7 @@ def test_two_jobs_at_one_port_are_both_named(live_job):
     try:
         with Segment.create(other.job_state, 4096):
             for files in (live_job, other):
-                replace(files, endpoint="tcp://127.0.0.1:5567").write()
+                replace(files, port=5567).write()
             with pytest.raises(ConfigurationError, match=f"name one of them in PLATOON_JOB.*{live_job.folder}"):
                 JobFiles.at_port(5567)
     finally:

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from platoon_base.cli.commands.logs import LogView
-from platoon_base.cli.log_lines import LogLines
+from platoon_base.cli.worker_output import LogLines
 
 pytestmark = pytest.mark.base
 

@@ -18,8 +18,7 @@ from watching import PATIENCE_S, until
 from platoon_base.cli.commands.launch import command
 from platoon_base.cli.trackers.prometheus import MetricsPort
 from platoon_base.controller.outcome import Snapshot
-from platoon_base.coordination.phase import Phase
-from platoon_base.coordination.roster import Participant
+from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.job_state import Progress
 

@@ -11,7 +11,7 @@ pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on 
 from platoon_base.data.batch_frames import MAX_ARRAYS, flatten, unflatten
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api import Controller, Worker, channel
-from platoon_base.platoon_api.mini_batches import pack, unpack
+from platoon_base.platoon_api.data_channel import pack, unpack
 
 RNG = np.random.RandomState(0)
 

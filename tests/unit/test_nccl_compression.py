@@ -11,9 +11,8 @@ from compressed_by_hand import CompressedByHand
 from processor_cuda import compiler
 
 from platoon_base.collectives.nccl_compressed import NcclCompression
-from platoon_base.compression.codecs import codec_of
-from platoon_base.compression.feedback import ErrorFeedback
-from platoon_base.hosts.world import World
+from platoon_base.compression.codecs import ErrorFeedback, codec_of
+from platoon_base.hosts import World
 
 pytestmark = [
     pytest.mark.base,

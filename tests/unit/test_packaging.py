@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,18 @@ def run_setup(platform, **environment):
         command, env={**clean, **environment}, capture_output=True, text=True, timeout=100, check=False
     )
     return run.returncode, run.stdout + run.stderr
+
+
+def test_a_wheel_has_no_module_of_an_earlier_build(tmp_path):
+    """A clone that is updated and installed again would keep modules that are gone, or a package beside its module."""
+    remove = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")["remove_earlier_builds"]
+    old = tmp_path / "build" / "lib.linux" / "platoon_base" / "gone.py"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    remove(tmp_path, ["setup.py", "build_ext", "--inplace"])
+    assert old.exists()
+    remove(tmp_path, ["setup.py", "bdist_wheel"])
+    assert not old.exists()
 
 
 def test_no_requirement_is_a_direct_reference(project):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.place import LOCAL, Place, find_copies, find_place
+from platoon_base.hosts import LOCAL, Place, find_copies, find_place
 
 pytestmark = pytest.mark.base
 

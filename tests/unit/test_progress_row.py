@@ -45,3 +45,13 @@ def test_a_closed_row_keeps_its_values_and_leaves_the_memory_alone(job_state):
     row.add(7, 2, None)
     assert (int(job_state.table["steps"][2]), int(job_state.table["epoch"][2])) == (5, 1)
     assert row.steps == 12
+
+
+def test_any_field_is_announced_by_its_name(job_state):
+    """So a new value of each worker needs no code here."""
+    row = ProgressRow(job_state, 1)
+    row.announce(None, "patience 3/15", {"copies": 3, "last_step": None})
+    progress = job_state.progress(1)
+    assert (progress.copies, progress.last_step, progress.limit) == (3, 0, "patience 3/15")
+    with pytest.raises(ValueError, match="no_such_field"):
+        row.announce(None, None, {"no_such_field": 1})

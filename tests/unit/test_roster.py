@@ -6,8 +6,7 @@ import pytest
 from asking import DONE, Job, hello, require_failure, total
 
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.phase import Phase
-from platoon_base.coordination.roster import Roster
+from platoon_base.coordination.roster import Phase, Roster
 from platoon_base.sharding import START
 from platoon_base.system.environment import MAX_WORKERS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from platoon_base.cli.commands.launch import command
-from platoon_base.cli.engine_options import given_options
+from platoon_base.cli.launch_options import given_options
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import EASGD, LocalSGD, default_period, default_rule
 
@@ -106,7 +106,7 @@ def test_the_environment_wins_over_the_rule_of_the_file_and_the_command_line_ove
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("\nworker = 2", "run.toml, line 2: there is no key worker. Did you mean workers?"),
+        ("\nworker = 2", "run.toml, line 2: there is no key worker. Did you mean workers or tracker?"),
         ("rule = 'BSP'", "run.toml, line 1: got rule = 'BSP': got rule='BSP': there is no rule BSP; choose one of A"),
         (
             "rule = 'EASGD(alpha=7)'",

@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from platoon_base.cli.run_recorder import RunRecorder, Shares, rates
-from platoon_base.cli.stragglers import StragglerWatch
+from platoon_base.cli.run_recorder import RunRecorder, Shares, StragglerWatch, rates
 from platoon_base.cli.trackers.report import straggler_of, verdict
 from platoon_base.controller.outcome import Snapshot
-from platoon_base.coordination.phase import Phase
-from platoon_base.coordination.roster import Participant
+from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 from platoon_base.shm.phases import BINS, COMPUTE, LOADING, PARTS, PHASES, PhaseTimes, bins_of
 

@@ -5,33 +5,30 @@ import math
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.schedule import STOP_POLICIES, EveryN, Limits, Patience, require_policy, votes_suffice
+from platoon_base.schedule import (
+    STOP_POLICIES,
+    Limits,
+    Patience,
+    part_is_over,
+    require_period,
+    require_policy,
+    votes_suffice,
+)
 
 pytestmark = pytest.mark.base
 
 
-@pytest.mark.parametrize(("n", "expected"), [(1, "TTTTTTT"), (2, ".T.T.T."), (3, "..T..T."), (8, ".......")])
-def test_every_n(n, expected):
-    period = EveryN(n)
-    assert "".join("T" if period.due() else "." for _ in range(7)) == expected
-
-
 @pytest.mark.parametrize(
-    ("n", "part", "expected"),
-    [(1, 0.5, "......."), (2, 0.5, "H.H.H.H"), (3, 0.5, "HH.HH.H"), (4, 0.5, ".HH..HH"), (4, 0.9, "..H...H")],
+    ("n", "part", "expected"), [(1, 0.5, ".HHH"), (2, 0.5, ".HHH"), (4, 0.5, "..HH"), (4, 0.9, "...H")]
 )
-def test_a_part_of_a_period_is_over_until_the_next(n, part, expected):
-    period, found = EveryN(n), ""
-    for _ in range(7):
-        period.due()
-        found += "H" if period.is_past(part) else "."
-    assert found == expected
+def test_a_part_of_a_period_is_over(n, part, expected):
+    assert "".join("H" if part_is_over(part, count, n) else "." for count in range(4)) == expected
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, False, "3"])
 def test_a_period_that_counts_nothing_is_refused(n):
     with pytest.raises(ConfigurationError, match="period"):
-        EveryN(n)
+        require_period(n)
 
 
 def test_patience_waits_for_reports_without_improvement():

@@ -7,8 +7,7 @@ from asking import Job, hello, total
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import SendReply
-from platoon_base.coordination.phase import TRANSITIONS, Event, Phase
-from platoon_base.coordination.roster import Roster
+from platoon_base.coordination.roster import TRANSITIONS, Event, Phase, Roster
 from platoon_base.coordination.story import Story
 from platoon_base.sharding import START
 from platoon_base.system.environment import STRICT

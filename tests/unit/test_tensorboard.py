@@ -14,12 +14,10 @@ from click.testing import CliRunner
 from scripts_here import script_path
 
 from platoon_base.cli.commands.launch import command
-from platoon_base.cli.observers import Observed
-from platoon_base.cli.tracked_run import TrackedRun
+from platoon_base.cli.observers import Observed, TrackedRun
 from platoon_base.cli.trackers.tensorboard import Tracker
 from platoon_base.controller.outcome import Snapshot
-from platoon_base.coordination.phase import Phase
-from platoon_base.coordination.roster import Participant
+from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.job_state import Progress
 

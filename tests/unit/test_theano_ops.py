@@ -23,7 +23,6 @@ from platoon_base.collectives.base import canonical_op
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.job import single_worker
 from platoon_base.rules import EASGD
-from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import (
     AllReduce,
     Sync,
@@ -33,7 +32,8 @@ from platoon_base.theano_ops import (
     decay_defaults,
 )
 from platoon_base.theano_ops.base import JobOp, next_turn
-from platoon_base.theano_ops.function_outputs import require_reductions
+from platoon_base.theano_ops.function_graph import require_reductions
+from platoon_base.worker import Fit
 
 pytestmark = pytest.mark.theano
 
@@ -253,9 +253,11 @@ def test_a_synchronization_takes_part_in_the_order(job_of_one):
     worker = job_of_one
     w = theano.shared(np.zeros(3, "float32"), name="w")
     worker.init_shared_params([w], EASGD(0.5))
+    fit = Fit(worker)
+    fit.begin(EASGD(0.5), 1)
     x = T.fvector("x")
     first = AllReduceSum(worker)(x)
-    synced = Sync(Synchronizer(worker, EveryN(1)))(w + x)
+    synced = Sync(Synchronizer(fit))(w + x)
     last = AllReduceMax(worker)(x)
     function = theano.function([x], [last, first], updates=[(w, synced)])
     assert [getattr(node.op, "reduction", "sync") for node in nodes(function)] == ["sum", "sync", "max"]

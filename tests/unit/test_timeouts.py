@@ -56,10 +56,6 @@ def test_what_is_given_last_counts(variables, text, want):
             "heartbeat=0.6",
             "silence=2 and heartbeat=0.6: one late heartbeat .* Give silence at least",
         ),
-        (
-            "heartbeat=1.5,silence=8",
-            "resend=2 and heartbeat=1.5: .*sent twice. Give resend at least 3, or heart",
-        ),
         ("silence=20", "host=10 and silence=20: a host would be lost before"),
     ],
 )

@@ -30,7 +30,12 @@ class Stream(IterableDataset):
         return iter(torch.arange(self._rows))
 
 
-def parts_of(make, size, passes=1, least=1):
+class Shuffled(Stream):
+    def __iter__(self):
+        return iter(torch.randperm(self._rows))
+
+
+def parts_of(make, size, passes=1, least=1, epoch=0):
     """Return the batches of each worker, as lists of rows; ``make`` makes the loader of one worker."""
     sent, found = {}, []
     for rank in range(size):
@@ -39,7 +44,8 @@ def parts_of(make, size, passes=1, least=1):
             assert sent.setdefault(name, mark) == mark, remedy
 
         advanced = SimpleNamespace(require_same=require_same)
-        worker = SimpleNamespace(global_rank=rank, global_size=size, seed=5, advanced=advanced)
+        at = SimpleNamespace(epoch=epoch)
+        worker = SimpleNamespace(global_rank=rank, global_size=size, seed=5, advanced=advanced, resume_at=at)
         torch.manual_seed(7 + rank)  # Draws of its own do not count.
         loader = make()
         part = Part(loader, worker, 1, least)
@@ -70,6 +76,22 @@ def rows(count):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_of_rounds_go_to_the_workers_in_turn(count, batch, expected, workers):
     assert parts_of(lambda: DataLoader(rows(count), batch, num_workers=workers), 2) == expected
+
+
+@pytest.mark.parametrize("iterable", [False, True])
+def test_a_resumed_job_repeats_the_rows_of_its_epoch_in_their_order(iterable):
+    """Each pass has an order of its own, and each row once."""
+
+    def make():
+        return DataLoader(Shuffled(12), 2) if iterable else DataLoader(rows(12), 2, shuffle=True)
+
+    through = parts_of(make, 2, passes=4)
+    resumed = parts_of(make, 2, passes=2, epoch=3)
+    assert resumed == [batches[6:] for batches in through]
+    for first in range(0, 12, 3):
+        read = [row for part in through for batch in part[first : first + 3] for row in batch]
+        assert sorted(read) == list(range(12))
+    assert len({str(through[0][first : first + 3]) for first in range(0, 12, 3)}) == 4
 
 
 def test_batches_of_one_row_are_avoided_for_batch_norm():
@@ -150,7 +172,7 @@ def test_a_loader_stays_one_of_its_class():
     class Own(DataLoader):
         pass
 
-    worker = SimpleNamespace(global_rank=0, global_size=2, seed=5)
+    worker = SimpleNamespace(global_rank=0, global_size=2, seed=5, resume_at=SimpleNamespace(epoch=0))
     loader = Own(rows(8), 2)
     made = divided(loader, Part(loader, worker, 1), lambda part, batches: batches)
     assert isinstance(made, Own)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from platoon_base import ASGD
-from platoon_base.devices.checks import warn_if_not_on_device
+from platoon_base.devices.isolation import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.parameters import Parameters
 

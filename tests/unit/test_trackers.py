@@ -111,7 +111,7 @@ def test_a_file_in_the_package_is_a_tracker(tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "__path__", [*trackers.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "platoon_base.cli.trackers.newest", raising=False)
 
-    @click.command
+    @click.command()
     @trackers.tracker_options
     def launch(trackers):
         click.echo(trackers(None))

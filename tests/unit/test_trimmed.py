@@ -7,8 +7,14 @@ import textwrap
 import pytest
 
 from platoon_base.worker import Worker
-from platoon_base.worker_process.failure import Failure, read_failure, write_error_file
-from platoon_base.worker_process.trimmed import shown_text, shown_traceback, users_frame
+from platoon_base.worker_process.failure import (
+    Failure,
+    read_failure,
+    shown_text,
+    shown_traceback,
+    users_frame,
+    write_error_file,
+)
 
 pytestmark = pytest.mark.base
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from platoon_base.cli.start_options import StartOptions
+from platoon_base.cli.launch_options import StartOptions
 from platoon_base.cli.tune import (
     Method,
     Point,

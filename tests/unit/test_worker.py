@@ -233,7 +233,7 @@ def test_synchronizations_and_copies_are_counted_apart(job_of_one, job_state_of_
     with job_of_one.center_params():
         assert counts() == (0, 3)
     job_of_one.sync_params()
-    job_of_one.advanced.sync_arrays([np.zeros(3)])
+    job_of_one.advanced.served().sync([np.zeros(3)], timeout_s=10)
     assert counts() == (2, 5)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 
 pytestmark = pytest.mark.base
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
-from platoon_base.cli.json_file import as_json, read_story
 from platoon_base.cli.recent import Recent
+from platoon_base.cli.run_files import as_json, read_story
 from platoon_base.cli.table import GAP, aligned, cut, duration, workers_line
 from platoon_base.coordination.story import Entry
 from platoon_base.errors import PlatoonError

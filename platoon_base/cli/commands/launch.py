@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +17,24 @@ from platoon_base import __version__
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import SCRIPT, result_file, timeout_alias
+from platoon_base.cli.configuration import config_option
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.deterministic import deterministic_job, deterministic_options
-from platoon_base.cli.display import summary
-from platoon_base.cli.engine_options import engine_options
-from platoon_base.cli.host_options import HostOptions, host_options
-from platoon_base.cli.json_file import write_json
+from platoon_base.cli.launch_options import HostOptions, StartOptions, engine_options, host_options, start_options
 from platoon_base.cli.launcher import choose_center, launch, open_checkpoints
-from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.observers import Observed, Observer, Observers
 from platoon_base.cli.other_host import other_hosts, serve_other_host
-from platoon_base.cli.run_file import config_option
+from platoon_base.cli.report import summary
+from platoon_base.cli.run_files import LogFolder, new_log_folder, write_json
 from platoon_base.cli.screen import TEES, Screen
-from platoon_base.cli.start_options import StartOptions, start_options
 from platoon_base.cli.trackers import tracker_options
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.place import Place
+from platoon_base.hosts import Place
 from platoon_base.job.hosting import JobOptions
 from platoon_base.multihost.rendezvous import Introduction, fingerprint
 from platoon_base.rules import parse_rule
-from platoon_base.system.determinism import threads_of
-from platoon_base.system.environment import EVERY_N_BATCHES, RULE
+from platoon_base.system.environment import EVERY_N_BATCHES, RULE, threads_of
 from platoon_base.system.job_paths import path_of
 from platoon_base.system.limits import available_cores
 from platoon_base.worker_process.breakpoints import lend_terminal
@@ -218,7 +215,7 @@ def command(
         if checkpoint_every is not None or resume is not None:
             kept = resume or path_of(folder, "checkpoints")
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
-            options = options._replace(saving=saving, resume=checkpoint)
+            options = replace(options, saving=saving, resume=checkpoint)
             lines.insert(0, report.resumed_from(kept, checkpoint, size))
         if deterministic:
             options = deterministic_job(options)
@@ -234,7 +231,7 @@ def command(
             report.print_line(console, line)
         lend_terminal(size)
         with Screen(console, folder, size, tee, program.shown) as screen, Observers([screen, *observers]) as observing:
-            options = options._replace(observer=observing.take)
+            options = replace(options, observer=observing.take)
             result = launch(program, start.args, chosen.devices, folder, options, signals, data_server, table)
             observing.result = result
         if allow_failures:

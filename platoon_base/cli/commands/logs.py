@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import re
 import sys
@@ -14,19 +15,18 @@ from typing import BinaryIO
 import click
 
 from platoon_base.cli.commands.arguments import job_argument
-from platoon_base.cli.log_folder import log_file
-from platoon_base.cli.log_lines import CHUNK_BYTES, LogFollower
+from platoon_base.cli.run_files import log_file
+from platoon_base.cli.worker_output import CHUNK_BYTES, LogFollower
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import World
+from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
 from platoon_base.system.job_paths import pattern_of
-from platoon_base.system.regular_files import open_regular
+from platoon_base.system.own_files import open_regular
 from platoon_base.timeouts import POLL_S
 
 __all__ = ["LogView", "command", "ranks_in"]
 
 _NAME = re.compile(pattern_of("log"))
-_BLOCK_BYTES = 1 << 16
 
 
 def ranks_in(folder: Path) -> list[int]:
@@ -40,21 +40,13 @@ def ranks_in(folder: Path) -> list[int]:
 def begin_of_last_lines(file: BinaryIO, count: int) -> int:
     """Return the offset of the last ``count`` lines of a file; 0 means all."""
     end = file.seek(0, os.SEEK_END)
-    if not count:
+    if not (count and end):
         return 0
-    position, found = end, -1  # No line starts after the last line's end.
-    while position > 0:
-        size = min(_BLOCK_BYTES, position)
-        position -= size
-        file.seek(position)
-        block = file.read(size)
-        if position + size == end and not block.endswith(b"\n"):
-            found += 1
-        for i in reversed([match.start() for match in re.finditer(b"\n", block)]):
-            found += 1
-            if found == count:
-                return position + i + 1
-    return 0
+    with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as data:
+        position = end - data[end - 1 : end].count(b"\n")  # No line starts after the last line's end.
+        while count and position >= 0:
+            position, count = data.rfind(b"\n", 0, position), count - 1
+    return position + 1
 
 
 class LogView:

@@ -9,8 +9,8 @@ import click
 from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import job_argument
 from platoon_base.cli.commands.jobs import program_of
-from platoon_base.cli.display import Display, shows_ascii_only
 from platoon_base.cli.recent import Recent
+from platoon_base.cli.report import Display, shows_ascii_only
 from platoon_base.cli.table import table
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import CollectiveTimeoutError, WorkerLostError

@@ -18,10 +18,9 @@ from platoon_base.cli.commands.arguments import (
     result_file,
 )
 from platoon_base.cli.configuration import require_one_host, require_this_host
-from platoon_base.cli.json_file import no_job_fails_by, write_json, write_text
+from platoon_base.cli.launch_options import StartOptions, start_options
 from platoon_base.cli.launcher import choose_center
-from platoon_base.cli.log_folder import new_log_folder
-from platoon_base.cli.start_options import StartOptions, start_options
+from platoon_base.cli.run_files import new_log_folder, no_job_fails_by, write_json, write_text
 from platoon_base.cli.tune import Method, Tuning, built_in, read_method, require_optuna, tune
 from platoon_base.cli.tune_report import lines, page, picture, results
 from platoon_base.controller.stop_signals import StopSignals

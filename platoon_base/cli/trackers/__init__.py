@@ -17,8 +17,7 @@ from typing import Any
 
 import click
 
-from platoon_base.cli.observers import Observed, Observer, Option
-from platoon_base.cli.tracked_run import TrackedRun, Tracker
+from platoon_base.cli.observers import Observed, Observer, Option, TrackedRun, Tracker
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.text import did_you_mean
 

@@ -11,7 +11,7 @@ __all__ = ["Tracker"]
 
 
 class Tracker:
-    """Writes to one run of Aim; see `Tracker` of `platoon_base.cli.tracked_run`."""
+    """Writes to one run of Aim; see `Tracker` of `platoon_base.cli.observers`."""
 
     needs = ("aim", "pip install aim")
 

@@ -16,7 +16,7 @@ _REFUSED = re.compile(r"[^\w\-./ ]")  # Characters that MLflow does not take in 
 
 
 class Tracker:
-    """Writes to one run of MLflow; see `Tracker` of `platoon_base.cli.tracked_run`."""
+    """Writes to one run of MLflow; see `Tracker` of `platoon_base.cli.observers`."""
 
     needs = ("mlflow", "pip install mlflow")
 

@@ -16,12 +16,22 @@ import click
 
 from platoon_base.cli.charts import INK, NO_CHARTS, PAPER, Series, chart, has_charts, timeline
 from platoon_base.cli.commands.arguments import result_file
-from platoon_base.cli.failures import name_workers
-from platoon_base.cli.json_file import known_story, write_text
 from platoon_base.cli.observers import Option
-from platoon_base.cli.run_recorder import SHOWN, Lane, RunRecorder, Shares, Value, rates
-from platoon_base.cli.stragglers import Straggler, find_straggler, percent, seconds_text
+from platoon_base.cli.run_files import known_story, write_text
+from platoon_base.cli.run_recorder import (
+    SHOWN,
+    Lane,
+    RunRecorder,
+    Shares,
+    Straggler,
+    Value,
+    find_straggler,
+    percent,
+    rates,
+    seconds_text,
+)
 from platoon_base.cli.table import duration
+from platoon_base.cli.worker_output import name_workers
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import COMPUTE, LOADING, PARTS, SYNC, quantile

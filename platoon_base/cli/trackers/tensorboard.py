@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from platoon_base.cli.observers import Option
-from platoon_base.cli.tracked_run import TrackedRun
+from platoon_base.cli.observers import Option, TrackedRun
 from platoon_base.system.limits import require_room
 
 __all__ = ["OPTION", "Tracker"]

@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from platoon_base.cli.commands.arguments import result_file
-from platoon_base.cli.json_file import known_story, write_text
 from platoon_base.cli.observers import Option
+from platoon_base.cli.run_files import known_story, write_text
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import PHASES, STEP

@@ -11,7 +11,7 @@ __all__ = ["Tracker"]
 
 
 class Tracker:
-    """Writes to one run of Weights & Biases; see `Tracker` of `platoon_base.cli.tracked_run`."""
+    """Writes to one run of Weights & Biases; see `Tracker` of `platoon_base.cli.observers`."""
 
     needs = ("wandb", "pip install wandb")
 

@@ -6,16 +6,45 @@ results of a compiled function.
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import logging
 import sys
+import types
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Callable
 
-from platoon_base.compat.theano import cache_files, cache_keys, compile_ahead, compile_lock, pickled_contexts
-from platoon_base.compat.theano.no_mpi import HideMpi
-from platoon_base.system.import_hook import AfterImport
+from platoon_base.compat.theano import compile_ahead, compile_lock, module_cache, pickled_contexts
+from platoon_base.system.imports import AfterImport, Body, spec_around
 
-__all__ = ["REPAIRS", "VERIFIED", "guarded", "install"]
+__all__ = ["REPAIRS", "VERIFIED", "HideMpi", "guarded", "install"]
+
+_ASKS_FOR_MPI = "theano.tensor.io"
+
+
+class HideMpi(importlib.abc.MetaPathFinder):
+    """A finder for ``sys.meta_path`` that hides mpi4py from Theano.
+
+    Theano (`theano/tensor/io.py`, line 99) would start MPI, which does not survive a fork: workers
+    would hang at exit. A script that imports mpi4py itself is not affected.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _ASKS_FOR_MPI or "mpi4py" in sys.modules:
+            return None
+        return spec_around(self, fullname, path, target, _run_without_mpi)
+
+
+def _run_without_mpi(module: types.ModuleType, body: Body) -> None:
+    sys.modules["mpi4py"] = None  # type: ignore[assignment]
+    try:
+        body(module)
+    finally:
+        del sys.modules["mpi4py"]
+
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +53,8 @@ VERIFIED = "1.0.5"
 
 REPAIRS: dict[str, Callable[[ModuleType], None]] = {
     "theano.gof.compilelock": compile_lock.install,
-    "theano.gof.cmodule": cache_files.install,
-    "theano.gof.cc": cache_keys.install,
+    "theano.gof.cmodule": module_cache.repair_files,
+    "theano.gof.cc": module_cache.repair_keys,
     "theano.gof.vm": compile_ahead.install,
     "theano.gpuarray.type": pickled_contexts.install,
 }

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from platoon_base.system.own_locks import disown, own
+from platoon_base.system.own_files import disown, own
 from platoon_base.timeouts import SHORT_POLL_S, timeout
 
 __all__ = ["CompileLockTimeoutError", "FileLock", "install"]

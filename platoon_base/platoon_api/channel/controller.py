@@ -23,10 +23,8 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import Job, JobOptions, host_job
 from platoon_base.job.starting import worker_starts
-from platoon_base.platoon_api.data_channel import open_server
-from platoon_base.platoon_api.json_text import from_json, to_json
-from platoon_base.platoon_api.mini_batches import pack
-from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, address_at, port_arguments
+from platoon_base.platoon_api.arguments import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments, require_port
+from platoon_base.platoon_api.data_channel import from_json, open_server, pack, to_json
 from platoon_base.worker_process.program import Program
 
 __all__ = ["Controller"]
@@ -46,8 +44,8 @@ class Controller:
     Parameters
     ----------
     control_port : int or None
-        TCP port, on the loopback unless ``PLATOON_LISTEN`` names an address. None for no port, or
-        for a later `init_control`.
+        A TCP port of this host, by which workers find the job; nobody listens there. None for no
+        port, or for a later `init_control`.
     data_port : int, optional
         See `init_data`.
     data_hwm : int
@@ -110,7 +108,7 @@ class Controller:
             if control_port is not None:
                 self.init_control(control_port)
             elif experiment_name:
-                self._listen("")
+                self._listen(0)
         except BaseException:
             # Otherwise the data port would stay in use until this process ends.
             self._close()
@@ -126,20 +124,20 @@ class Controller:
         return Program(f"{self._experiment}_worker.py")
 
     def init_control(self, port: int) -> None:
-        """Listen at a port from now on; a second call listens at another one.
+        """Reserve a port by which workers find this job; a second call takes another one.
 
         Raises
         ------
         ConfigurationError
             If the port is in use.
         """
-        address = address_at(port)
+        require_port(port)
         if self._job is not None and self._job.files.port == port:
             return
         self._job = None
         self._open.close()
         try:
-            self._listen(address)
+            self._listen(port)
         except ConfigurationError as exc:
             if not self._experiment:
                 raise ConfigurationError(
@@ -147,13 +145,13 @@ class Controller:
                 ) from exc
             # Workers that are started here do not need the port.
             log.warning("port %d is taken (%s): no worker can be added to this job by hand", port, exc)
-            self._listen("")
+            self._listen(0)
 
-    def _listen(self, address: str) -> None:
+    def _listen(self, port: int) -> None:
         logs = "" if self._log_folder is None else str(self._log_folder.absolute())
         words = [*self._program.argv, *self._worker_args] if self._experiment else sys.argv
         origin = Origin(words, self._devices, logs)
-        options = JobOptions(handler=self._answer, listen=address, external=not self._experiment, origin=origin)
+        options = JobOptions(handler=self._answer, port=port, external=not self._experiment, origin=origin)
         self._job = self._open.enter_context(host_job(len(self._devices), options))
         atexit.register(self._close)
 

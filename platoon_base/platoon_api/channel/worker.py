@@ -16,13 +16,25 @@ from platoon_base.data.batch_reader import BatchReader
 from platoon_base.data.shared_data import SharedArrays
 from platoon_base.errors import ConfigurationError, PlatoonWarning, WorkerLostError
 from platoon_base.job.joining import connect, connect_at_port
-from platoon_base.platoon_api.data_channel import open_reader, reader_of_running, require_hwm
-from platoon_base.platoon_api.handles import context_of_device
-from platoon_base.platoon_api.json_text import from_json, to_json
-from platoon_base.platoon_api.mini_batches import unpack
-from platoon_base.platoon_api.old_arguments import ports_of, without_job_name
+from platoon_base.platoon_api.arguments import (
+    CONTROL_PORT,
+    DATA_HWM,
+    add_port_options,
+    context_of_device,
+    port_arguments,
+    ports_of,
+    require_port,
+    without_job_name,
+)
+from platoon_base.platoon_api.data_channel import (
+    from_json,
+    open_reader,
+    reader_of_running,
+    require_hwm,
+    to_json,
+    unpack,
+)
 from platoon_base.platoon_api.param_sync import ParamSyncRule, is_user_defined, require_params
-from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments, require_port
 from platoon_base.system.environment import DEVICE, JOB
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker as Handle

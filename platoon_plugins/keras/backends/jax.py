@@ -19,7 +19,7 @@ from platoon_plugins.keras.backends.jax_gradients import JaxAverage
 from platoon_plugins.keras.backends.jax_state import STATE, StepState
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.gradients import GradientAverage
-from platoon_plugins.keras.model_averages import ModelAverages
+from platoon_plugins.keras.optimizers import ModelAverages
 from platoon_plugins.keras.sums import BatchLosses
 
 if hasattr(jax, "ffi"):

@@ -12,6 +12,7 @@ import numpy as np
 
 from platoon_base.device_arrays import CudaArray, Flush, Queue
 from platoon_base.errors import PlatoonError
+from platoon_base.worker import Borrowed
 from platoon_plugins.keras.backends import xla_calls
 
 __all__ = ["AwaitedArrays", "JaxArray", "JaxArrays", "change_now", "device_of", "on_cuda"]
@@ -64,7 +65,7 @@ class JaxArray(CudaArray):
         return JaxArray(jnp.copy(self.value))
 
 
-class JaxArrays(Sequence[JaxArray]):
+class JaxArrays(Borrowed):
     """Many arrays on one device; each JaxArray is made on demand."""
 
     # `like` is the object of an earlier list only if shapes, dtypes and device are the same.

@@ -14,8 +14,7 @@ from platoon_base.sharding import shard_seed
 from platoon_plugins.keras.backends import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, warn_of_added, watched
 from platoon_plugins.keras.gradients import Batch, GradientAverage
-from platoon_plugins.keras.model_averages import ModelAverages
-from platoon_plugins.keras.optimizers import all_optimizers, optimizers_of
+from platoon_plugins.keras.optimizers import ModelAverages, all_optimizers, optimizers_of
 from platoon_plugins.keras.sums import BatchLosses, losses_of
 
 __all__ = ["Keras3", "KerasVariable", "LossWeight", "loss_weights_of"]

@@ -15,7 +15,7 @@ from platoon_base.theano_ops import all_reduce, vary_noise_once
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.backends import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
-from platoon_plugins.keras.model_averages import ModelAverages
+from platoon_plugins.keras.optimizers import ModelAverages
 from platoon_plugins.keras.sums import ADDED, BatchLosses, losses_of
 
 __all__ = ["backend"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,14 +13,46 @@ import torch
 from platoon_base.dtypes import PLAIN
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_arrays import TensorMemory
-from platoon_base.torch_loops import tensors_beside
+from platoon_base.torch_loops import EarlyAverages, tensors_beside
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable, loss_weights_of
-from platoon_plugins.keras.backends.torch_backward import early_weights, watched_function
 from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense_layers
 from platoon_plugins.keras.gradients import average_of
-from platoon_plugins.keras.model_averages import ModelAverages
+from platoon_plugins.keras.optimizers import ModelAverages
 
-__all__ = ["backend"]
+__all__ = ["backend", "early_weights", "watched_function"]
+
+Tensor = Any
+
+_HOOK = "register_post_accumulate_grad_hook"  # torch 2.1
+
+
+def early_weights(model: Any) -> list[Tensor]:
+    """Return the weights whose averages may start in the backward pass; none if any may not."""
+    # Keras's own train_step makes one backward pass for one call of the optimizer.
+    if getattr(model.train_step, "__func__", None) is not keras.Model.train_step:
+        return []
+    weights = [weight.value for weight in model.trainable_weights]
+    # Weights of torch modules may have no gradient, though Keras lists them as trainable.
+    can = (weight.is_leaf and weight.requires_grad and hasattr(weight, _HOOK) for weight in weights)
+    return weights if all(can) else []
+
+
+def watched_function(model: Any, early: EarlyAverages) -> Callable[..., Any]:
+    """Return a model's train_function with early averages, until trainable layers change."""
+    function = getattr(model.train_function, "plain", model.train_function)
+    tensors = [weight.value for weight in model.weights]
+    trained = [tensor.requires_grad for tensor in tensors]
+
+    @functools.wraps(function)
+    def train_function(*args: Any) -> Any:
+        if [tensor.requires_grad for tensor in tensors] != trained:
+            early.close()
+        with early.step():
+            return function(*args)
+
+    train_function.plain = function  # type: ignore[attr-defined]
+    return train_function
+
 
 Array = np.ndarray[Any, Any]
 

@@ -1,0 +1,520 @@
+"""The training of a loop of NumPy or JAX: what happens at its batches, averages and steps."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.array_loops.trees import Tree, call_on_host, is_traced, jax, kind_of, on_host, same_as, tree_of
+from platoon_base.errors import ConfigurationError, LayoutMismatchError
+from platoon_base.fingerprint import checksum
+from platoon_base.layout import Layout
+from platoon_base.rules import default_period, prepared_rule, rule_for_loop, shares_moments
+from platoon_base.worker import (
+    Fit,
+    FlatAllReduce,
+    State,
+    Worker,
+    agree,
+    copy_first_values,
+    default_rule_of,
+    require_same_values,
+    start_training,
+    warn_once,
+)
+
+__all__ = ["Loop", "begin", "current", "settle"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+_APART = "pass the parameters to prepare, which copies those of the first worker, and keep the loop the same on all"
+_STEPS_OF_A_TRAINING = 20
+_IGNORED = 50  # Programs may be queued ahead of the script.
+_NEVER = {
+    "sync": "was followed by no step that averages: train with the optimizer of optax that it "
+    "returned, or call grads = average(grads) before each update",
+    "async": "was followed by no step that synchronizes: train with the optimizer of optax that it "
+    "returned, or call params = sync(params) after each update",
+}
+
+
+class Value:
+    """An array with the methods of a shared variable, for first and common values."""
+
+    def __init__(self, name: str, array: Array) -> None:
+        self.name, self.array = name, array
+
+    def get_value(self, borrow: bool = False) -> Array:
+        return self.array
+
+    def set_value(self, value: Any) -> None:
+        self.array[...] = value
+
+
+class Shared:
+    """An array as a parameter of a center; see `platoon_base.parameters.Parameter`.
+
+    It is a copy on the host, also of values on a device.
+    """
+
+    def __init__(self, name: str, array: Array) -> None:
+        self.name, self._array = name, array
+
+    def borrow(self) -> Array:
+        return self._array
+
+    def give_back(self, array: Array) -> None:
+        if array is not self._array:
+            self._array[...] = array
+
+    def memory(self) -> Array:
+        return self._array
+
+    def on_device(self) -> None:
+        return None
+
+
+class Group:
+    """Parameters, and moments of an optimizer, that one kind of step changes."""
+
+    def __init__(self, names: Sequence[str], arrays: Sequence[Array], moments: int) -> None:
+        self.names, self.moments = names, moments
+        self.arrays = [array.copy() for array in arrays]  # Those that the workers share.
+        self.pending: list[Array] = []  # Changes since, which the next step of the group gets.
+
+    @property
+    def trained(self) -> int:
+        return len(self.arrays) - self.moments
+
+
+class Loop:
+    """What prepared objects of one training share.
+
+    ``rows`` are those of the current batch, 1 between passes. A compiled step reads them while it is
+    traced, which JAX does for each size of a batch.
+    """
+
+    def __init__(self, worker: Worker, settings: Any) -> None:
+        self.worker, self.settings = worker, settings
+        self.mode, strategy, self._sync_every, scaling, self._on_nonfinite = settings
+        self._given = prepared_rule(self.mode, strategy, self._sync_every, scaling)
+        self.alone = worker.global_size == 1
+        self.epoch, self.rows, self.begun = 0, 1.0, False
+        self.trained: list[str] = []  # What the summary names.
+        self._pass: tuple[int | None] | None = None  # The batches of a pass in which no step was made yet.
+        self._counted: Any = None  # The kind of steps that count, where a loop has several.
+        self._met = False
+        self._failure: Exception | None = None
+        self.raised = False
+        self._ignored = 0  # Calls of programs since the failure.
+        self._unit = 0.0
+        self._sums: FlatAllReduce | None = None
+        self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
+        self._groups: dict[Any, Group] = {}
+        self._last: Any = None  # The group after whose steps the workers synchronize.
+        self.fit = Fit(worker)
+        steps = worker.advanced.activity[0]
+        needed = lambda: worker.advanced.activity[0] >= steps + _STEPS_OF_A_TRAINING  # noqa: E731
+        self._intent = worker.advanced.intend("prepare", _NEVER[self.mode], needed)
+
+    # Batches.
+
+    def draws(self, rows: int, number: int) -> None:
+        self.require_sound()
+        self.rows = float(rows)
+        if self.alone:
+            self._steps(number)  # The first loader is that of the training.
+        elif self.begun:
+            self.worker.progress()
+        else:  # A loop that never averages is warned of by its steps.
+            self.worker.advanced.count_step()
+
+    def pass_begins(self, batches: int | None) -> None:
+        settle()
+        self._pass = (batches,)
+
+    def pass_ends(self) -> None:
+        self.rows = 1.0
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.begun and self.worker.is_leader:
+            self.worker.report({"trained": self.describe()})
+
+    def require_sound(self) -> None:
+        """Raise the error of a call of a compiled program, whose own text would hide it."""
+        if self._failure is not None:
+            self._ignored, self.raised = 0, True
+            raise self._failure
+
+    def _guarded(self, function: Callable[[list[Array]], list[Array]]) -> Callable[[list[Array]], list[Array]]:
+        """Return a function for programs; its error is raised by the next call of the script."""
+
+        def call(arrays: list[Array]) -> list[Array]:
+            if self._failure is None:
+                try:
+                    return function(arrays)
+                except Exception as exc:
+                    self._failure = exc
+            self._ignored += 1
+            if self._ignored > _IGNORED:  # The script makes no calls.
+                raise self._failure
+            return arrays
+
+        return call
+
+    def _steps(self, kind: Any) -> None:
+        """Count a step, and the pass over a loader in which it is the first."""
+        if not self.begun:
+            self._counted = kind
+        if self._pass is not None and kind == self._counted:
+            self.epoch += 1
+            self.worker.advanced.announce(epoch=self.epoch, epoch_steps=self._pass[0])
+            self._pass = None
+        first, self.begun = not self.begun, True
+        self._intent.used = True
+        if first:
+            self._tell()
+        if kind == self._counted:
+            self.worker.advanced.count_step()
+
+    def describe(self) -> str:
+        epochs = f"{self.epoch} epoch{'s' * (self.epoch != 1)}" if self.epoch else ""
+        return ", ".join(filter(None, [*self.trained, epochs, self.mode]))
+
+    # Averaged gradients.
+
+    def start(self, names: Sequence[str] = (), values: Sequence[Array] = ()) -> None:
+        """Begin a training with averaged gradients, once; set values to those of the first worker."""
+        variables = [Value(name, value) for name, value in zip(names, values)]
+        if self._met:
+            if variables:
+                copy_first_values(variables, self.worker)
+            return
+        self._met = True
+        start_training(self.worker, "averaged gradients", "loop with averaged gradients", values=variables)
+
+    def average(self, grads: Any, weight: float | None = None) -> Any:
+        if self.alone or self.mode != "sync":
+            return grads
+        tree = tree_of(grads).floats()
+        _wait_at_exit(tree.leaves)
+        self._averaged.update(tree.names)
+        weight = self.rows if weight is None else weight
+        if is_traced([weight]):
+            raise ConfigurationError(
+                "got a weight that is computed within a compiled step: pass a number that is known "
+                "before, such as len(x)"
+            )
+        weight = _require_weight(weight)
+
+        def averaged(arrays: list[Array]) -> list[Array]:
+            self._steps(tree.shape)
+            self._average(tree.names, arrays, weight)
+            return arrays
+
+        return tree.rebuild(call_on_host(averaged, tree.leaves, self._guarded))
+
+    def _average(self, names: Sequence[str], arrays: list[Array], weight: float) -> None:
+        reals = [_reals(array) for array in arrays]
+        if self._sums is None:
+            self.start()
+            layout = Layout.of(reals, names).fingerprint.hex()
+            mark = 0
+            for array in reals:
+                mark = checksum(array, mark)
+            told = self.worker.gather([weight, layout, mark if any(x.any() for x in reals) else -1], name="gradients")
+            if len({layout for _, layout, _ in told}) > 1:
+                raise LayoutMismatchError(
+                    "the gradients of this worker have other names, shapes or dtypes than others'"
+                )
+            if mark and {each for _, _, each in told} == {mark} and not self.worker.global_rank:
+                warn_of_same_rows(len(told))
+            self._unit = max(given for given, _, _ in told) or 1.0
+            self._sums = FlatAllReduce(self.worker, compress=True)
+        factor = weight / self._unit
+        header = np.array([factor], next((x.dtype for x in reals if x.dtype.itemsize >= 4), np.float32))
+        compresses = self.worker.advanced.compresses_gradients
+        if compresses:  # The weights stay exact.
+            header = self.worker.all_reduce(header)
+            factor /= float(header[0]) or 1.0
+        for array in reals:
+            if factor != 1.0:
+                array *= factor
+            if not weight:
+                array[...] = 0
+        if compresses:
+            self._sums(reals)
+            return
+        self._sums([*reals, header])
+        total = float(header[0])
+        for array in reals:
+            if total not in (0.0, 1.0):
+                array /= total
+
+    # A center.
+
+    def sync(self, params: Any, state: Any = None) -> Any:
+        """Return the parameters, and the state of an optimizer, as synchronized with the center."""
+        if self.alone or self.mode != "async":
+            return params, state
+        tree = tree_of(params).floats()
+        if not tree.leaves:
+            raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
+        _wait_at_exit(tree.leaves)
+        moments = _moments(state, tree)
+        count = len(tree.leaves)
+
+        def synchronized(arrays: list[Array]) -> list[Array]:
+            self._steps(tree.shape)
+            self._synchronize(tree.names, arrays, moments.names, tree.shape)
+            return arrays
+
+        period = default_period(self._given) if self._sync_every is None else self._sync_every
+        skips = functools.partial(self._skips, tree.shape) if period > 1 else None
+        found = call_on_host(synchronized, [*tree.leaves, *moments.leaves], self._guarded, skips)
+        return tree.rebuild(found[:count]), moments.rebuild(found[count:])
+
+    def _skips(self, key: Any) -> bool:
+        """Count a step after which nothing is due, and return True; False if something is."""
+        if self.fit.rule is None or key != self._last or self._groups[key].pending or self.fit.is_last_step:
+            return False
+        self._steps(key)
+        self.fit.step()
+        return True
+
+    def _synchronize(self, names: list[str], arrays: list[Array], moments: list[str], key: Any) -> None:
+        reals = [_reals(array) for array in arrays]
+        group = self._groups.get(key)
+        if group is None:
+            self._release()  # Parameters that had no step before are shared too.
+            self._groups[key] = Group([*names, *moments], reals, len(moments))
+            return
+        if self.fit.rule is None:
+            _copy(group.arrays, reals)
+            self._share(key)
+        else:
+            for pending, array in zip(group.pending, reals):
+                array += pending
+            group.pending = []
+            _copy(group.arrays, reals)
+            if key == self._last:
+                self._step()
+        _copy(reals, group.arrays)
+
+    def _step(self) -> None:
+        others = [group for key, group in self._groups.items() if key != self._last]
+        before = [[array.copy() for array in group.arrays] for group in others]
+        self.fit.step()
+        self._leave_pending(others, before)
+
+    def _leave_pending(self, groups: Sequence[Group], before: Sequence[Sequence[Array]]) -> None:
+        for group, values in zip(groups, before):
+            changes = [array - value for array, value in zip(group.arrays, values)]
+            group.pending = [a + b for a, b in zip(group.pending, changes)] if group.pending else changes
+
+    def _share(self, last: Any) -> None:
+        named = [
+            (Shared(f"{number}/{name}" if len(self._groups) > 1 else name, array), i >= group.trained)
+            for number, group in enumerate(self._groups.values())
+            for i, (name, array) in enumerate(zip(group.names, group.arrays))
+        ]
+        dtypes = [each.memory().dtype for each, _ in named]
+        rule, period = rule_for_loop(self._given, self._sync_every, dtypes)
+        parameters = [each for each, is_moment in named if not is_moment]
+        moments = [each for each, is_moment in named if is_moment] if shares_moments(rule) else None
+        others = [group for key, group in self._groups.items() if key != last]
+        before = [[array.copy() for array in group.arrays] for group in others]
+        self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        self.fit.begin(rule, period)
+        self._leave_pending(others, before)
+        self._last = last
+
+    def _release(self) -> None:
+        if self.fit.rule is not None:
+            self.worker.release_shared_params()
+            self.fit.rule = None
+
+    # Common values.
+
+    def common(self, trees: Sequence[Any]) -> list[Any]:
+        """Return the trees with values that are the same on all workers; a collective call."""
+        settle()
+        self._tell()
+        if self.alone:
+            return list(trees)
+        found = [tree_of(tree) for tree in trees]
+        values = [
+            [on_host(leaf) if kind_of(leaf) in "fciub" and kind_of(leaf) else None for leaf in t.leaves] for t in found
+        ]
+        if self.mode == "async":
+            known = self._of_center(found, values)
+        else:
+            known = {(i, name) for i, tree in enumerate(found) for name in tree.names if name in self._averaged}
+            same = [
+                (tree.names[j], value)
+                for i, tree in enumerate(found)
+                for j, value in enumerate(values[i])
+                if value is not None and (i, tree.names[j]) in known
+            ]
+            if same:
+                require_same_values(self.worker, "the parameters of this loop", same, _APART)
+        states = [
+            State(Value(tree.names[j], value), default_rule_of(value.dtype))
+            for i, tree in enumerate(found)
+            for j, value in enumerate(values[i])
+            if value is not None and (i, tree.names[j]) not in known
+        ]
+        if states:
+            agree(states, self.worker, "common values", self.rows)
+        return [
+            tree.rebuild([leaf if new is None else same_as(leaf, new) for leaf, new in zip(tree.leaves, values[i])])
+            for i, tree in enumerate(found)
+        ]
+
+    def _of_center(self, found: Sequence[Tree], values: Sequence[Sequence[Array | None]]) -> set[tuple[int, str]]:
+        """Set the values of shared parameters to those of the center; return which they are."""
+        if not self._groups:
+            return set()
+        places: dict[tuple[int, str], Array] = {}
+        for group in self._groups.values():
+            for i, tree in enumerate(found):
+                arrays = dict(zip(tree.names, values[i]))
+                names = group.names[: group.trained]
+                if all(arrays.get(name) is not None for name in names):
+                    shared = dict(zip(names, group.arrays))
+                    if any(_reals_of(arrays[name]).shape != shared[name].shape for name in names):
+                        continue
+                    for name in names:
+                        shared[name][...] = _reals_of(arrays[name])
+                        places[i, name] = shared[name]
+                    group.pending = []
+                    break
+        if self.fit.rule is None:
+            self._share(next(iter(self._groups)))
+        self.fit.synchronize(whole=True)
+        self.worker.barrier("the end of a pass")
+        self.worker.average_hosts()
+        self.worker.copy_to_local()
+        for group in self._groups.values():
+            group.pending = []
+        for (i, name), array in places.items():
+            _reals_of(values[i][found[i].names.index(name)])[...] = array
+        return set(places)
+
+    @property
+    def moments(self) -> list[str]:
+        """The names of the moments that the workers share."""
+        return [name for group in self._groups.values() for name in group.names[group.trained :]]
+
+    def close(self) -> None:
+        if self._failure is None:
+            settle()
+        self._release()
+
+
+def warn_of_same_rows(workers: int) -> None:
+    warn_once(
+        f"the first gradients are equal on all {workers} workers, so each trains on the same rows: "
+        "pass the loader to prepare too, or divide the rows with worker.shard"
+    )
+
+
+def _moments(state: Any, params: Tree) -> Tree:
+    """Return the moments: leaves named as a parameter, behind a prefix, and of its shape."""
+    if state is None:
+        return Tree([], [], lambda leaves: None)
+    tree = tree_of(state).floats()
+    shapes = dict(zip(params.names, map(np.shape, params.leaves)))
+    ends = {name: f"/{name}" for name in params.names}
+    chosen = []
+    for i, (name, leaf) in enumerate(zip(tree.names, tree.leaves)):
+        of = max((p for p, end in ends.items() if f"/{name}".endswith(end) or not p), key=len, default=None)
+        if of is not None and shapes[of] == np.shape(leaf):
+            chosen.append(i)
+
+    def rebuild(leaves: Sequence[Any]) -> Any:
+        every = list(tree.leaves)
+        for i, leaf in zip(chosen, leaves):
+            every[i] = leaf
+        return tree.rebuild(every)
+
+    return Tree([tree.names[i] for i in chosen], [tree.leaves[i] for i in chosen], rebuild)
+
+
+def _reals(array: Array) -> Array:
+    """Return complex numbers as pairs of floats, in the same memory."""
+    return array.reshape(-1).view(array.real.dtype) if array.dtype.kind == "c" else array
+
+
+def _reals_of(array: Array | None) -> Array:
+    return _reals(np.asarray(array))
+
+
+def _copy(to: Sequence[Array], values: Sequence[Array]) -> None:
+    for array, value in zip(to, values):
+        array[...] = value
+
+
+def _require_weight(weight: Any) -> float:
+    number = float(weight)
+    if not (np.isfinite(number) and number >= 0):
+        raise ConfigurationError(f"got weight {weight}: pass the number of this worker's rows, 0 or more")
+    return number
+
+
+_waits: list[bool] = []
+
+
+def _wait_at_exit(leaves: Sequence[Any]) -> None:
+    """Let the programs that are under way end before this worker leaves the job."""
+    if not _waits and is_traced(leaves):
+        _waits.append(True)
+        atexit.register(_leave)
+
+
+def settle() -> None:
+    """Wait for the calls of JAX's programs that are under way."""
+    if jax() is not None:
+        with contextlib.suppress(Exception):  # Their results raise it.
+            jax().effects_barrier()
+    loop = current()
+    if loop is not None:
+        loop.require_sound()
+
+
+def _leave() -> None:
+    """At the exit, count this worker as failed if the script could not raise an error."""
+    loop = current()
+    if loop is None or loop.raised:
+        return
+    try:
+        settle()
+    except Exception as exc:
+        if not loop.worker.closed:
+            log.error("%s: %s", type(exc).__name__, exc)
+            loop.worker.close(failed=True)
+
+
+# The loop in which prepared objects take part.
+_current: list[Loop] = []
+
+
+def current() -> Loop | None:
+    return _current[0] if _current else None
+
+
+def begin(loop: Loop) -> None:
+    """Make this the loop of all prepared objects; an earlier one ends."""
+    before = current()
+    if before is not None:
+        before.close()
+    _current[:] = [loop]

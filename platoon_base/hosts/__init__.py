@@ -1,1 +1,0 @@
-"""The hosts of a job whose launchers an engine, such as Slurm or MPI, has started."""

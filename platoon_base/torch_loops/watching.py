@@ -1,0 +1,61 @@
+"""Functions of torch that tell a prepared loop what the script does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["UNSCALED", "watch"]
+
+UNSCALED = "_platoon_unscaled"  # The attribute of a scaled loss with the loss itself.
+_inside: list[bool] = []  # A backward pass within a backward pass is no pass of its own.
+
+
+def watch(current: Callable[[], Any]) -> None:
+    """Patch once what tells the ``current()`` loop of backward passes, scaled losses, and evaluations."""
+    if hasattr(torch.autograd.backward, "tells_loop"):
+        return
+    plain, scale, train = torch.autograd.backward, torch.amp.GradScaler.scale, torch.nn.Module.train
+    unscale = torch.amp.GradScaler.unscale_
+
+    @functools.wraps(plain)
+    def backward(tensors: Any, *args: Any, **options: Any) -> None:
+        loop = current()
+        if loop is None or _inside:
+            plain(tensors, *args, **options)
+            return
+        _inside.append(True)
+        try:
+            plain(tensors, *args, **options)
+        finally:
+            _inside.clear()
+        loop.backward_ends(tensors)
+
+    @functools.wraps(scale)
+    def scale_loss(self: Any, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        if scaled is not outputs and isinstance(scaled, torch.Tensor):
+            setattr(scaled, UNSCALED, outputs.detach())
+        return scaled
+
+    @functools.wraps(unscale)
+    def unscale_gradients(self: Any, optimizer: Any) -> None:
+        loop = current()
+        if loop is not None:
+            loop.before_use(optimizer)
+        unscale(self, optimizer)
+
+    @functools.wraps(train)
+    def switch(self: Any, mode: bool = True) -> Any:
+        switched = train(self, mode)
+        loop = current()
+        if loop is not None and any(self in (model, getattr(model, "_orig_mod", None)) for model in loop.models):
+            loop.switches(mode)
+        return switched
+
+    backward.tells_loop = True  # type: ignore[attr-defined]
+    torch.autograd.backward, torch.nn.Module.train = backward, switch
+    torch.amp.GradScaler.scale, torch.amp.GradScaler.unscale_ = scale_loss, unscale_gradients
