@@ -129,6 +129,7 @@ class Loop:
         self._sums: FlatAllReduce | None = None
         self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
         self._groups: dict[Any, Group] = {}
+        self._begun_with: list[tuple[Any, int]] = []  # A parameter of each optimizer, with its number.
         self._last: Any = None  # The group after whose steps the workers synchronize.
         self.fit = Fit(worker)
         steps = worker.advanced.activity[0]
@@ -178,6 +179,8 @@ class Loop:
                     return function(arrays)
                 except Exception as exc:
                     self._failure = exc
+                    for loop in _current:  # Another one, if this one is closed.
+                        loop._failure = exc
             self._ignored += 1
             if self._ignored > _IGNORED:  # The script makes no calls.
                 raise self._failure
@@ -288,6 +291,14 @@ class Loop:
                 array /= total
 
     # A center.
+
+    def number_of(self, leaf: Any, number: int) -> int:
+        """Return the number of the first optimizer whose state was made for the same parameters."""
+        for known, of in self._begun_with:
+            if known is leaf:
+                return of
+        self._begun_with.append((leaf, number))
+        return number
 
     def sync(self, params: Any, state: Any = None, number: int = 0) -> Any:
         """Return the parameters, and the state of an optimizer, as synchronized with the center.
@@ -416,10 +427,10 @@ class Loop:
             return set()
         places: dict[tuple[int, str], Array] = {}
         named = [dict(zip(tree.names, map(_reals_of, each))) for tree, each in zip(found, values)]
-        for group, i in self._places(named):
+        for group, (i, prefix) in self._places(named):
             for name, shared in zip(group.names[: group.trained], group.arrays):
-                shared[...] = named[i][name]
-                places[i, name] = shared
+                shared[...] = named[i][prefix + name]
+                places[i, prefix + name] = shared
             group.pending = []
         if self.fit.rule is None:
             self._share(next(iter(self._groups)))
@@ -433,31 +444,43 @@ class Loop:
             _reals_of(values[i][found[i].names.index(name)])[...] = array
         return set(places)
 
-    def _places(self, trees: Sequence[dict[str, Array]]) -> list[tuple[Group, int]]:
-        """Return which tree has the parameters of each group: the first, of several models the nearest ones."""
+    def _places(self, trees: Sequence[dict[str, Array]]) -> list[tuple[Group, tuple[int, str]]]:
+        """Return which tree has the parameters of each group, and where in it.
+
+        It is the first one with their names, else within a tree such as a TrainState; of several
+        models with these names the nearest one.
+        """
         alike: dict[Any, list[Group]] = {}
         for (_, shape), group in self._groups.items():
             alike.setdefault(shape, []).append(group)
         found = []
         for groups in alike.values():
             shapes = {name: array.shape for name, array in zip(groups[0].names[: groups[0].trained], groups[0].arrays)}
+            one = next(iter(shapes))
             having = [
-                i
+                (i, name.removesuffix(one))
                 for i, tree in enumerate(trees)
-                if all(name in tree and tree[name].shape == shapes[name] for name in shapes)
+                for name in tree
+                if f"/{name}".endswith(f"/{one}")
             ]
+            having = [
+                (i, prefix)
+                for i, prefix in having
+                if all(prefix + name in trees[i] and trees[i][prefix + name].shape == shapes[name] for name in shapes)
+            ]
+            having = sorted(having, key=lambda place: place[1] != "")[: len(groups)]
             apart = sorted(
-                (sum(float(abs(array - trees[i][name]).sum()) for name, array in zip(shapes, group.arrays)), g, i)
+                (sum(float(abs(a - trees[i][prefix + name]).sum()) for name, a in zip(shapes, group.arrays)), g, place)
                 for g, group in enumerate(groups)
-                for i in having[: len(groups)]
+                for place, (i, prefix) in enumerate(having)
             )
             pairs: dict[int, int] = {}
-            for _, g, i in apart:
-                if g not in pairs and i not in pairs.values():
-                    pairs[g] = i
+            for _, g, place in apart:
+                if g not in pairs and place not in pairs.values():
+                    pairs[g] = place
             if len(groups) > 1:  # The first worker's choice counts.
                 pairs = dict(self.worker.gather(list(pairs.items()), name="models of equal shapes")[0])
-            found += [(groups[g], i) for g, i in pairs.items()]
+            found += [(groups[g], having[place]) for g, place in pairs.items()]
         return found
 
     @property

@@ -266,7 +266,10 @@ def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
     factor = scaled(1.0, worker.global_size, str(how)) if mode == "sync" and how is not None else 1.0
 
     def init(params: Any) -> Any:
+        nonlocal number
         leaves = tree_of(params).floats()
+        if leaves.leaves and not is_traced(leaves.leaves):
+            number = loop.number_of(leaves.leaves[0], number)
         if mode == "sync" and not is_traced(leaves.leaves):
             settle()
             loop.start()

@@ -114,6 +114,11 @@ if worker.global_size > 1:
         refused("pass the parameters to prepare", common, other)
     else:
         refused("no parameters of floats", sync, {"count": np.arange(3)})
+    step = jax.jit(lambda w: sync(w - 0.1 * average(w)))
+    given = step(jnp.ones(3))
+    prepare(np.ones(2), mode=MODE)
+    step(given)
+    refused("another prepare has ended", gather_for_metrics, w)
 else:
     assert sync(w) is w
 worker.close()
