@@ -238,20 +238,16 @@ class Loop:
             )
         _wait_at_exit(tree.leaves)
         self._averaged.update(tree.names)
-        weight = self.rows if weight is None else weight
-        if is_traced([weight]):
-            raise ConfigurationError(
-                "got a weight that is computed within a compiled step: pass a number that is known "
-                "before, such as len(x)"
-            )
-        weight = _require_weight(weight)
+        computed = [weight] if is_traced([weight]) else []  # within the compiled step
+        known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
+        count = len(tree.leaves)
 
         def averaged(arrays: list[Array]) -> list[Array]:
             self._steps((number, tree.shape))
-            self._average(tree.names, arrays, weight)
+            self._average(tree.names, arrays[:count], _require_weight(arrays[-1]) if computed else known)
             return arrays
 
-        return tree.rebuild(call_on_host(averaged, tree.leaves, self._guarded))
+        return tree.rebuild(call_on_host(averaged, [*tree.leaves, *computed], self._guarded)[:count])
 
     def _average(self, names: Sequence[str], arrays: list[Array], weight: float) -> None:
         reals = [_reals(array) for array in arrays]
@@ -539,7 +535,8 @@ def _copy(to: Sequence[Array], values: Sequence[Array]) -> None:
 
 
 def _require_weight(weight: Any) -> float:
-    number = float(weight)
+    same = np.unique(weight)  # Models of an ensemble have one weight.
+    number = float(same[0]) if len(same) == 1 else -1.0
     if not (np.isfinite(number) and number >= 0):
         raise ConfigurationError(f"got weight {weight}: pass the number of this worker's rows, 0 or more")
     return number

@@ -108,8 +108,8 @@ def average(grads: Any, weight: float | None = None) -> Any:
     ----------
     grads : pytree of arrays
     weight : float, optional
-        The w_i: the divisor of this worker's loss, such as ``len(x)``. The default is the number of
-        rows of the latest batch of a prepared loader, or 1.
+        The w_i: the divisor of this worker's loss, such as ``len(x)`` or ``mask.sum()``. The default
+        is the number of rows of the latest batch of a prepared loader, or 1.
     """
     return _loop().average(grads, weight)
 
