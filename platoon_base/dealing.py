@@ -43,6 +43,11 @@ def deal(
     else:
         joined = cut.join([*held, left])
         parts = [_parts(joined, size, cut)] if cut.count(joined) >= size else []
+    if not held and not taken:
+        raise ConfigurationError(
+            "got a loader without batches: a generator can be read only once, so pass an object "
+            "whose every pass yields all batches"
+        )
     if not any(parts):
         raise ConfigurationError(
             f"got a loader with too few rows for {size} workers, so some would have no batch: "

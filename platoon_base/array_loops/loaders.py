@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.array_loops.loops import current
+from platoon_base.array_loops.loops import current, settle
 from platoon_base.array_loops.trees import tree_of
 from platoon_base.dealing import Cut, deal
 from platoon_base.errors import ConfigurationError
@@ -52,30 +52,33 @@ class Dealt:
 
     def __init__(self, loader: Any, worker: Worker, number: int) -> None:
         self._loader, self._worker, self._number = loader, worker, number
-        self._passes = max(0, worker.resume_at.epoch - 1)  # The epoch of a resumed job is repeated.
+        self._passes = _passes_before(worker)
         self._checked = worker.global_size == 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_loader"], name)
 
     def __len__(self) -> int:
-        full, left = divmod(len(self._loader), self._worker.global_size)
-        return full + (left > 0)
+        workers = self._worker.global_size
+        full, left = divmod(len(self._loader), workers)
+        # Fewer rows than workers are divided together with the round before.
+        few = isinstance(self._loader, _Rows) and self._loader.after(full * workers) < workers
+        return full + (left > 0 and not (few and full))
 
     def __iter__(self) -> Iterator[Any]:
         worker, loop = self._worker, current()
-        if loop is not None:
-            loop.pass_begins(_length(self))
+        one = None if loop is None else loop.pass_begins(_length(self))
+        kind = self._loader.kind if isinstance(self._loader, _Rows) else self._number
         mine = deal(self._drawn(), worker.global_rank, worker.global_size, _ARRAYS)
         try:
             for batch in worker.loading(each() if isinstance(each, functools.partial) else each for each in mine):
-                loop = current()
-                if loop is not None:
-                    loop.draws(_rows_of(batch), self._number)
+                if loop is not None and one is not None:
+                    loop.draws(one, _rows_of(batch), kind)
                 yield batch
+            settle()
         finally:
-            if loop is not None:
-                loop.pass_ends()
+            if loop is not None and one is not None:
+                loop.pass_ends(one)
 
     def _drawn(self) -> Iterator[Any]:
         """Yield all batches, drawn from generators that all workers share, or how to read each."""
@@ -90,6 +93,10 @@ class Dealt:
                     name = f"the batches of loader {self._number}"
                     self._worker.advanced.require_same(name, mark, SAME_DATA_REMEDY)
                 yield batch
+
+
+def _passes_before(worker: Worker) -> int:
+    return max(0, worker.resume_at.epoch - 1)  # The epoch of a resumed job is repeated.
 
 
 def _is_indexed(loader: Any) -> bool:
@@ -119,17 +126,21 @@ def is_loader(each: Any) -> bool:
 class _Rows:
     """Row numbers in batches, in a new order in each pass."""
 
-    def __init__(self, rows: int, size: int, shuffle: bool, seed: int) -> None:
-        self._rows, self._size, self._shuffle, self._seed = rows, size, shuffle, seed
-        self._passes = 0
+    def __init__(self, rows: int, size: int, shuffle: bool, seeds: Sequence[int], passes: int) -> None:
+        self.kind = self._rows, self._size = rows, size
+        self._shuffle, self._seeds, self._passes = shuffle, seeds, passes
 
     def __len__(self) -> int:
         return -(-self._rows // self._size)
 
+    def after(self, batches: int) -> int:
+        """Return the number of rows after so many batches."""
+        return self._rows - batches * self._size
+
     def __iter__(self) -> Iterator[Any]:
         order = np.arange(self._rows)
         if self._shuffle:
-            np.random.default_rng([self._seed, self._passes]).shuffle(order)
+            np.random.default_rng([*self._seeds, self._passes]).shuffle(order)
         self._passes += 1
         for start in range(0, self._rows, self._size):
             yield order[start : start + self._size]
@@ -149,12 +160,13 @@ def batches(rows: int, size: int, *, shuffle: bool = True, seed: int | None = No
         The number of rows of a batch of one worker.
     shuffle : bool
     seed : int, optional
-        Of the order; the default is the job's seed.
+        Of the order. The default is the job's seed, with another order for each loader.
     """
     if not all(isinstance(n, (int, np.integer)) and n > 0 for n in (rows, size)):
         raise ConfigurationError(f"got batches({rows!r}, {size!r}): pass the number of rows, and of those of a batch")
-    worker = connect()
-    return Dealt(_Rows(int(rows), int(size), shuffle, worker.seed if seed is None else seed), worker, next(numbers))
+    worker, number = connect(), next(numbers)
+    seeds = [worker.seed, number] if seed is None else [seed]
+    return Dealt(_Rows(int(rows), int(size), shuffle, seeds, _passes_before(worker)), worker, number)
 
 
 numbers = itertools.count(1)  # Of the loaders of all trainings.

@@ -95,11 +95,19 @@ class Group:
         return len(self.arrays) - self.moments
 
 
+class Pass:
+    """One pass over a loader; ``trained`` once a step followed one of its batches."""
+
+    def __init__(self, batches: int | None) -> None:
+        self.batches, self.trained = batches, False
+        self.sizes: set[int] = set()
+
+
 class Loop:
     """What prepared objects of one training share.
 
-    ``rows`` are those of the current batch, 1 between passes. A compiled step reads them while it is
-    traced, which JAX does for each size of a batch.
+    ``rows`` are those of the latest batch that was read, 1 if no steps followed the batches of its
+    pass. A compiled step reads them while it is traced, which JAX does for each size of a batch.
     """
 
     def __init__(self, worker: Worker, settings: Any) -> None:
@@ -109,7 +117,9 @@ class Loop:
         self.alone = worker.global_size == 1
         self.epoch, self.rows, self.begun = 0, 1.0, False
         self.trained: list[str] = []  # What the summary names.
-        self._pass: tuple[int | None] | None = None  # The batches of a pass in which no step was made yet.
+        self._open: list[Pass] = []
+        self._read: Pass | None = None  # The latest one, if it has ended without a step.
+        self._closed = False
         self._counted: Any = None  # The kind of steps that count, where a loop has several.
         self._met = False
         self._failure: Exception | None = None
@@ -127,22 +137,26 @@ class Loop:
 
     # Batches.
 
-    def draws(self, rows: int, number: int) -> None:
+    def draws(self, one: Pass, rows: int, kind: Any) -> None:
         self.require_sound()
-        self.rows = float(rows)
+        self.rows, self._read = float(rows), None
+        one.sizes.add(rows)
         if self.alone:
-            self._steps(number)  # The first loader is that of the training.
+            self._steps(kind)  # The first kind of loader is that of the training.
         elif self.begun:
             self.worker.progress()
         else:  # A loop that never averages is warned of by its steps.
             self.worker.advanced.count_step()
 
-    def pass_begins(self, batches: int | None) -> None:
+    def pass_begins(self, batches: int | None) -> Pass:
         settle()
-        self._pass = (batches,)
+        self._open.append(Pass(batches))
+        return self._open[-1]
 
-    def pass_ends(self) -> None:
-        self.rows = 1.0
+    def pass_ends(self, one: Pass) -> None:
+        self._open.remove(one)
+        if not one.trained:  # The script evaluates, or keeps the batches, whose order it may change.
+            self._read, self.rows = one, 1.0
         self._tell()
 
     def _tell(self) -> None:
@@ -173,12 +187,18 @@ class Loop:
 
     def _steps(self, kind: Any) -> None:
         """Count a step, and the pass over a loader in which it is the first."""
+        if self._closed:
+            raise ConfigurationError(
+                "got a step of a training that another prepare has ended: pass all parameters and "
+                "optimizers of a loop to prepare before its first step"
+            )
         if not self.begun:
             self._counted = kind
-        if self._pass is not None and kind == self._counted:
+        one = self._open[-1] if self._open else self._read
+        if one is not None and not one.trained and kind == self._counted:
             self.epoch += 1
-            self.worker.advanced.announce(epoch=self.epoch, epoch_steps=self._pass[0])
-            self._pass = None
+            self.worker.advanced.announce(epoch=self.epoch, epoch_steps=one.batches)
+            one.trained = True
         first, self.begun = not self.begun, True
         self._intent.used = True
         if first:
@@ -202,10 +222,17 @@ class Loop:
         self._met = True
         start_training(self.worker, "averaged gradients", "loop with averaged gradients", values=variables)
 
-    def average(self, grads: Any, weight: float | None = None) -> Any:
+    def average(self, grads: Any, weight: float | None = None, number: int = 0) -> Any:
+        """Return averaged gradients; ``number`` is that of a prepared optimizer."""
         if self.alone or self.mode != "sync":
             return grads
         tree = tree_of(grads).floats()
+        if weight is None and self._read is not None and len(self._read.sizes) > 1:
+            warn_once(
+                "got a step outside of a pass over a loader, so all workers' batches have equal weights, "
+                "although their numbers of rows may differ: train in `for batch in loader`, or call "
+                "average(grads, len(x))"
+            )
         _wait_at_exit(tree.leaves)
         self._averaged.update(tree.names)
         weight = self.rows if weight is None else weight
@@ -217,7 +244,7 @@ class Loop:
         weight = _require_weight(weight)
 
         def averaged(arrays: list[Array]) -> list[Array]:
-            self._steps(tree.shape)
+            self._steps((number, tree.shape))
             self._average(tree.names, arrays, weight)
             return arrays
 
@@ -262,8 +289,11 @@ class Loop:
 
     # A center.
 
-    def sync(self, params: Any, state: Any = None) -> Any:
-        """Return the parameters, and the state of an optimizer, as synchronized with the center."""
+    def sync(self, params: Any, state: Any = None, number: int = 0) -> Any:
+        """Return the parameters, and the state of an optimizer, as synchronized with the center.
+
+        ``number`` is that of a prepared optimizer, as several models may have equal shapes.
+        """
         if self.alone or self.mode != "async":
             return params, state
         tree = tree_of(params).floats()
@@ -271,15 +301,15 @@ class Loop:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
         _wait_at_exit(tree.leaves)
         moments = _moments(state, tree)
-        count = len(tree.leaves)
+        count, key = len(tree.leaves), (number, tree.shape)
 
         def synchronized(arrays: list[Array]) -> list[Array]:
-            self._steps(tree.shape)
-            self._synchronize(tree.names, arrays, moments.names, tree.shape)
+            self._steps(key)
+            self._synchronize(tree.names, arrays, moments.names, key)
             return arrays
 
         period = default_period(self._given) if self._sync_every is None else self._sync_every
-        skips = functools.partial(self._skips, tree.shape) if period > 1 else None
+        skips = functools.partial(self._skips, key) if period > 1 else None
         found = call_on_host(synchronized, [*tree.leaves, *moments.leaves], self._guarded, skips)
         return tree.rebuild(found[:count]), moments.rebuild(found[count:])
 
@@ -374,7 +404,7 @@ class Loop:
             if value is not None and (i, tree.names[j]) not in known
         ]
         if states:
-            agree(states, self.worker, "common values", self.rows)
+            agree(states, self.worker, "common values")
         return [
             tree.rebuild([leaf if new is None else same_as(leaf, new) for leaf, new in zip(tree.leaves, values[i])])
             for i, tree in enumerate(found)
@@ -385,19 +415,12 @@ class Loop:
         if not self._groups:
             return set()
         places: dict[tuple[int, str], Array] = {}
-        for group in self._groups.values():
-            for i, tree in enumerate(found):
-                arrays = dict(zip(tree.names, values[i]))
-                names = group.names[: group.trained]
-                if all(arrays.get(name) is not None for name in names):
-                    shared = dict(zip(names, group.arrays))
-                    if any(_reals_of(arrays[name]).shape != shared[name].shape for name in names):
-                        continue
-                    for name in names:
-                        shared[name][...] = _reals_of(arrays[name])
-                        places[i, name] = shared[name]
-                    group.pending = []
-                    break
+        named = [dict(zip(tree.names, map(_reals_of, each))) for tree, each in zip(found, values)]
+        for group, i in self._places(named):
+            for name, shared in zip(group.names[: group.trained], group.arrays):
+                shared[...] = named[i][name]
+                places[i, name] = shared
+            group.pending = []
         if self.fit.rule is None:
             self._share(next(iter(self._groups)))
         self.fit.synchronize(whole=True)
@@ -410,6 +433,33 @@ class Loop:
             _reals_of(values[i][found[i].names.index(name)])[...] = array
         return set(places)
 
+    def _places(self, trees: Sequence[dict[str, Array]]) -> list[tuple[Group, int]]:
+        """Return which tree has the parameters of each group: the first, of several models the nearest ones."""
+        alike: dict[Any, list[Group]] = {}
+        for (_, shape), group in self._groups.items():
+            alike.setdefault(shape, []).append(group)
+        found = []
+        for groups in alike.values():
+            shapes = {name: array.shape for name, array in zip(groups[0].names[: groups[0].trained], groups[0].arrays)}
+            having = [
+                i
+                for i, tree in enumerate(trees)
+                if all(name in tree and tree[name].shape == shapes[name] for name in shapes)
+            ]
+            apart = sorted(
+                (sum(float(abs(array - trees[i][name]).sum()) for name, array in zip(shapes, group.arrays)), g, i)
+                for g, group in enumerate(groups)
+                for i in having[: len(groups)]
+            )
+            pairs: dict[int, int] = {}
+            for _, g, i in apart:
+                if g not in pairs and i not in pairs.values():
+                    pairs[g] = i
+            if len(groups) > 1:  # The first worker's choice counts.
+                pairs = dict(self.worker.gather(list(pairs.items()), name="models of equal shapes")[0])
+            found += [(groups[g], i) for g, i in pairs.items()]
+        return found
+
     @property
     def moments(self) -> list[str]:
         """The names of the moments that the workers share."""
@@ -419,6 +469,7 @@ class Loop:
         if self._failure is None:
             settle()
         self._release()
+        self._closed = True
 
 
 def warn_of_same_rows(workers: int) -> None:

@@ -5,6 +5,8 @@ Importing this module seeds generators alike on all workers, see `platoon_base.s
 
 from __future__ import annotations
 
+import copy
+import itertools
 import random
 import sys
 from typing import Any
@@ -207,10 +209,13 @@ def _is_nnx(each: Any) -> bool:
 
 
 def _prepare_params(params: Any, loop: Loop) -> Any:
-    tree = tree_of(params)
-    loop.trained.append(f"{_name_of(params)} of {sum(np.size(leaf) for leaf in tree.floats().leaves):,}")
-    if loop.alone:
-        return params
+    loop.trained.append(_described(params))
+    return params if loop.alone else _first_values(params, loop)
+
+
+def _first_values(given: Any, loop: Loop) -> Any:
+    """Return values of the first worker, with averaged gradients, and other keys on each worker."""
+    tree = tree_of(given)
     leaves = list(tree.leaves)
     if loop.mode == "sync":
         chosen = [i for i, leaf in enumerate(leaves) if kind_of(leaf) in ("f", "c", "i", "u", "b")]
@@ -223,7 +228,7 @@ def _prepare_params(params: Any, loop: Loop) -> Any:
     for i, leaf in enumerate(leaves):
         if kind_of(leaf) == "key" and loop.worker.global_rank:  # Other noise than on the first worker.
             leaves[i] = jax().random.fold_in(leaf, loop.worker.global_rank)
-    return _kept(params, tree.rebuild(leaves))
+    return _kept(given, tree.rebuild(leaves))
 
 
 def _exchanged(array: Any) -> Any:
@@ -235,10 +240,10 @@ def _exchanged(array: Any) -> Any:
     return array.astype(np.int64) if array.dtype.kind in "iu" else array
 
 
-def _name_of(params: Any) -> str:
-    return (
-        "parameters" if isinstance(params, (dict, list, tuple)) or hasattr(params, "dtype") else type(params).__name__
-    )
+def _described(params: Any) -> str:
+    plain = isinstance(params, (dict, list, tuple)) or hasattr(params, "dtype")
+    count = sum(np.size(leaf) for leaf in tree_of(params).floats().leaves)
+    return f"{'parameters' if plain else type(params).__name__} of {count:,}"
 
 
 def _kept(before: Any, new: Any) -> Any:
@@ -251,10 +256,12 @@ def _kept(before: Any, new: Any) -> Any:
 
 
 def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
-    if callable(getattr(optimizer, "gradient_transformation", None)):  # such as MultiSteps
-        optimizer = optimizer.gradient_transformation()
     if hasattr(optimizer.update, "platoon_prepared") or loop.alone:
         return optimizer
+    given, optax, number = optimizer, sys.modules["optax"], next(_optimizers)
+    if not _is_optax(given):  # such as MultiSteps
+        optimizer = given.gradient_transformation()
+    optimizer = optax.with_extra_args_support(optimizer)
     worker, mode, how = loop.worker, loop.mode, loop.settings[3]
     factor = scaled(1.0, worker.global_size, str(how)) if mode == "sync" and how is not None else 1.0
 
@@ -272,7 +279,7 @@ def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if mode == "sync":
-            updates, state = optimizer.update(loop.average(grads), state, params, **extra)
+            updates, state = optimizer.update(loop.average(grads, None, number), state, params, **extra)
             return updates if factor == 1.0 else _mapped(lambda u: u * factor, updates), state
         if params is None:
             raise ConfigurationError(
@@ -285,12 +292,16 @@ def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
         new = [
             p + by_name[name].astype(p.dtype) if name in by_name else p for name, p in zip(before.names, before.leaves)
         ]
-        new, state = loop.sync(dict(zip(before.names, new)), state)
+        new, state = loop.sync(dict(zip(before.names, new)), state, number)
         old = dict(zip(before.names, before.leaves))
         return changes.rebuild([new[name] - old[name] for name in changes.names]), state
 
     update.platoon_prepared = True  # type: ignore[attr-defined]
-    return sys.modules["optax"].GradientTransformationExtraArgs(init, update)
+    if _is_optax(given):
+        return optax.GradientTransformationExtraArgs(init, update)
+    made = copy.copy(given)
+    made.init, made.update = init, update
+    return made
 
 
 def _mapped(function: Any, tree: Any) -> Any:
@@ -300,11 +311,14 @@ def _mapped(function: Any, tree: Any) -> Any:
 
 def _prepare_holder(holder: Any, loop: Loop) -> Any:
     """Prepare what holds an optimizer: nnx.Optimizer, or TrainState with its parameters."""
+    if not _is_nnx(holder):
+        loop.trained.append(_described(holder.params))
+    holder = holder if loop.alone else _first_values(holder, loop)
     optimizer = _prepare_optimizer(holder.tx, loop)
     if _is_nnx(holder):
         holder.tx = optimizer
         return holder
-    return holder.replace(tx=optimizer, params=_prepare_params(holder.params, loop))
+    return holder.replace(tx=optimizer)
 
 
 def _prepare_loader(loader: Any, loop: Loop) -> Any:
@@ -315,6 +329,7 @@ def _prepared_already(each: Any, loop: Loop) -> Any:
     return each
 
 
+_optimizers = itertools.count(1)
 _PREPARES = {
     "params": _prepare_params,
     "optimizer": _prepare_optimizer,

@@ -27,8 +27,14 @@ class Tree(NamedTuple):
     rebuild: Callable[[Sequence[Any]], Any]
 
     def floats(self) -> Tree:
-        """Return a tree with the leaves that are floats or complex numbers."""
-        chosen = [i for i, leaf in enumerate(self.leaves) if kind_of(leaf) in ("f", "c")]
+        """Return a tree with the leaves that are floats or complex numbers.
+
+        Python's numbers within a compiled step are constants of it, such as the rate of a Dropout.
+        """
+        fixed = (float, complex) if is_traced(self.leaves) else ()
+        chosen = [
+            i for i, leaf in enumerate(self.leaves) if kind_of(leaf) in ("f", "c") and not isinstance(leaf, fixed)
+        ]
 
         def rebuild(leaves: Sequence[Any]) -> Any:
             every = list(self.leaves)
@@ -53,14 +59,15 @@ def tree_of(tree: Any) -> Tree:
             leaves.append(leaf)
         return Tree(names, leaves, lambda new: _rebuilt(tree, iter(new)))
     found, structure = jax().tree_util.tree_flatten_with_path(tree)
-    names = ["/".join(filter(None, map(_word, path))) for path, _ in found]
-    return Tree(names, [leaf for _, leaf in found], structure.unflatten)
+    return Tree([_name(path) for path, _ in found], [leaf for _, leaf in found], structure.unflatten)
 
 
-def _word(key: Any) -> str:
-    """Return an element of a path; Flax stores a variable both as it is and as its ``value``."""
-    word = str(next((getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)), key))
-    return "" if word == "value" else word
+def _name(path: Sequence[Any]) -> str:
+    """Return a path as text; Flax stores a variable both as it is and as its ``value``."""
+    words = [
+        str(next((getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)), key)) for key in path
+    ]
+    return "/".join(words[:-1] if words[-1:] == ["value"] else words)
 
 
 def _walk(tree: Any, name: str) -> Any:

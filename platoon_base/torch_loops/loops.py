@@ -62,6 +62,7 @@ class Loop:
         self._rows, self._read, self._counted = 1.0, False, False
         self._loss, self._weight, self._show_at = 0.0 * torch.zeros(()).double(), 0.0, 0.0
         self._handles: list[Any] = []
+        self.backward_begins = _untraced(self._before_backward)
         self.backward_ends = _untraced(self._after_backward)
         self._group_of: dict[int, int] = {}  # The group of each parameter that prepared objects train.
         self._touched: set[int] = set()  # Groups with new gradients.
@@ -235,8 +236,14 @@ class Loop:
         if not self._read and optimizer is self.optimizers[0]:
             self.worker.advanced.count_step()
 
+    def _before_backward(self) -> None:
+        """Process the begin of a backward pass."""
+
     def before_use(self, optimizer: Any) -> None:
         """Prepare the gradients of an optimizer, which a GradScaler is about to look at."""
+
+    def before_clipping(self, gradients: Sequence[Tensor]) -> None:
+        """Prepare gradients that torch is about to clip."""
 
     def switches(self, training: bool) -> None:
         """React to ``train()`` and ``eval()`` of a model."""
@@ -255,6 +262,7 @@ class SyncLoop(Loop):
         self._averaged_for: set[int] = set()  # Optimizers whose gradients are averaged.
         self._rhythms: dict[int, Rhythm] = collections.defaultdict(Rhythm)
         self._accumulates: set[int] = set()  # Groups with gradients that are not averaged yet.
+        self._marks: dict[int, list[tuple[int, int]]] = {}  # Of the gradients after the latest backward pass.
         self._compared = False
 
     def add(self, models: Sequence[Any], averaged: Sequence[Any], optimizers: Sequence[Any]) -> None:
@@ -287,19 +295,49 @@ class SyncLoop(Loop):
                 self._accumulates.add(number)
             else:
                 self._average_now(number)
+            self._marks[number] = self._mark(number)
+
+    def _mark(self, number: int) -> list[tuple[int, int]]:
+        found = [parameter.grad for parameter in self._averages[number].parameters]
+        return [(0, 0) if gradient is None else (id(gradient), gradient._version) for gradient in found]
+
+    def _before_backward(self) -> None:
+        for number in list(self._marks):
+            self._notice_changes(number)
+
+    def _notice_changes(self, number: int) -> None:
+        """Average each backward pass if the script changes gradients between those of one step."""
+        before, now = self._marks.pop(number, None), self._mark(number)
+        if before is not None and any(new != old and new[0] for new, old in zip(now, before)):
+            self._rhythms[number].varies = True
+            if number in self._accumulates:
+                warn_once(
+                    "the gradients were changed before the workers had averaged them, so each changed "
+                    "its own: clip with torch's functions, or accumulate equally many batches for each step"
+                )
 
     def _rows_are_equal(self) -> bool:
         """Return whether all workers had equal batches since the latest average, and will until the next pass."""
-        one = next((one for one in self._open if one.trained), None)
-        if one is None or one.part.count is None:
-            return one is None
         # Only the last batches of a pass differ.
-        return not one.part.iterable and bool(one.part.batch_size) and one.batches < one.part.count - 1
+        return all(
+            one.part.count is not None
+            and not one.part.iterable
+            and bool(one.part.batch_size)
+            and one.batches < one.part.count - 1
+            for one in self._open
+            if one.trained
+        )
 
     def before_use(self, optimizer: Any) -> None:
         """Average the gradients of an optimizer that accumulate."""
         for number in sorted(self._accumulates):
             if id(optimizer) in self._users[number]:
+                self._average_now(number)
+
+    def before_clipping(self, gradients: Sequence[Tensor]) -> None:
+        clipped = set(map(id, gradients)) if self._accumulates else set()
+        for number in sorted(self._accumulates):
+            if any(id(parameter.grad) in clipped for parameter in self._averages[number].parameters):
                 self._average_now(number)
 
     def _average_now(self, number: int) -> None:
@@ -336,9 +374,13 @@ class SyncLoop(Loop):
             self._watch_gradients(new, new)
             self._find_users()
             self._average_now(self._group_of[id(new[0])])
+        own = [number for number, users in enumerate(self._users) if id(optimizer) in users]
+        for number in self._accumulates.intersection(own):
+            self._notice_changes(number)
         self.before_use(optimizer)
         if id(optimizer) not in self._averaged_for:  # Gradients that no backward pass has made.
-            self.gradients_come([number for number, users in enumerate(self._users) if id(optimizer) in users])
+            for number in own:
+                self._average_now(number)
         return None
 
     def _mean_of(self, closure: Any) -> Any:
@@ -357,6 +399,7 @@ class SyncLoop(Loop):
         for number, users in enumerate(self._users):
             if id(optimizer) in users:
                 self._rhythms[number].steps(rest)
+                self._marks.pop(number, None)
 
     def pass_ends(self, one: Pass, loss: float) -> None:
         for model in [*self.models, *self.averaged]:

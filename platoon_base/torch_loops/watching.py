@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ def watch(current: Callable[[], Any]) -> None:
     if hasattr(torch.autograd.backward, "tells_loop"):
         return
     plain, scale, train = torch.autograd.backward, torch.amp.GradScaler.scale, torch.nn.Module.train
-    unscale = torch.amp.GradScaler.unscale_
+    unscale, clip_grad = torch.amp.GradScaler.unscale_, torch.nn.utils.clip_grad
+    group = clip_grad._group_tensors_by_device_and_dtype
 
     @functools.wraps(plain)
     def backward(tensors: Any, *args: Any, **options: Any) -> None:
@@ -28,6 +29,7 @@ def watch(current: Callable[[], Any]) -> None:
             plain(tensors, *args, **options)
             return
         _inside.append(True)
+        loop.backward_begins()
         try:
             plain(tensors, *args, **options)
         finally:
@@ -48,6 +50,13 @@ def watch(current: Callable[[], Any]) -> None:
             loop.before_use(optimizer)
         unscale(self, optimizer)
 
+    @functools.wraps(group)
+    def group_gradients(given: Sequence[Sequence[Any]], *args: Any, **options: Any) -> Any:
+        loop = current()
+        if loop is not None and not torch.compiler.is_compiling():
+            loop.before_clipping(given[0])
+        return group(given, *args, **options)
+
     @functools.wraps(train)
     def switch(self: Any, mode: bool = True) -> Any:
         switched = train(self, mode)
@@ -58,4 +67,6 @@ def watch(current: Callable[[], Any]) -> None:
 
     backward.tells_loop = True  # type: ignore[attr-defined]
     torch.autograd.backward, torch.nn.Module.train = backward, switch
+    # Scripts have imported the clipping functions before, but they call this one.
+    clip_grad._group_tensors_by_device_and_dtype = group_gradients
     torch.amp.GradScaler.scale, torch.amp.GradScaler.unscale_ = scale_loss, unscale_gradients

@@ -25,9 +25,10 @@ def gather_rows(value: Array, worker: Worker, may_lose: bool) -> Array:
     padded = np.zeros((most, *value.shape[1:]), value.dtype)
     padded[: len(value)] = value
     if may_lose:
-        mine = np.zeros((worker.global_size, *padded.shape), np.float64)
-        mine[worker.global_rank] = padded
-        stacked = worker.advanced.sum_arrays("metrics", [mine]).arrays[0].astype(value.dtype)
+        exact = padded.view(np.uint32) if value.dtype.itemsize == 8 else padded  # float64 is not for int64.
+        mine = np.zeros((worker.global_size, *exact.shape), np.float64)
+        mine[worker.global_rank] = exact
+        stacked = worker.advanced.sum_arrays("metrics", [mine]).arrays[0].astype(exact.dtype).view(value.dtype)
     else:
         stacked = worker.all_gather(padded)
     return np.concatenate([stacked[rank][: size[1]] for rank, size in zip(ranks, sizes)])

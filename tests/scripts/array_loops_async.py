@@ -137,6 +137,31 @@ def optax_loop(case):
             raise AssertionError
 
 
+def twins(case):
+    """Two models with the same shapes, and averages of both; one starts at 0, the other at 10."""
+    import optax
+
+    start = lambda value: {"value": jnp.full(3, float(value)), "fixed": None}
+    rates = optax.sgd(0.02), optax.sgd(0.02)
+    first_model, second_model, *optimizers = prepare(start(0), start(10), *rates, **SETTINGS[case])
+    models, averages = [first_model, second_model], [first_model, second_model]
+    states = [optimizer.init(model) for optimizer, model in zip(optimizers, models)]
+    for _ in range(2):
+        for _ in batches(len(X), 8):
+            for i, aim in ((1, 11), (0, 1)):
+                updates, states[i] = optimizers[i].update(
+                    jax.tree.map(lambda p, aim=aim: p - aim, models[i]), states[i], models[i]
+                )
+                models[i] = optax.apply_updates(models[i], updates)
+                averages[i] = optax.incremental_update(models[i], averages[i], 0.5)
+        *models, averages[0], averages[1] = common(*models, *averages)
+        assert equal(models, averages), case
+    for kind in (models, averages):
+        found = [float(model["value"].mean()) for model in kind]
+        assert 0 < found[0] < 1.5, found
+        assert 10 < found[1] < 11.5, found
+
+
 def nnx_loop(case):
     import optax
     from flax import nnx
@@ -187,6 +212,7 @@ for case in sys.argv[2:]:
         numpy_alone(case)
         if "optax" in sys.argv:
             optax_loop(case)
+            twins(case)
         if "flax" in sys.argv:
             nnx_loop(case)
 worker.close()

@@ -65,20 +65,26 @@ assert len(indexed.read) <= (6 if worker.global_size > 1 else 7), "batches of ot
 for _ in range(2):
     got = np.concatenate([gather_for_metrics(row) for row in shuffled])
     assert sorted(got.tolist()) == list(range(26))
-orders = [np.concatenate([gather_for_metrics(row) for row in loader]) for loader in [batches(26, 4)] * 2]
-assert sorted(orders[0].tolist()) == sorted(orders[1].tolist()) == list(range(26))
-assert orders[0].tolist() != orders[1].tolist()
+for loaders in ([batches(26, 4)] * 2, [batches(26, 4), batches(26, 4)]):
+    orders = [np.concatenate([gather_for_metrics(row) for row in loader]) for loader in loaders]
+    assert sorted(orders[0].tolist()) == sorted(orders[1].tolist()) == list(range(26))
+    assert orders[0].tolist() != orders[1].tolist()
+for count in (24, 25, 26, 28):
+    loader = batches(count, 4)
+    assert len(loader) == len(list(loader)), count
+marks = gather_for_metrics(np.array([[2**60 + 1 + worker.global_rank]]))
+assert marks.tolist() == [[2**60 + 1 + rank] for rank in range(worker.global_size)]
 
 for row in batches(26, 4):
     w = w - 0.001 * average(rows[row].mean(0))
     w = sync(w)
 w = common(w)
 path = Path(sys.argv[1], "model.npz")
-save({"w": w, "layers": [jnp.ones(2, jnp.bfloat16)]}, path)
+save({"w": w, "value": {"w": np.zeros(1)}, "layers": [jnp.ones(2, jnp.bfloat16)]}, path)
 print("printed by", worker.global_rank)
 worker.barrier()
 with np.load(path) as saved:
-    assert sorted(saved.files) == ["layers/0", "w"]
+    assert sorted(saved.files) == ["layers/0", "value/w", "w"]
     assert np.array_equal(saved["w"], w), "of all workers"
 assert [each.name for each in path.parent.glob("model.npz*")] == ["model.npz"]
 assert sum(worker.gather(is_main())) == 1
@@ -98,6 +104,8 @@ refused('pass "async" or "sync"', prepare, w, mode="both")
 refused("averaged gradients do not use", prepare, w, mode="sync", strategy=EASGD())
 refused("pass the number of rows", batches, 26, 0)
 if worker.global_size > 1:
+    generator = prepare(iter([]), mode=MODE)
+    refused("read only once", list, generator)
     refused("equal settings", prepare, Streamed(), mode="async" if MODE == "sync" else "sync")
     if MODE == "sync":
         refused("0 or more", average, w, -1)

@@ -1,12 +1,13 @@
 """Loops of JAX and NumPy with averaged gradients end as one process with the batches of all workers, to 1e-6."""
 
+import collections
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from platoon_base import connect
-from platoon_base.array_loops import average, batches, common, prepare
+from platoon_base.array_loops import average, batches, common, loops, prepare
 
 jax.config.update("jax_enable_x64", True)
 WORKERS, RANK = connect().global_size, connect().global_rank
@@ -65,6 +66,30 @@ def by_hand(ready, rows, seed, average, common):
     return common(params)
 
 
+def prefetched(ready, rows, seed, average, common):
+    """Batches are read before the steps that use them, and validated within a pass."""
+    params, epochs = ready(first(seed)), 2
+
+    @jax.jit
+    def step(params, x, y):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, average(jax.grad(loss_of)(params, x, y)))
+
+    for _ in range(epochs):
+        ahead = collections.deque()
+        for number, row in enumerate([*rows()] if ready is alone else rows()):
+            ahead.append(row)
+            if len(ahead) > 2:
+                row = ahead.popleft()
+                params = step(params, X[row], Y[row])
+            if number == 5:
+                list(rows())
+        for row in ahead:
+            params = step(params, X[row], Y[row])
+    if ready is not alone and WORKERS > 1:
+        assert loops.current().epoch == epochs, loops.current().epoch
+    return common(params)
+
+
 def numpy_alone(ready, rows, seed, average, common):
     generator = np.random.default_rng(seed)
     params = ready({"w": generator.normal(size=(6, 1)), "b": 0.0, "c": generator.normal(size=1) + 1j})
@@ -80,6 +105,7 @@ def numpy_alone(ready, rows, seed, average, common):
 
 compare("by hand", by_hand)
 compare("NumPy", numpy_alone)
+compare("prefetched", prefetched)
 if "optax" in sys.argv:
     import optax
 
@@ -112,6 +138,7 @@ if "optax" in sys.argv:
     clipped = lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adam(optax.cosine_decay_schedule(0.05, 20)))
     compare("adam", optax_loop(clipped))
     compare("scan", optax_loop(clipped, True))
+    compare("no chain", optax_loop(lambda: optax.scale(-0.05)))
     compare("accumulation", optax_loop(lambda: optax.MultiSteps(optax.adam(0.05), 2)))
     weights = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
     compare(

@@ -1,6 +1,7 @@
 """Loops with averaged gradients end as one process with the batches of both workers, to 1e-6; one after another."""
 
 import copy
+import functools
 import math
 
 import torch
@@ -129,6 +130,49 @@ assert found[0] == right[0]
 assert min(found[0]) == 2.0
 # Of 17 batches: each of the first 6 and of the last 3, of the others the third ones. A skipped step is a new rhythm.
 assert WORKERS == 1 or [calls // 2 for calls in found[1]] == [11, 7, 11], found  # Two calls for each average.
+
+
+def changed_between(model, ready, loader, groups=lambda i: i % 3 == 0, clips=lambda last: True, before=False):
+    """Gradients that the script clips before a step is due, or for a step that comes earlier than usual."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    model, optimizer, loader = ready(model, optimizer, loader)
+    for _ in range(2):
+        for i, (x, y) in enumerate(loader, 1):
+            nn.functional.mse_loss(model(x), y).backward()
+            if clips(groups(i)):
+                if before:
+                    for parameter in model.parameters():
+                        parameter.grad.clamp_(-0.02, 0.02)
+                else:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                    nn.utils.clip_grad_value_(model.parameters(), 0.02)
+            if groups(i) or i == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+compare("clipped between", changed_between, batch=4)
+compare("clamped between", functools.partial(changed_between, before=True), batch=4)
+compare("early step", functools.partial(changed_between, groups=lambda i: i in (4, 8, 10, 14), clips=bool), batch=4)
+
+
+def steps_by_hand(model, ready, loader):
+    """A step of gradients without a backward pass, in a loop that accumulates."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    model, optimizer, loader = ready(model, optimizer, loader)
+    for i, (x, y) in enumerate(loader, 1):
+        loss = nn.functional.mse_loss(model(x), y)
+        if i < 10:
+            loss.backward()
+        else:
+            for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+                parameter.grad = gradient
+        if i % 3 == 0 or i >= 10:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+compare("by hand between", steps_by_hand, batch=4)
 
 
 def two_models(model, ready, loader):
