@@ -480,8 +480,7 @@ def _warn_of_host_memory(what: str, arrays: Sequence[Array]) -> None:
         return
     warn_once(
         f"{what}, {sum(array.nbytes for array in arrays) / 1e6:.3g} MB, pass through host memory, about 1 to 5 ms "
-        "for each MB: pass a longer sync_every, or DiLoCo, to prepare. Keras on JAX and loops of PyTorch stay in "
-        "the memory of GPUs"
+        "for each MB: exchange less often, by prepare(..., sync_every=10) or strategy=DiLoCo()"
     )
 
 
