@@ -264,6 +264,7 @@ class Loop:
                 )
             if mark and {each for _, _, each in told} == {mark} and not self.worker.global_rank:
                 warn_of_same_rows(len(told))
+            _warn_of_host_memory("the gradients of each step", reals)
             self._unit = max(given for given, _, _ in told) or 1.0
             self._sums = FlatAllReduce(self.worker, compress=True)
         factor = weight / self._unit
@@ -371,6 +372,7 @@ class Loop:
         others = [group for key, group in self._groups.items() if key != last]
         before = [[array.copy() for array in group.arrays] for group in others]
         self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        _warn_of_host_memory("all parameters of each synchronization", [each.memory() for each, _ in named])
         self.fit.begin(rule, period)
         self._leave_pending(others, before)
         self._last = last
@@ -489,6 +491,16 @@ class Loop:
             settle()
         self._release()
         self._closed = True
+
+
+def _warn_of_host_memory(what: str, arrays: Sequence[Array]) -> None:
+    module = jax()
+    if module is None or module.default_backend() == "cpu":
+        return
+    warn_once(
+        f"{what}, {sum(array.nbytes for array in arrays) / 1e6:.3g} MB, pass through host memory, about 1 to 5 ms "
+        "for each MB: exchange less often, by prepare(..., sync_every=10) or strategy=DiLoCo()"
+    )
 
 
 def warn_of_same_rows(workers: int) -> None:

@@ -310,7 +310,7 @@ class DeviceCenter:
 
 def _chosen(arrays: Sequence[DeviceArray], indices: list[int]) -> Sequence[DeviceArray]:
     """Return some of the arrays; `platoon_base.parameters.Group` has arrays borrowed together."""
-    found: Sequence[DeviceArray] = arrays[indices] if hasattr(arrays, "like") else [arrays[i] for i in indices]  # type: ignore[call-overload]
+    found: Sequence[DeviceArray] = arrays[indices] if hasattr(arrays, "change") else [arrays[i] for i in indices]  # type: ignore[call-overload]
     return found
 
 

@@ -131,7 +131,7 @@ class CudaRuntime:
 
     def change(self, arrays: Sequence[CudaArray], queue: Queue, may_wait: bool = False) -> Flush | None:
         at_once: Any = arrays
-        if hasattr(arrays, "like"):  # See `platoon_base.parameters.Group`.
+        if hasattr(arrays, "change"):  # See `platoon_base.parameters.Group`.
             flush: Flush | None = at_once.change(queue, may_wait)
             return flush
         arrays[0].change(arrays, queue)
