@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.array_loops.groups import Group, moments_in, places_of, real_parts, real_parts_of
 from platoon_base.array_loops.trees import Tree, call_on_host, is_traced, jax, kind_of, on_host, same_as, tree_of
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.fingerprint import checksum
@@ -82,19 +83,6 @@ class Shared:
         return None
 
 
-class Group:
-    """Parameters, and moments of an optimizer, that one kind of step changes."""
-
-    def __init__(self, names: Sequence[str], arrays: Sequence[Array], moments: int) -> None:
-        self.names, self.moments = names, moments
-        self.arrays = [array.copy() for array in arrays]  # Those that the workers share.
-        self.pending: list[Array] = []  # Changes since, which the next step of the group gets.
-
-    @property
-    def trained(self) -> int:
-        return len(self.arrays) - self.moments
-
-
 class Pass:
     """One pass over a loader; ``trained`` once a step followed one of its batches."""
 
@@ -128,7 +116,7 @@ class Loop:
         self._unit = 0.0
         self._sums: FlatAllReduce | None = None
         self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
-        self._groups: dict[Any, Group] = {}
+        self.groups: dict[Any, Group] = {}
         self._begun_with: list[tuple[Any, int]] = []  # A parameter of each optimizer, with its number.
         self._last: Any = None  # The group after whose steps the workers synchronize.
         self.fit = Fit(worker)
@@ -250,7 +238,7 @@ class Loop:
         return tree.rebuild(call_on_host(averaged, [*tree.leaves, *computed], self._guarded)[:count])
 
     def _average(self, names: Sequence[str], arrays: list[Array], weight: float) -> None:
-        reals = [_reals(array) for array in arrays]
+        reals = [real_parts(array) for array in arrays]
         if self._sums is None:
             self.start()
             layout = Layout.of(reals, names).fingerprint.hex()
@@ -308,7 +296,7 @@ class Loop:
         if not tree.leaves:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
         _wait_at_exit(tree.leaves)
-        moments = _moments(state, tree)
+        moments = moments_in(state, tree)
         count, key = len(tree.leaves), (number, tree.shape)
 
         def synchronized(arrays: list[Array]) -> list[Array]:
@@ -323,18 +311,18 @@ class Loop:
 
     def _skips(self, key: Any) -> bool:
         """Count a step after which nothing is due, and return True; False if something is."""
-        if self.fit.rule is None or key != self._last or self._groups[key].pending or self.fit.is_last_step:
+        if self.fit.rule is None or key != self._last or self.groups[key].pending or self.fit.is_last_step:
             return False
         self._steps(key)
         self.fit.step()
         return True
 
     def _synchronize(self, names: list[str], arrays: list[Array], moments: list[str], key: Any) -> None:
-        reals = [_reals(array) for array in arrays]
-        group = self._groups.get(key)
+        reals = [real_parts(array) for array in arrays]
+        group = self.groups.get(key)
         if group is None:
             self._release()  # Parameters that had no step before are shared too.
-            self._groups[key] = Group([*names, *moments], reals, len(moments))
+            self.groups[key] = Group([*names, *moments], reals, len(moments))
             return
         if self.fit.rule is None:
             _copy(group.arrays, reals)
@@ -349,7 +337,7 @@ class Loop:
         _copy(reals, group.arrays)
 
     def _step(self) -> None:
-        others = [group for key, group in self._groups.items() if key != self._last]
+        others = [group for key, group in self.groups.items() if key != self._last]
         before = [[array.copy() for array in group.arrays] for group in others]
         self.fit.step()
         self._leave_pending(others, before)
@@ -361,15 +349,15 @@ class Loop:
 
     def _share(self, last: Any) -> None:
         named = [
-            (Shared(f"{number}/{name}" if len(self._groups) > 1 else name, array), i >= group.trained)
-            for number, group in enumerate(self._groups.values())
+            (Shared(f"{number}/{name}" if len(self.groups) > 1 else name, array), i >= group.trained)
+            for number, group in enumerate(self.groups.values())
             for i, (name, array) in enumerate(zip(group.names, group.arrays))
         ]
         dtypes = [each.memory().dtype for each, _ in named]
         rule, period = rule_for_loop(self._given, self._sync_every, dtypes)
         parameters = [each for each, is_moment in named if not is_moment]
         moments = [each for each, is_moment in named if is_moment] if shares_moments(rule) else None
-        others = [group for key, group in self._groups.items() if key != last]
+        others = [group for key, group in self.groups.items() if key != last]
         before = [[array.copy() for array in group.arrays] for group in others]
         self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
         _warn_of_host_memory("all parameters of each synchronization", [each.memory() for each, _ in named])
@@ -421,70 +409,31 @@ class Loop:
 
     def _of_center(self, found: Sequence[Tree], values: Sequence[Sequence[Array | None]]) -> set[tuple[int, str]]:
         """Set the values of shared parameters to those of the center; return which they are."""
-        if not self._groups:
+        if not self.groups:
             return set()
         places: dict[tuple[int, str], Array] = {}
-        named = [dict(zip(tree.names, map(_reals_of, each))) for tree, each in zip(found, values)]
-        for group, (i, prefix) in self._places(named):
+        named = [dict(zip(tree.names, map(real_parts_of, each))) for tree, each in zip(found, values)]
+        for group, (i, prefix) in places_of(self.groups, named, self.worker):
             for name, shared in zip(group.names[: group.trained], group.arrays):
                 shared[...] = named[i][prefix + name]
                 places[i, prefix + name] = shared
             group.pending = []
         if self.fit.rule is None:
-            self._share(next(iter(self._groups)))
+            self._share(next(iter(self.groups)))
         self.fit.synchronize(whole=True)
         self.worker.barrier("the end of a pass")
         self.worker.average_hosts()
         self.worker.copy_to_local()
-        for group in self._groups.values():
+        for group in self.groups.values():
             group.pending = []
         for (i, name), array in places.items():
-            _reals_of(values[i][found[i].names.index(name)])[...] = array
+            real_parts_of(values[i][found[i].names.index(name)])[...] = array
         return set(places)
-
-    def _places(self, trees: Sequence[dict[str, Array]]) -> list[tuple[Group, tuple[int, str]]]:
-        """Return which tree has the parameters of each group, and where in it.
-
-        It is the first one with their names, else within a tree such as a TrainState; of several
-        models with these names the nearest one.
-        """
-        alike: dict[Any, list[Group]] = {}
-        for (_, shape), group in self._groups.items():
-            alike.setdefault(shape, []).append(group)
-        found = []
-        for groups in alike.values():
-            shapes = {name: array.shape for name, array in zip(groups[0].names[: groups[0].trained], groups[0].arrays)}
-            one = next(iter(shapes))
-            having = [
-                (i, name.removesuffix(one))
-                for i, tree in enumerate(trees)
-                for name in tree
-                if f"/{name}".endswith(f"/{one}")
-            ]
-            having = [
-                (i, prefix)
-                for i, prefix in having
-                if all(prefix + name in trees[i] and trees[i][prefix + name].shape == shapes[name] for name in shapes)
-            ]
-            having = sorted(having, key=lambda place: place[1] != "")[: len(groups)]
-            apart = sorted(
-                (sum(float(abs(a - trees[i][prefix + name]).sum()) for name, a in zip(shapes, group.arrays)), g, place)
-                for g, group in enumerate(groups)
-                for place, (i, prefix) in enumerate(having)
-            )
-            pairs: dict[int, int] = {}
-            for _, g, place in apart:
-                if g not in pairs and place not in pairs.values():
-                    pairs[g] = place
-            if len(groups) > 1:  # The first worker's choice counts.
-                pairs = dict(self.worker.gather(list(pairs.items()), name="models of equal shapes")[0])
-            found += [(groups[g], having[place]) for g, place in pairs.items()]
-        return found
 
     @property
     def moments(self) -> list[str]:
         """The names of the moments that the workers share."""
-        return [name for group in self._groups.values() for name in group.names[group.trained :]]
+        return [name for group in self.groups.values() for name in group.names[group.trained :]]
 
     def close(self) -> None:
         if self._failure is None:
@@ -508,37 +457,6 @@ def warn_of_same_rows(workers: int) -> None:
         f"the first gradients are equal on all {workers} workers, so each trains on the same rows: "
         "pass the loader to prepare too, or divide the rows with worker.shard"
     )
-
-
-def _moments(state: Any, params: Tree) -> Tree:
-    """Return the moments: leaves named as a parameter, behind a prefix, and of its shape."""
-    if state is None:
-        return Tree([], [], lambda leaves: None)
-    tree = tree_of(state).floats()
-    shapes = dict(zip(params.names, map(np.shape, params.leaves)))
-    ends = {name: f"/{name}" for name in params.names}
-    chosen = []
-    for i, (name, leaf) in enumerate(zip(tree.names, tree.leaves)):
-        of = max((p for p, end in ends.items() if f"/{name}".endswith(end) or not p), key=len, default=None)
-        if of is not None and shapes[of] == np.shape(leaf):
-            chosen.append(i)
-
-    def rebuild(leaves: Sequence[Any]) -> Any:
-        every = list(tree.leaves)
-        for i, leaf in zip(chosen, leaves):
-            every[i] = leaf
-        return tree.rebuild(every)
-
-    return Tree([tree.names[i] for i in chosen], [tree.leaves[i] for i in chosen], rebuild)
-
-
-def _reals(array: Array) -> Array:
-    """Return complex numbers as pairs of floats, in the same memory."""
-    return array.reshape(-1).view(array.real.dtype) if array.dtype.kind == "c" else array
-
-
-def _reals_of(array: Array | None) -> Array:
-    return _reals(np.asarray(array))
 
 
 def _copy(to: Sequence[Array], values: Sequence[Array]) -> None:

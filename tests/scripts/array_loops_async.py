@@ -176,7 +176,7 @@ def two_optimizers(case):
         state = {"count": 3, "params": params}
         params = common(state)["params"]
         if worker.global_size > 1:
-            (group,) = loops.current()._groups.values()
+            (group,) = loops.current().groups.values()
             assert np.array_equal(group.arrays[group.names.index("w")], params["w"]), case
 
 
