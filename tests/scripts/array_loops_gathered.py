@@ -113,7 +113,13 @@ if worker.global_size > 1:
         refused("pass the parameters to prepare", common, other)
     else:
         refused("no parameters of floats", sync, {"count": np.arange(3)})
-    step = jax.jit(lambda w: sync(w - 0.1 * average(w)))
+
+    @jax.jit
+    def step(w):
+        found = sync(average({"w": w, "rate": 0.5}))
+        assert isinstance(found["rate"], float), "a constant of the step"
+        return found["w"]
+
     given = step(jnp.ones(3))
     prepare(np.ones(2), mode=MODE)
     step(given)

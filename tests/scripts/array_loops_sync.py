@@ -162,6 +162,8 @@ if "optax" in sys.argv:
     compare("scan", optax_loop(clipped, True))
     compare("no chain", optax_loop(lambda: optax.scale(-0.05)))
     compare("accumulation", optax_loop(lambda: optax.MultiSteps(optax.adam(0.05), 2)))
+    several = prepare(optax.MultiSteps(optax.sgd(0.1), 2), mode="sync")
+    assert not several.has_updated(several.init({"w": jnp.ones(2)}))
     weights = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
     compare(
         "masked",
