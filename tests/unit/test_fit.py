@@ -265,6 +265,16 @@ def test_the_latest_steps_are_in_the_result():
     assert not fit.synced, "while it trained"
 
 
+def test_parameters_that_the_script_shares_are_left_alone():
+    fit = fit_of(None)
+    fit.worker.shares, fit.worker.center = True, 7.0
+    train(fit, 2)
+    with fit.evaluation(lambda: meet(fit)):
+        assert fit.worker.value == fit.worker.center, "loops that synchronize by themselves evaluate the center"
+    assert fit.end(lambda: meet(fit))
+    assert (fit.worker.value, fit.worker.calls, fit.worker.shares) == (2.0, [], True)
+
+
 def test_a_period_that_is_never_reached_gives_one_warning(caplog):
     fit = fit_of(EASGD(), every_n=100)
     for _ in range(3):
