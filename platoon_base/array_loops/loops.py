@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.array_loops.groups import Group, moments_in, places_of, real_parts, real_parts_of
 from platoon_base.array_loops.trees import Tree, call_on_host, is_traced, jax, kind_of, on_host, same_as, tree_of
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.fingerprint import checksum
@@ -82,19 +83,6 @@ class Shared:
         return None
 
 
-class Group:
-    """Parameters, and moments of an optimizer, that one kind of step changes."""
-
-    def __init__(self, names: Sequence[str], arrays: Sequence[Array], moments: int) -> None:
-        self.names, self.moments = names, moments
-        self.arrays = [array.copy() for array in arrays]  # Those that the workers share.
-        self.pending: list[Array] = []  # Changes since, which the next step of the group gets.
-
-    @property
-    def trained(self) -> int:
-        return len(self.arrays) - self.moments
-
-
 class Pass:
     """One pass over a loader; ``trained`` once a step followed one of its batches."""
 
@@ -128,7 +116,8 @@ class Loop:
         self._unit = 0.0
         self._sums: FlatAllReduce | None = None
         self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
-        self._groups: dict[Any, Group] = {}
+        self.groups: dict[Any, Group] = {}
+        self._begun_with: list[tuple[Any, int]] = []  # A parameter of each optimizer, with its number.
         self._last: Any = None  # The group after whose steps the workers synchronize.
         self.fit = Fit(worker)
         steps = worker.advanced.activity[0]
@@ -178,6 +167,8 @@ class Loop:
                     return function(arrays)
                 except Exception as exc:
                     self._failure = exc
+                    for loop in _current:  # Another one, if this one is closed.
+                        loop._failure = exc
             self._ignored += 1
             if self._ignored > _IGNORED:  # The script makes no calls.
                 raise self._failure
@@ -235,23 +226,19 @@ class Loop:
             )
         _wait_at_exit(tree.leaves)
         self._averaged.update(tree.names)
-        weight = self.rows if weight is None else weight
-        if is_traced([weight]):
-            raise ConfigurationError(
-                "got a weight that is computed within a compiled step: pass a number that is known "
-                "before, such as len(x)"
-            )
-        weight = _require_weight(weight)
+        computed = [weight] if is_traced([weight]) else []  # within the compiled step
+        known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
+        count = len(tree.leaves)
 
         def averaged(arrays: list[Array]) -> list[Array]:
             self._steps((number, tree.shape))
-            self._average(tree.names, arrays, weight)
+            self._average(tree.names, arrays[:count], _require_weight(arrays[-1]) if computed else known)
             return arrays
 
-        return tree.rebuild(call_on_host(averaged, tree.leaves, self._guarded))
+        return tree.rebuild(call_on_host(averaged, [*tree.leaves, *computed], self._guarded)[:count])
 
     def _average(self, names: Sequence[str], arrays: list[Array], weight: float) -> None:
-        reals = [_reals(array) for array in arrays]
+        reals = [real_parts(array) for array in arrays]
         if self._sums is None:
             self.start()
             layout = Layout.of(reals, names).fingerprint.hex()
@@ -265,6 +252,7 @@ class Loop:
                 )
             if mark and {each for _, _, each in told} == {mark} and not self.worker.global_rank:
                 warn_of_same_rows(len(told))
+            _warn_of_host_memory("the gradients of each step", reals)
             self._unit = max(given for given, _, _ in told) or 1.0
             self._sums = FlatAllReduce(self.worker, compress=True)
         factor = weight / self._unit
@@ -289,6 +277,14 @@ class Loop:
 
     # A center.
 
+    def number_of(self, leaf: Any, number: int) -> int:
+        """Return the number of the first optimizer whose state was made for the same parameters."""
+        for known, of in self._begun_with:
+            if known is leaf:
+                return of
+        self._begun_with.append((leaf, number))
+        return number
+
     def sync(self, params: Any, state: Any = None, number: int = 0) -> Any:
         """Return the parameters, and the state of an optimizer, as synchronized with the center.
 
@@ -300,7 +296,7 @@ class Loop:
         if not tree.leaves:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
         _wait_at_exit(tree.leaves)
-        moments = _moments(state, tree)
+        moments = moments_in(state, tree)
         count, key = len(tree.leaves), (number, tree.shape)
 
         def synchronized(arrays: list[Array]) -> list[Array]:
@@ -315,18 +311,18 @@ class Loop:
 
     def _skips(self, key: Any) -> bool:
         """Count a step after which nothing is due, and return True; False if something is."""
-        if self.fit.rule is None or key != self._last or self._groups[key].pending or self.fit.is_last_step:
+        if self.fit.rule is None or key != self._last or self.groups[key].pending or self.fit.is_last_step:
             return False
         self._steps(key)
         self.fit.step()
         return True
 
     def _synchronize(self, names: list[str], arrays: list[Array], moments: list[str], key: Any) -> None:
-        reals = [_reals(array) for array in arrays]
-        group = self._groups.get(key)
+        reals = [real_parts(array) for array in arrays]
+        group = self.groups.get(key)
         if group is None:
             self._release()  # Parameters that had no step before are shared too.
-            self._groups[key] = Group([*names, *moments], reals, len(moments))
+            self.groups[key] = Group([*names, *moments], reals, len(moments))
             return
         if self.fit.rule is None:
             _copy(group.arrays, reals)
@@ -341,7 +337,7 @@ class Loop:
         _copy(reals, group.arrays)
 
     def _step(self) -> None:
-        others = [group for key, group in self._groups.items() if key != self._last]
+        others = [group for key, group in self.groups.items() if key != self._last]
         before = [[array.copy() for array in group.arrays] for group in others]
         self.fit.step()
         self._leave_pending(others, before)
@@ -353,17 +349,18 @@ class Loop:
 
     def _share(self, last: Any) -> None:
         named = [
-            (Shared(f"{number}/{name}" if len(self._groups) > 1 else name, array), i >= group.trained)
-            for number, group in enumerate(self._groups.values())
+            (Shared(f"{number}/{name}" if len(self.groups) > 1 else name, array), i >= group.trained)
+            for number, group in enumerate(self.groups.values())
             for i, (name, array) in enumerate(zip(group.names, group.arrays))
         ]
         dtypes = [each.memory().dtype for each, _ in named]
         rule, period = rule_for_loop(self._given, self._sync_every, dtypes)
         parameters = [each for each, is_moment in named if not is_moment]
         moments = [each for each, is_moment in named if is_moment] if shares_moments(rule) else None
-        others = [group for key, group in self._groups.items() if key != last]
+        others = [group for key, group in self.groups.items() if key != last]
         before = [[array.copy() for array in group.arrays] for group in others]
         self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
+        _warn_of_host_memory("all parameters of each synchronization", [each.memory() for each, _ in named])
         self.fit.begin(rule, period)
         self._leave_pending(others, before)
         self._last = last
@@ -412,64 +409,47 @@ class Loop:
 
     def _of_center(self, found: Sequence[Tree], values: Sequence[Sequence[Array | None]]) -> set[tuple[int, str]]:
         """Set the values of shared parameters to those of the center; return which they are."""
-        if not self._groups:
+        if not self.groups:
             return set()
         places: dict[tuple[int, str], Array] = {}
-        named = [dict(zip(tree.names, map(_reals_of, each))) for tree, each in zip(found, values)]
-        for group, i in self._places(named):
+        named = [dict(zip(tree.names, map(real_parts_of, each))) for tree, each in zip(found, values)]
+        for group, (i, prefix) in places_of(self.groups, named, self.worker):
             for name, shared in zip(group.names[: group.trained], group.arrays):
-                shared[...] = named[i][name]
-                places[i, name] = shared
+                shared[...] = named[i][prefix + name]
+                places[i, prefix + name] = shared
             group.pending = []
         if self.fit.rule is None:
-            self._share(next(iter(self._groups)))
+            self._share(next(iter(self.groups)))
         self.fit.synchronize(whole=True)
         self.worker.barrier("the end of a pass")
         self.worker.average_hosts()
         self.worker.copy_to_local()
-        for group in self._groups.values():
+        for group in self.groups.values():
             group.pending = []
         for (i, name), array in places.items():
-            _reals_of(values[i][found[i].names.index(name)])[...] = array
+            real_parts_of(values[i][found[i].names.index(name)])[...] = array
         return set(places)
-
-    def _places(self, trees: Sequence[dict[str, Array]]) -> list[tuple[Group, int]]:
-        """Return which tree has the parameters of each group: the first, of several models the nearest ones."""
-        alike: dict[Any, list[Group]] = {}
-        for (_, shape), group in self._groups.items():
-            alike.setdefault(shape, []).append(group)
-        found = []
-        for groups in alike.values():
-            shapes = {name: array.shape for name, array in zip(groups[0].names[: groups[0].trained], groups[0].arrays)}
-            having = [
-                i
-                for i, tree in enumerate(trees)
-                if all(name in tree and tree[name].shape == shapes[name] for name in shapes)
-            ]
-            apart = sorted(
-                (sum(float(abs(array - trees[i][name]).sum()) for name, array in zip(shapes, group.arrays)), g, i)
-                for g, group in enumerate(groups)
-                for i in having[: len(groups)]
-            )
-            pairs: dict[int, int] = {}
-            for _, g, i in apart:
-                if g not in pairs and i not in pairs.values():
-                    pairs[g] = i
-            if len(groups) > 1:  # The first worker's choice counts.
-                pairs = dict(self.worker.gather(list(pairs.items()), name="models of equal shapes")[0])
-            found += [(groups[g], i) for g, i in pairs.items()]
-        return found
 
     @property
     def moments(self) -> list[str]:
         """The names of the moments that the workers share."""
-        return [name for group in self._groups.values() for name in group.names[group.trained :]]
+        return [name for group in self.groups.values() for name in group.names[group.trained :]]
 
     def close(self) -> None:
         if self._failure is None:
             settle()
         self._release()
         self._closed = True
+
+
+def _warn_of_host_memory(what: str, arrays: Sequence[Array]) -> None:
+    module = jax()
+    if module is None or module.default_backend() == "cpu":
+        return
+    warn_once(
+        f"{what}, {sum(array.nbytes for array in arrays) / 1e6:.3g} MB, pass through host memory, about 1 to 5 ms "
+        "for each MB: exchange less often, by prepare(..., sync_every=10) or strategy=DiLoCo()"
+    )
 
 
 def warn_of_same_rows(workers: int) -> None:
@@ -479,44 +459,14 @@ def warn_of_same_rows(workers: int) -> None:
     )
 
 
-def _moments(state: Any, params: Tree) -> Tree:
-    """Return the moments: leaves named as a parameter, behind a prefix, and of its shape."""
-    if state is None:
-        return Tree([], [], lambda leaves: None)
-    tree = tree_of(state).floats()
-    shapes = dict(zip(params.names, map(np.shape, params.leaves)))
-    ends = {name: f"/{name}" for name in params.names}
-    chosen = []
-    for i, (name, leaf) in enumerate(zip(tree.names, tree.leaves)):
-        of = max((p for p, end in ends.items() if f"/{name}".endswith(end) or not p), key=len, default=None)
-        if of is not None and shapes[of] == np.shape(leaf):
-            chosen.append(i)
-
-    def rebuild(leaves: Sequence[Any]) -> Any:
-        every = list(tree.leaves)
-        for i, leaf in zip(chosen, leaves):
-            every[i] = leaf
-        return tree.rebuild(every)
-
-    return Tree([tree.names[i] for i in chosen], [tree.leaves[i] for i in chosen], rebuild)
-
-
-def _reals(array: Array) -> Array:
-    """Return complex numbers as pairs of floats, in the same memory."""
-    return array.reshape(-1).view(array.real.dtype) if array.dtype.kind == "c" else array
-
-
-def _reals_of(array: Array | None) -> Array:
-    return _reals(np.asarray(array))
-
-
 def _copy(to: Sequence[Array], values: Sequence[Array]) -> None:
     for array, value in zip(to, values):
         array[...] = value
 
 
 def _require_weight(weight: Any) -> float:
-    number = float(weight)
+    same = np.unique(weight)  # Models of an ensemble have one weight.
+    number = float(same[0]) if len(same) == 1 else -1.0
     if not (np.isfinite(number) and number >= 0):
         raise ConfigurationError(f"got weight {weight}: pass the number of this worker's rows, 0 or more")
     return number

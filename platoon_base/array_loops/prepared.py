@@ -108,8 +108,8 @@ def average(grads: Any, weight: float | None = None) -> Any:
     ----------
     grads : pytree of arrays
     weight : float, optional
-        The w_i: the divisor of this worker's loss, such as ``len(x)``. The default is the number of
-        rows of the latest batch of a prepared loader, or 1.
+        The w_i: the divisor of this worker's loss, such as ``len(x)`` or ``mask.sum()``. The default
+        is the number of rows of the latest batch of a prepared loader, or 1.
     """
     return _loop().average(grads, weight)
 
@@ -266,7 +266,10 @@ def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
     factor = scaled(1.0, worker.global_size, str(how)) if mode == "sync" and how is not None else 1.0
 
     def init(params: Any) -> Any:
+        nonlocal number
         leaves = tree_of(params).floats()
+        if leaves.leaves and not is_traced(leaves.leaves):
+            number = loop.number_of(leaves.leaves[0], number)
         if mode == "sync" and not is_traced(leaves.leaves):
             settle()
             loop.start()

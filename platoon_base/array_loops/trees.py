@@ -35,6 +35,10 @@ class Tree(NamedTuple):
         chosen = [
             i for i, leaf in enumerate(self.leaves) if kind_of(leaf) in ("f", "c") and not isinstance(leaf, fixed)
         ]
+        return self.only(chosen)
+
+    def only(self, chosen: Sequence[int]) -> Tree:
+        """Return a tree with some leaves, whose ``rebuild`` keeps the others."""
 
         def rebuild(leaves: Sequence[Any]) -> Any:
             every = list(self.leaves)

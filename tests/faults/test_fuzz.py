@@ -217,11 +217,11 @@ def test_who_takes_the_place_that_one_has_left_does_not_turn_out_that_one(contro
 BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 REACHABLE = [
     *(f"{name}.py" for name in ("layout", "metrics", "schedule", "sharding", "errors", "system/text")),
-    *(f"controller/{name}.py" for name in ("controller", "departures", "ending", "reporting")),
+    *(f"controller/{name}.py" for name in ("controller", "departures", "outcome")),
     "shm/job_state.py",
     *(
         path.relative_to(BASE).as_posix()
-        for room in ("channels", "coordination")
+        for room in ("channels", "coordination", "links")
         for path in (BASE / room).glob("*.py")
     ),
 ]

@@ -61,6 +61,7 @@ def test_the_rules_are_their_equations_bit_by_bit(run_on_cuda, rule, dtype):
     ).require_success()
 
 
+@pytest.mark.promise
 def test_moments_have_a_rule_of_their_own(run_on_cuda):
     """Parameters by `AveragedEASGD`, moments by `EASGD` with the same alpha; validated is the average of the one."""
     run_on_cuda(

@@ -154,12 +154,30 @@ def twins(case):
                 )
                 models[i] = optax.apply_updates(models[i], updates)
                 averages[i] = optax.incremental_update(models[i], averages[i], 0.5)
-        *models, averages[0], averages[1] = common(*models, *averages)
+        models, averages[0], averages[1] = common(models, *averages)
         assert equal(models, averages), case
     for kind in (models, averages):
         found = [float(model["value"].mean()) for model in kind]
         assert 0 < found[0] < 1.5, found
         assert 10 < found[1] < 11.5, found
+
+
+def two_optimizers(case):
+    """Of one model, whose parameters `common` finds within a larger tree."""
+    import optax
+
+    params, *optimizers = prepare(first(worker.global_rank), optax.sgd(0.1), optax.adam(0.01), **SETTINGS[case])
+    states = [optimizer.init(params) for optimizer in optimizers]
+    for _ in range(2):
+        for number, row in enumerate(batches(len(X), 8)):
+            grads, i = jax.grad(loss_of)(params, X[row], Y[row]), number % 2
+            updates, states[i] = optimizers[i].update(grads, states[i], params)
+            params = optax.apply_updates(params, updates)
+        state = {"count": 3, "params": params}
+        params = common(state)["params"]
+        if worker.global_size > 1:
+            (group,) = loops.current().groups.values()
+            assert np.array_equal(group.arrays[group.names.index("w")], params["w"]), case
 
 
 def nnx_loop(case):
@@ -213,6 +231,7 @@ for case in sys.argv[2:]:
         if "optax" in sys.argv:
             optax_loop(case)
             twins(case)
+            two_optimizers(case)
         if "flax" in sys.argv:
             nnx_loop(case)
 worker.close()

@@ -109,11 +109,21 @@ if worker.global_size > 1:
     refused("equal settings", prepare, Streamed(), mode="async" if MODE == "sync" else "sync")
     if MODE == "sync":
         refused("0 or more", average, w, -1)
-        refused("known before", jax.jit(lambda grads, weight: average(grads, weight)), w, 3.0)
         other = w + worker.global_rank
         refused("pass the parameters to prepare", common, other)
     else:
         refused("no parameters of floats", sync, {"count": np.arange(3)})
+
+    @jax.jit
+    def step(w):
+        found = sync(average({"w": w, "rate": 0.5}))
+        assert isinstance(found["rate"], float), "a constant of the step"
+        return found["w"]
+
+    given = step(jnp.ones(3))
+    prepare(np.ones(2), mode=MODE)
+    step(given)
+    refused("another prepare has ended", gather_for_metrics, w)
 else:
     assert sync(w) is w
 worker.close()

@@ -90,6 +90,27 @@ def prefetched(ready, rows, seed, average, common):
     return common(params)
 
 
+def masked(ready, rows, seed, average, common):
+    """Batches of one size with masks, and two models in turn."""
+    params, scales = ready(first(seed), {"s": jnp.full(3, 1.0 + seed)})
+
+    @jax.jit
+    def step(params, scales, x, y, mask):
+        def loss(params):
+            hidden = jnp.tanh(x @ params["hidden"]["w"] + params["hidden"]["b"])
+            return jnp.sum(mask * (hidden @ params["out"] - y)[:, 0] ** 2) / mask.sum()
+
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, average(jax.grad(loss)(params), mask.sum()))
+        slope = jax.grad(lambda s: jnp.sum(mask * x[:, 0]) / mask.sum() * jnp.sum(s["s"] ** 2))(scales)
+        return params, jax.tree.map(lambda s, g: s - 0.1 * g, scales, average(slope, mask.sum()))
+
+    for row in rows():
+        size = 8 if ready is not alone else 8 * WORKERS
+        whole = np.resize(row, size)
+        params, scales = step(params, scales, X[whole], Y[whole], jnp.arange(size) < len(row))
+    return common(params, scales)
+
+
 def numpy_alone(ready, rows, seed, average, common):
     generator = np.random.default_rng(seed)
     params = ready({"w": generator.normal(size=(6, 1)), "b": 0.0, "c": generator.normal(size=1) + 1j})
@@ -106,6 +127,7 @@ def numpy_alone(ready, rows, seed, average, common):
 compare("by hand", by_hand)
 compare("NumPy", numpy_alone)
 compare("prefetched", prefetched)
+compare("masked", masked)
 if "optax" in sys.argv:
     import optax
 
@@ -140,6 +162,8 @@ if "optax" in sys.argv:
     compare("scan", optax_loop(clipped, True))
     compare("no chain", optax_loop(lambda: optax.scale(-0.05)))
     compare("accumulation", optax_loop(lambda: optax.MultiSteps(optax.adam(0.05), 2)))
+    several = prepare(optax.MultiSteps(optax.sgd(0.1), 2), mode="sync")
+    assert not several.has_updated(several.init({"w": jnp.ones(2)}))
     weights = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
     compare(
         "masked",

@@ -1,0 +1,94 @@
+"""Groups of parameters, and moments of optimizers, that a loop shares with a center."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.array_loops.trees import Tree, tree_of
+from platoon_base.worker import Worker
+
+__all__ = ["Group", "moments_in", "places_of", "real_parts", "real_parts_of"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Group:
+    """Parameters, and moments of an optimizer, that one kind of step changes."""
+
+    def __init__(self, names: Sequence[str], arrays: Sequence[Array], moments: int) -> None:
+        self.names, self.moments = names, moments
+        self.arrays = [array.copy() for array in arrays]  # Those that the workers share.
+        self.pending: list[Array] = []  # Changes since, which the next step of the group gets.
+
+    @property
+    def trained(self) -> int:
+        return len(self.arrays) - self.moments
+
+
+def places_of(
+    groups_by_key: Mapping[Any, Group], trees: Sequence[dict[str, Array]], worker: Worker
+) -> list[tuple[Group, tuple[int, str]]]:
+    """Return which tree has the parameters of each group, and where in it.
+
+    It is the first one with their names, else within a tree such as a TrainState; of several
+    models with these names the nearest one.
+    """
+    alike: dict[Any, list[Group]] = {}
+    for (_, shape), group in groups_by_key.items():
+        alike.setdefault(shape, []).append(group)
+    found = []
+    for groups in alike.values():
+        shapes = {name: array.shape for name, array in zip(groups[0].names[: groups[0].trained], groups[0].arrays)}
+        one = next(iter(shapes))
+        having = [
+            (i, name.removesuffix(one))
+            for i, tree in enumerate(trees)
+            for name in tree
+            if f"/{name}".endswith(f"/{one}")
+        ]
+        having = [
+            (i, prefix)
+            for i, prefix in having
+            if all(prefix + name in trees[i] and trees[i][prefix + name].shape == shapes[name] for name in shapes)
+        ]
+        having = sorted(having, key=lambda place: place[1] != "")[: len(groups)]
+        apart = sorted(
+            (sum(float(abs(a - trees[i][prefix + name]).sum()) for name, a in zip(shapes, group.arrays)), g, place)
+            for g, group in enumerate(groups)
+            for place, (i, prefix) in enumerate(having)
+        )
+        pairs: dict[int, int] = {}
+        for _, g, place in apart:
+            if g not in pairs and place not in pairs.values():
+                pairs[g] = place
+        if len(groups) > 1:  # The first worker's choice counts.
+            pairs = dict(worker.gather(list(pairs.items()), name="models of equal shapes")[0])
+        found += [(groups[g], having[place]) for g, place in pairs.items()]
+    return found
+
+
+def moments_in(state: Any, params: Tree) -> Tree:
+    """Return the moments: leaves named as a parameter, behind a prefix, and of its shape."""
+    if state is None:
+        return Tree([], [], lambda leaves: None)
+    tree = tree_of(state).floats()
+    shapes = dict(zip(params.names, map(np.shape, params.leaves)))
+    ends = {name: f"/{name}" for name in params.names}
+    chosen = []
+    for i, (name, leaf) in enumerate(zip(tree.names, tree.leaves)):
+        of = max((p for p, end in ends.items() if f"/{name}".endswith(end) or not p), key=len, default=None)
+        if of is not None and shapes[of] == np.shape(leaf):
+            chosen.append(i)
+    return tree.only(chosen)
+
+
+def real_parts(array: Array) -> Array:
+    """Return complex numbers as pairs of floats, in the same memory."""
+    return array.reshape(-1).view(array.real.dtype) if array.dtype.kind == "c" else array
+
+
+def real_parts_of(array: Array | None) -> Array:
+    return real_parts(np.asarray(array))
