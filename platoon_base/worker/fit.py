@@ -270,8 +270,12 @@ class Fit(Hooks):
         self._leave = (lambda keep: None) if shared is None else shared.enter_center(self.timeout_s)
         if shared is not None:
             _in_center[self.worker] = self
-        self.values_changed()
-        self._marks = self.marks()
+        try:
+            self.values_changed()
+            self._marks = self.marks()
+        except BaseException:
+            self._put_back(keep=False)
+            raise
 
     @property
     def has_new_values(self) -> bool:

@@ -325,6 +325,22 @@ def test_a_vote_is_cast_once_and_again_in_a_new_start():
     assert fit.ranks == [0]
 
 
+@pytest.mark.parametrize("hook", ["values_changed", "marks"])
+def test_own_values_are_back_if_a_hook_fails_in_the_center(monkeypatch, hook):
+    fit = fit_of(EASGD())
+    train(fit, 2)
+
+    def fail(self):
+        raise OSError("told")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Marked, hook, fail)
+        with pytest.raises(OSError, match="told"), fit.evaluation(lambda: meet(fit)):
+            pass
+    assert (fit.worker.value, fit.in_center) == (2.0, False)
+    train(fit, 3)
+
+
 def test_an_abandoned_training_leaves_the_center_in_the_model():
     fit = fit_of(EASGD())
     train(fit, 2)
