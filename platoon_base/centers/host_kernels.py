@@ -256,7 +256,7 @@ def undo_bytes(layout: Layout, states: int) -> int:
 class RoundKernels:
     """Loops on one piece of a stripe; ``undo`` is the memory for a saved block.
 
-    ``scratch`` has 8 bytes for each element of a block.
+    ``scratch`` has room for the sum of a block.
     """
 
     def __init__(self, center: Array, states: tuple[Array, ...], undo: Array, scratch: Array) -> None:

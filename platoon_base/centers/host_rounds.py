@@ -19,6 +19,7 @@ import numpy as np
 
 from platoon_base.centers.host_kernels import STEP_BLOCK, RoundKernels, blocks
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, copy_all, cut
+from platoon_base.dtypes import sum_dtype
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
@@ -97,7 +98,7 @@ class Rounds:
         self._own: Contributions | None = None
         # The sum over all hosts, which the courier writes.
         self._of_hosts = [Contributions(views, stripes) for views in memory.of_hosts]
-        scratch = np.empty(8 * STEP_BLOCK, np.uint8)
+        scratch = np.empty(max(sum_dtype(spec.dtype).itemsize for spec in layout.specs) * STEP_BLOCK, np.uint8)
         self._states = [[cut(state, stripe.pieces) for state in memory.states] for stripe in stripes]
         self._kernels = [
             [

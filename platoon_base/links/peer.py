@@ -15,7 +15,7 @@ import logging
 import secrets
 import select
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from platoon_base.errors import ConfigurationError, PlatoonError
@@ -407,6 +407,12 @@ class LinkServer(_End):
     def tick(self, now: float) -> None:
         for peer in self.peers.values():
             peer.tick(now)
+
+    def drop_lost(self, now: float, kept: Container[bytes]) -> None:
+        """Free the memory of launchers that were refused and have ended; keep these sessions."""
+        for session, peer in [*self.peers.items()]:
+            if session not in kept and peer.why_lost(now):
+                self.peers.pop(session).close()
 
     def finish(self, peers: Iterable[Peer]) -> list[tuple[Peer, bytes]]:
         """Wait briefly until these have received all messages; return what arrives meanwhile."""

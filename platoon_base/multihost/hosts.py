@@ -141,6 +141,7 @@ class HostTable:
                 if not member.lost:
                     self._check_member(member, now)
             self._link.tick(now)
+            self._link.drop_lost(now, self._by_session)
         return requests
 
     def _refuse_unknown_host(self, peer: Peer, message: between.Up) -> None:

@@ -128,7 +128,8 @@ def _describe(of: dict[str, list[Any]], worker: Worker, settings: Any) -> None:
     mode, strategy, sync_every, scaling, _ = settings
     found: dict[str, Any] = {"mode": mode, "strategy": strategy, "sync_every": sync_every, "scaling": scaling}
     for optimizer in of["optimizer"][:1]:
-        found.update(optimizer=type(optimizer).__name__, learning_rate=float(optimizer.param_groups[0]["lr"]))
+        rate = optimizer.param_groups[0].get("lr")  # Optimizers that find their own steps have none.
+        found.update(optimizer=type(optimizer).__name__, learning_rate=None if rate is None else float(rate))
     for loader in of["loader"][:1]:
         found["batch_size"] = loader.batch_size
     if of["model"]:

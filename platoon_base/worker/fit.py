@@ -229,7 +229,8 @@ class Fit(Hooks):
         """Let the center have the latest steps, before all workers meet."""
         # A worker with fewer batches would otherwise start behind the center, and its next
         # contribution would be ignored. Without a synchronization the center is unchanged.
-        unchanged = self.every_n is not None and self._synced_at <= self._evaluated_at < self.steps and not self.ended
+        new = self._synced_at <= self._evaluated_at < self.steps and not self.ended
+        unchanged = new and self.rule is not None and self.every_n is not None
         if unchanged and not self.synced and self.worker.advanced.shares and not self.stops:
             log.warning(
                 "rank %d: %d batch%s preceded an evaluation, so every_n_batches=%d is never reached, and the workers "
@@ -269,8 +270,12 @@ class Fit(Hooks):
         self._leave = (lambda keep: None) if shared is None else shared.enter_center(self.timeout_s)
         if shared is not None:
             _in_center[self.worker] = self
-        self.values_changed()
-        self._marks = self.marks()
+        try:
+            self.values_changed()
+            self._marks = self.marks()
+        except BaseException:
+            self._put_back(keep=False)
+            raise
 
     @property
     def has_new_values(self) -> bool:
@@ -313,18 +318,20 @@ class Fit(Hooks):
         self.leave()
         stays = self._validated_at == self.steps and not self.in_rounds
         self.ended = True
+        # Without a rule, shared parameters belong to the script.
+        shares = self.rule is not None
         if meet is not None:
-            if not stays:
+            if shares and not stays:
                 self.synchronize(whole=True)
             ranks = meet()
             if ranks is None:
                 return False
             self.ranks = list(ranks)
-        if self.worker.advanced.shares:
+        if shares and self.worker.advanced.shares:
             self.worker.average_hosts(timeout_s=self.timeout_s)
             self.worker.copy_to_local(timeout_s=self.timeout_s)
             self.values_changed()
-        if self.rule is not None:
+        if shares:
             self.worker.release_shared_params(timeout_s=self.timeout_s)
         return True
 

@@ -207,6 +207,14 @@ class Synchronous(Mode):
                 "compile(optimizer=DistributedOptimizer(...)) with it too"
             )
 
+    # Shared parameters, if any, belong to the script: an evaluation leaves them alone.
+
+    def enter(self) -> None:
+        self._marks = self.marks()
+
+    def center(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def end(self, meet: Any = None) -> bool:
         self._average.detach()  # Further steps are refused.
         return super().end(meet)

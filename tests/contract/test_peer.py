@@ -353,6 +353,20 @@ def test_the_end_of_either_is_noticed_soon(pair):
     assert pair.until_server(lambda: there.closed(awake())) < 2.5
 
 
+def test_launchers_that_were_refused_and_end_take_no_memory(pair):
+    pair.until(pair.is_whole)
+    member = pair.client.peer.session
+    with contextlib.closing(LinkClient(HERE, pair.server.port, SECRET)) as refused:
+        pair.until(lambda: refused.receive() or (len(pair.server.peers) == 2 and pair.peer_of(refused).idle))
+        pair.server.drop_lost(awake(), {member})
+        assert len(pair.server.peers) == 2
+    pair.until(lambda: pair.server.drop_lost(awake(), {member}) or len(pair.server.peers) == 1, timeout_s=2.5)
+    pair.client.close()
+    pair.until_server(lambda: pair.peer.closed(awake()))
+    pair.server.drop_lost(awake(), {member})
+    assert set(pair.server.peers) == {member}, "a member may return"
+
+
 def test_the_end_of_host_0_is_noticed_soon(pair):
     pair.until(pair.is_whole)
     pair.server.close()

@@ -546,10 +546,11 @@ def test_workers_that_join_late_get_memory_for_their_contributions(open_centers)
             require_all(x, 2.0 * number)
 
 
-def test_a_dtype_without_fused_loops_takes_its_rounds_too(open_centers):
-    rule = DiLoCo(0.5, 0.5)
-    one, two = open_centers(rule, model(10, dtype="float16"), 2)
-    x, y = model(11, dtype="float16"), model(15, dtype="float16")
+@pytest.mark.parametrize("dtype", ["float16", "longdouble"])
+def test_a_dtype_without_fused_loops_takes_its_rounds_too(open_centers, dtype):
+    rule, shapes = DiLoCo(0.5, 0.5), [*SHAPES, (STEP_BLOCK + 1,)]
+    one, two = open_centers(rule, model(10, shapes, dtype), 2)
+    x, y = model(11, shapes, dtype), model(15, shapes, dtype)
     one.contribute(x, 1.0, 10)
     two.contribute(y, 1.0, 10)
     one.take_over(rule, x, 1, 10)

@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 
 from keras_preamble import DistributedOptimizer, EASGD, KERAS_2, data, dense, distribute, flat, shard, worker
@@ -45,4 +46,11 @@ for averaged in (False,) if KERAS_2 else (False, True):
 weights = [np.zeros(3, "float32")]
 worker.init_shared_params(weights, EASGD())
 model.fit(**own)
+if not KERAS_2:  # Averaged gradients leave the script's own parameters alone.
+    weights[0] += 1 + worker.global_rank
+    mine = weights[0].copy()
+    other = dense(optimizer=DistributedOptimizer("sgd"))
+    seen = keras.callbacks.LambdaCallback(on_test_end=lambda logs: np.testing.assert_array_equal(weights[0], mine))
+    other.fit(**own, validation_data=(x, y), epochs=2, callbacks=distribute([seen]))
+    np.testing.assert_array_equal(weights[0], mine)
 worker.release_shared_params()

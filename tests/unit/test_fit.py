@@ -265,6 +265,16 @@ def test_the_latest_steps_are_in_the_result():
     assert not fit.synced, "while it trained"
 
 
+def test_parameters_that_the_script_shares_are_left_alone():
+    fit = fit_of(None)
+    fit.worker.shares, fit.worker.center = True, 7.0
+    train(fit, 2)
+    with fit.evaluation(lambda: meet(fit)):
+        assert fit.worker.value == fit.worker.center, "loops that synchronize by themselves evaluate the center"
+    assert fit.end(lambda: meet(fit))
+    assert (fit.worker.value, fit.worker.calls, fit.worker.shares) == (2.0, [], True)
+
+
 def test_a_period_that_is_never_reached_gives_one_warning(caplog):
     fit = fit_of(EASGD(), every_n=100)
     for _ in range(3):
@@ -313,6 +323,23 @@ def test_a_vote_is_cast_once_and_again_in_a_new_start():
     assert fit.decide({0: False, 1: True}, ends=False)
     assert fit.decide({0: False}, ends=True)
     assert fit.ranks == [0]
+
+
+@pytest.mark.parametrize("hook", ["values_changed", "marks"])
+def test_own_values_are_back_if_a_hook_fails_in_the_center(monkeypatch, hook):
+    fit = fit_of(EASGD())
+    train(fit, 2)
+
+    def fail(self):
+        if self.worker.in_center:
+            raise OSError("told")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Marked, hook, fail)
+        with pytest.raises(OSError, match="told"), fit.evaluation(lambda: meet(fit)):
+            pass
+    assert (fit.worker.value, fit.in_center) == (2.0, False)
+    train(fit, 3)
 
 
 def test_an_abandoned_training_leaves_the_center_in_the_model():
