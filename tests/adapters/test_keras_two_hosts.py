@@ -27,6 +27,6 @@ def test_all_hosts_end_with_the_average_that_was_validated(hosts):
     ]
     assert told == [told[0]] * 3
     assert told[0]["validated"] == pytest.approx(told[0]["evaluated"], rel=1e-5)
-    assert "with 3 workers steps are 3.46 times as long" in hosts.log(0, 0)
+    assert "with 3 workers, steps are 3.46 times as long" in hosts.log(0, 0)
     if not KERAS_2:
         assert "each worker or host would have its own average" in told[0]["refused"]

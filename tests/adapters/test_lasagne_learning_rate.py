@@ -100,7 +100,7 @@ def test_a_schedule_that_counts_minibatches_and_is_not_scaled_is_told(solo_worke
         (lambda w: LearningRateWarmup(0.1, steps_per_epoch=2, worker=w), "pass the shared variable"),
         (lambda w: LearningRateWarmup(theano.shared(1), steps_per_epoch=2, worker=w), "a float scalar"),
         (lambda w: LearningRateWarmup(theano.shared(np.ones(1)), steps_per_epoch=2, worker=w), "a float scalar"),
-        (lambda w: LearningRateWarmup(theano.shared(0.1), steps_per_epoch=2, skip=-1, worker=w), "cannot be negative"),
+        (lambda w: LearningRateWarmup(theano.shared(0.1), steps_per_epoch=2, skip=-1, worker=w), "must be 0 or more"),
         (lambda w: scale_schedule(0.1, worker=w), "scale_learning_rate"),
     ],
 )

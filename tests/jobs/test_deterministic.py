@@ -160,8 +160,6 @@ def positions(folder):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--record-order", "order"], "with --deterministic all runs use the same order"),
-        (["--replay-order", "order"], "with --deterministic all runs use the same order"),
         (["--max-restarts", 1], "continue with --checkpoint-every and --resume"),
         (["--allow-failures"], "leave --allow-failures out"),
         (["--data-server", str(LOOP)], "the server sends each mini-batch to the worker that asks first"),
