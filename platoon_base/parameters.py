@@ -6,8 +6,9 @@ recognized by their methods, so no framework is imported here.
 
 from __future__ import annotations
 
+import abc
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,6 +72,9 @@ class Borrowed(Sequence[Any]):
     # A new object whenever shapes, dtypes or devices have changed; None if that is unknown.
     like: object = None
 
+    @abc.abstractmethod
+    def __getitem__(self, index: Any) -> Any: ...
+
     def copies(self) -> list[Any]:
         """Return copies of the values, for `restore`."""
         return [array.copy() for array in self]
@@ -79,9 +83,19 @@ class Borrowed(Sequence[Any]):
         for array, value in zip(self, copies):
             assign(array, value)
 
+    def change(self, queue: Callable[..., None], may_wait: bool = False) -> Any:
+        """Queue work that changes arrays on a device; see `DeviceRuntime.change`."""
+        self[0].change(self, queue)
+
 
 class BorrowedArrays(list[Any], Borrowed):
     """Arrays that were borrowed one by one."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, list):
+            return BorrowedArrays(list.__getitem__(self, i) for i in index)
+        found = list.__getitem__(self, index)
+        return BorrowedArrays(found) if isinstance(index, slice) else found
 
 
 class Group(Protocol):
@@ -96,10 +110,7 @@ class Group(Protocol):
         ...
 
     def borrow_on_device(self, parameters: Sequence[Any]) -> Borrowed | None:
-        """Return `Parameter.on_device` of each; None if each must be called.
-
-        The result has also ``change(queue, may_wait)``, that of `DeviceRuntime`.
-        """
+        """Return `Parameter.on_device` of each; None if each must be called."""
         ...
 
     def share_on_device(self, parameters: Sequence[Any]) -> None:

@@ -26,6 +26,7 @@ from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.dtypes import C_TYPES
 from platoon_base.layout import Layout
+from platoon_base.parameters import Borrowed
 from platoon_base.rules.center import Rule, average_of, form_of, local_sources, rule_of_moments
 from platoon_base.shm.segments import Name
 from platoon_base.timeouts import timeout
@@ -90,9 +91,7 @@ class DeviceCenter:
     def has_made_all(self) -> bool:
         return all(work.is_queued for work, _ in self._put_off)
 
-    def sync(
-        self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
-    ) -> NonFiniteElement | None:
+    def sync(self, rule: Rule, arrays: Borrowed, locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """Apply the rule once, at the next use of ``arrays`` where the runtime supports that."""
         self._launch_all()
         self._put_off = []  # Launches that did not run are dropped.
@@ -112,7 +111,7 @@ class DeviceCenter:
 
     def read(
         self,
-        out: Sequence[DeviceArray],
+        out: Borrowed,
         locked: bool,
         timeout_s: float,
         begin: bool = False,
@@ -132,7 +131,7 @@ class DeviceCenter:
         if begin:
             self._start_from_mirror(0 if average is None else 1 + average)
 
-    def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
+    def write(self, values: Borrowed, locked: bool, timeout_s: float) -> None:
         """Overwrite the center and reset this worker's states at the same moment."""
         self._launch_all()
         self._partitions.open_all(timeout_s)
@@ -215,7 +214,7 @@ class DeviceCenter:
     def _launch(
         self,
         call: _Call,
-        arrays: Sequence[DeviceArray],
+        arrays: Borrowed,
         of_moments: _Call | None = None,
         may_wait: bool = False,
     ) -> None:
@@ -223,7 +222,7 @@ class DeviceCenter:
         if not self._launches or self._planned != self._partitions.version:
             self._launches, self._planned = self._plan(), self._partitions.version
         for launch in self._launches:
-            taken = _chosen(arrays, launch.parameters)
+            taken = arrays[launch.parameters]
             made = of_moments if launch.moments and of_moments is not None else call
             compiled = self._kernel(made.kernel, launch)
             work = _Work(functools.partial(self._queue, compiled, launch, taken, made.scalars))
@@ -306,12 +305,6 @@ class DeviceCenter:
             return NonFiniteElement(parameter, place)
         index = np.unravel_index(place, [shape[axis] for axis in order])
         return NonFiniteElement(parameter, int(np.ravel_multi_index([index[i] for i in np.argsort(order)], shape)))
-
-
-def _chosen(arrays: Sequence[DeviceArray], indices: list[int]) -> Sequence[DeviceArray]:
-    """Return some of the arrays; `platoon_base.parameters.Group` has arrays borrowed together."""
-    found: Sequence[DeviceArray] = arrays[indices] if hasattr(arrays, "change") else [arrays[i] for i in indices]  # type: ignore[call-overload]
-    return found
 
 
 class _Work:

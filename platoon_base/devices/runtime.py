@@ -76,8 +76,8 @@ class DeviceRuntime(Protocol):
 
     # With ``may_wait``, the call of ``queue`` may be deferred to the framework's next use of the
     # arrays. Then `change` returns a function that makes the call, unless it has been made.
-    def change(self, arrays: Sequence[Any], queue: Queue, may_wait: bool = False) -> Flush | None:
-        """Queue a kernel between earlier and later work on arrays; see `CudaArray.change`."""
+    def change(self, arrays: Any, queue: Queue, may_wait: bool = False) -> Flush | None:
+        """Queue a kernel between earlier and later work on `Borrowed` arrays; see `CudaArray.change`."""
         ...
 
     def compile(self, name: str, source: Source, types: Types, arrays: int) -> Kernel:
@@ -129,13 +129,9 @@ class CudaRuntime:
             self._codes[source] = self._compile(source, self._machine)
         return self.driver.load_kernel(self._codes[source], name)
 
-    def change(self, arrays: Sequence[CudaArray], queue: Queue, may_wait: bool = False) -> Flush | None:
-        at_once: Any = arrays
-        if hasattr(arrays, "change"):  # See `platoon_base.parameters.Group`.
-            flush: Flush | None = at_once.change(queue, may_wait)
-            return flush
-        arrays[0].change(arrays, queue)
-        return None
+    def change(self, arrays: Any, queue: Queue, may_wait: bool = False) -> Flush | None:
+        flush: Flush | None = arrays.change(queue, may_wait)
+        return flush
 
     def follow(self, stream: int) -> None:
         """Make later work on a stream wait for the kernels launched."""

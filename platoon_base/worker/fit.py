@@ -213,7 +213,8 @@ class Fit(Hooks):
 
     @contextlib.contextmanager
     def evaluation(self, meet: Callable[[], Sequence[int] | None]) -> Iterator[bool]:
-        """Evaluate within the ``with`` block, if its value is true; then return to own values."""
+        """Evaluate within the ``with`` block, if its value is true; then return to the values before."""
+        within_another = self.in_center
         begun = self.evaluation_begins(meet)
         try:
             yield begun
@@ -224,6 +225,8 @@ class Fit(Hooks):
         if begun:
             self._validated_at = self.steps
             self.leave()
+            if within_another:
+                self.enter()
 
     def end_round(self) -> None:
         """Let the center have the latest steps, before all workers meet."""

@@ -300,6 +300,16 @@ def test_a_synchronization_inside_an_evaluation_is_refused():
         fit.step()
 
 
+def test_an_evaluation_within_another_goes_on_in_the_center():
+    fit = fit_of(EASGD(), every_n=1)
+    own = fit.worker.value
+    with fit.evaluation(lambda: meet(fit)):
+        with fit.evaluation(lambda: meet(fit)):
+            pass
+        assert (fit.in_center, fit.worker.value) == (True, fit.worker.center)
+    assert (fit.in_center, fit.worker.value) == (False, own)
+
+
 def test_the_rest_evaluate_the_rows_of_a_worker_that_left():
     fit = fit_of(EASGD(), rank=2)
     parts = []
