@@ -26,7 +26,9 @@ from platoon_base.worker import (
     copy_first_values,
     default_rule_of,
     require_same_values,
+    require_weight,
     start_training,
+    warn_if_alike,
     warn_once,
 )
 
@@ -245,13 +247,12 @@ class Loop:
             mark = 0
             for array in reals:
                 mark = checksum(array, mark)
-            told = self.worker.gather([weight, layout, mark if any(x.any() for x in reals) else -1], name="gradients")
+            told = self.worker.gather([weight, layout, mark if any(x.any() for x in reals) else 0], name="gradients")
             if len({layout for _, layout, _ in told}) > 1:
                 raise LayoutMismatchError(
                     "the gradients of this worker have other names, shapes or dtypes than others'"
                 )
-            if mark and {each for _, _, each in told} == {mark} and not self.worker.global_rank:
-                warn_of_same_rows(len(told))
+            warn_if_alike([each for _, _, each in told], self.worker.global_rank)
             _warn_of_host_memory("the gradients of each step", reals)
             self._unit = max(given for given, _, _ in told) or 1.0
             self._sums = FlatAllReduce(self.worker, compress=True)
@@ -452,13 +453,6 @@ def _warn_of_host_memory(what: str, arrays: Sequence[Array]) -> None:
     )
 
 
-def warn_of_same_rows(workers: int) -> None:
-    warn_once(
-        f"the first gradients are equal on all {workers} workers, so each trains on the same rows: "
-        "pass the loader to prepare too, or divide the rows with worker.shard"
-    )
-
-
 def _copy(to: Sequence[Array], values: Sequence[Array]) -> None:
     for array, value in zip(to, values):
         array[...] = value
@@ -466,10 +460,7 @@ def _copy(to: Sequence[Array], values: Sequence[Array]) -> None:
 
 def _require_weight(weight: Any) -> float:
     same = np.unique(weight)  # Models of an ensemble have one weight.
-    number = float(same[0]) if len(same) == 1 else -1.0
-    if not (np.isfinite(number) and number >= 0):
-        raise ConfigurationError(f"got weight {weight}: pass the number of this worker's rows, 0 or more")
-    return number
+    return require_weight(same[0] if len(same) == 1 else np.nan)
 
 
 _waits: list[bool] = []

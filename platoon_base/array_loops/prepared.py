@@ -21,7 +21,7 @@ from platoon_base.job import connect
 from platoon_base.learning_rate import scaled
 from platoon_base.rules import Rule, prepared_rule
 from platoon_base.seeds import seed_alike
-from platoon_base.worker import Worker, require_on_nonfinite, require_same_values
+from platoon_base.worker import Worker, begins_anew, require_on_nonfinite, require_same_values
 
 __all__ = ["average", "common", "prepare", "sync"]
 
@@ -164,21 +164,12 @@ def _loop() -> Loop:
 
 def _loop_for(kinds: list[str], worker: Worker, settings: Any) -> Loop:
     loop = current()
-    if loop is None or loop.worker is not worker or (loop.begun and set(kinds) - {"loader"}):
-        if worker.late:
-            raise ConfigurationError(
-                "this worker joined late, and the workers of a loop count passes together from "
-                "its start: launch the job with more workers"
-            )
+    if begins_anew(loop, worker, settings, trains=bool(set(kinds) - {"loader"})) or loop is None:
         loop = Loop(worker, settings)
         begin(loop)
         if worker.global_rank:  # Other noise than on the first worker.
             random.seed(worker.shard_seed)
             np.random.seed(worker.shard_seed % 2**32)
-    elif loop.settings != settings:
-        raise ConfigurationError(
-            f"got prepare with {settings} after one with {loop.settings}: pass equal settings in all calls for one loop"
-        )
     return loop
 
 

@@ -18,8 +18,8 @@ from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.drift import NUM_SLOTS, STEPS_ON_DEVICES, DriftCheck
 from platoon_base.torch_loops.flats import FlatAverage
 from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
-from platoon_base.torch_loops.state import named_tensors, require_weight, values_of
-from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, start_training
+from platoon_base.torch_loops.state import named_tensors, values_of
+from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, require_weight, start_training
 
 __all__ = ["BUCKET_BYTES", "GradientAverage"]
 

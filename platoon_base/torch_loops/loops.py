@@ -23,7 +23,7 @@ from platoon_base.torch_loops.rhythm import Rhythm
 from platoon_base.torch_loops.running_stats import RunningStats
 from platoon_base.torch_loops.state import all_named, average_buffers, found_moments, parameters_of, tensors_beside
 from platoon_base.torch_loops.watching import UNSCALED, watch
-from platoon_base.worker import Fit, State, Worker, agree, warn_once
+from platoon_base.worker import Fit, State, Worker, agree, warn_if_alike, warn_once
 
 __all__ = ["AsyncLoop", "Loop", "SyncLoop", "begin", "current", "passing"]
 
@@ -355,12 +355,7 @@ class SyncLoop(Loop):
             if gradient.layout is torch.strided and gradient.any():
                 mark = checksum(gradient.detach().float().cpu().numpy(), mark)
         marks = self.worker.gather(mark, name="first gradients")
-        if mark and len(marks) > 1 and len(set(marks)) == 1 and not self.worker.global_rank:
-            warn_once(
-                f"the first gradients are equal on all {len(marks)} workers, so each trains on "
-                "the same rows: pass the DataLoader to prepare too, or divide the rows with "
-                "worker.shard"
-            )
+        warn_if_alike(marks, self.worker.global_rank)
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         super().before_step(optimizer, args, kwargs)

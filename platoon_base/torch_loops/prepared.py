@@ -21,7 +21,7 @@ from platoon_base.rules import Rule, prepared_rule
 from platoon_base.seeds import seed_alike
 from platoon_base.torch_loops.loaders import Part, divided
 from platoon_base.torch_loops.loops import AsyncLoop, Loop, SyncLoop, begin, current, passing
-from platoon_base.worker import Worker, require_on_nonfinite
+from platoon_base.worker import Worker, begins_anew, require_on_nonfinite
 
 __all__ = ["prepare"]
 
@@ -105,19 +105,10 @@ def _prepared(objects: Any, kinds: list[str], worker: Worker, settings: Any) -> 
     if mode == "sync" and scaling not in (None, "none") and worker.global_size > 1:
         _scale(of["optimizer"], worker.global_size, str(scaling))
     loop = current()
-    if loop is None or loop.worker is not worker or (loop.begun and (of["model"] or of["optimizer"])):
-        if worker.late:
-            raise ConfigurationError(
-                "this worker joined late, and the workers of a loop count passes together from "
-                "its start: launch the job with more workers"
-            )
+    if begins_anew(loop, worker, settings, trains=bool(of["model"] or of["optimizer"])) or loop is None:
         kind = Loop if worker.global_size == 1 else SyncLoop if mode == "sync" else AsyncLoop
         loop = kind(worker, settings)
         begin(loop)
-    elif loop.settings != settings:
-        raise ConfigurationError(
-            f"got prepare with {settings} after one with {loop.settings}: pass equal settings in all calls for one loop"
-        )
     loop.add(of["model"], of["averaged"], of["optimizer"])
     _describe(of, worker, settings)
     return [_changed(each, kind, worker, loop) for each, kind in zip(objects, kinds)]

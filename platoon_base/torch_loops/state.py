@@ -11,7 +11,7 @@ import torch
 from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
-from platoon_base.worker import DEFAULT_TIMEOUT_S, State, Worker, agree
+from platoon_base.worker import DEFAULT_TIMEOUT_S, State, Worker, agree, require_weight
 
 __all__ = [
     "TensorValue",
@@ -141,14 +141,6 @@ def _singular_vectors(model: Any) -> set[int]:
 def _is_of_torch(what: Any, name: str) -> bool:
     """Return whether it is of a class in torch.nn.utils, by the name: one class is private."""
     return any(cls.__name__ == name and cls.__module__.startswith("torch.nn.utils.") for cls in type(what).__mro__)
-
-
-def require_weight(weight: float) -> float:
-    """Return a weight as a float; raise `ConfigurationError` if it is negative or not finite."""
-    number = float(weight)
-    if not (np.isfinite(number) and number >= 0):
-        raise ConfigurationError(f"got weight {weight}: pass the number of this worker's rows, 0 or more")
-    return number
 
 
 def moments_of(optimizer: Any) -> list[Tensor]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         require_same_layout,
         start_together,
     )
+    from platoon_base.worker.prepared import begins_anew, require_weight, warn_if_alike
     from platoon_base.worker.same_values import require_same_values
     from platoon_base.worker.training_start import start_training
     from platoon_base.worker.value_checksums import checksums
@@ -54,6 +55,7 @@ __all__ = [
     "Worker",
     "agree",
     "agree_in_step",
+    "begins_anew",
     "checksums",
     "copy_first_values",
     "copy_to_those_left",
@@ -65,8 +67,10 @@ __all__ = [
     "require_on_nonfinite",
     "require_same_layout",
     "require_same_values",
+    "require_weight",
     "start_together",
     "start_training",
+    "warn_if_alike",
     "warn_once",
 ]
 
@@ -81,6 +85,7 @@ __getattr__ = lazy_names(
         "State": "platoon_base.worker.agreed_state",
         "agree": "platoon_base.worker.agreed_state",
         "agree_in_step": "platoon_base.worker.agreed_state",
+        "begins_anew": "platoon_base.worker.prepared",
         "checksums": "platoon_base.worker.value_checksums",
         "copy_first_values": "platoon_base.worker.initial_values",
         "copy_to_those_left": "platoon_base.worker.initial_values",
@@ -90,7 +95,9 @@ __getattr__ = lazy_names(
         "make_equal": "platoon_base.worker.agreed_state",
         "require_same_layout": "platoon_base.worker.initial_values",
         "require_same_values": "platoon_base.worker.same_values",
+        "require_weight": "platoon_base.worker.prepared",
         "start_together": "platoon_base.worker.initial_values",
         "start_training": "platoon_base.worker.training_start",
+        "warn_if_alike": "platoon_base.worker.prepared",
     },
 )
