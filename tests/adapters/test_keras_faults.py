@@ -70,6 +70,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             for name in ("average", "average inside", "average of several"):
                 assert "use_ema=True and a rule" in told[f"{name} {rank}"]
             assert "ScheduleFreeAdamW and a rule" in told[f"schedule free {rank}"]
+            assert "Ftrl and a rule" in told[f"leader {rank}"]
             assert "weights stay float32" in told[f"bfloat16 {rank}"]
         if keras.backend.backend() in ("tensorflow", "torch"):
             assert "call model.compile(..., jit_compile=False)" in told[f"compiled {rank}"]

@@ -95,6 +95,7 @@ if not KERAS_2:
     several = dense(optimizer=optimizers.MultiOptimizer(lambda v: inner[v.path.split("/")[-2]]))
     refused("average of several", model=several, callbacks=distribute(rule=EASGD()))
     refused("schedule free", model=dense(optimizer=optimizers.ScheduleFreeAdamW()), callbacks=distribute())
+    refused("leader", model=dense(optimizer=optimizers.Ftrl()), callbacks=distribute())
 
 # What a fit of all workers has left.
 model = averaged()
