@@ -7,19 +7,15 @@ from scripts_here import script_path
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
-@on_torch(pytest.mark.promise)
-def test_a_model_that_workers_have_trained_together_is_trained_by_none_of_them_alone(run_keras):
-    """By a fit without `distribute`, or by ``train_on_batch``; what is meant for one worker alone goes on with a word.
-
-    A fit of another model is warned of, as it may be meant; neither is one of a script that shares weights by itself.
-    """
-    run_keras(script_path("keras_callback_lists_a_model_that_workers_have_trained_together")).require_success()
-
-
-@on_keras_3(pytest.mark.promise)
-def test_callbacks_beside_those_of_distribute_belong_to_them(run_keras, tmp_path):
-    """In front of them, behind them and both: files are written once, values and stops are those of all workers."""
-    run_keras(script_path("keras_callback_lists_callbacks_beside_those_of_distribute_belong")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("no_worker_trains_a_common_model_alone", marks=on_torch(pytest.mark.promise)),
+        pytest.param("callbacks_beside_those_of_distribute_belong_to_them", marks=on_keras_3(pytest.mark.promise)),
+    ],
+)
+def test_workers(run_keras, script):
+    run_keras(script_path(f"keras_callback_lists_{script}")).require_success()
 
 
 @on_torch(pytest.mark.promise)

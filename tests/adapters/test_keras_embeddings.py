@@ -14,10 +14,12 @@ pytestmark = [
 ]
 
 
-def test_optimizers_get_the_look_ups_of_one_process(run_keras):
-    """The same row many times in a batch, in two layers of which one has a dense gradient too; uneven batches."""
-    run_keras(script_path("keras_embeddings_optimizers_get_the_look_ups_of_one_process")).require_success()
-
-
-def test_a_loss_without_a_reduction_is_a_sum(run_keras):
-    run_keras(script_path("keras_embeddings_a_loss_without_a_reduction_is_a_sum")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "optimizers_get_the_look_ups_of_one_process",
+        "a_loss_without_a_reduction_is_a_sum",
+    ],
+)
+def test_workers(run_keras, script):
+    run_keras(script_path(f"keras_embeddings_{script}")).require_success()

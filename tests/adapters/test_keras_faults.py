@@ -21,8 +21,17 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
     run_keras(script_path("keras_faults_a_stop_of_one_is_a_stop_of_all")).require_success()
 
 
-def test_a_job_that_stops_ends_the_fit_for_all_whatever_the_policy(run_keras):
-    run_keras(script_path("keras_faults_a_job_that_stops_ends_the_fit")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "a_job_that_stops_ends_the_fit_whatever_the_policy",
+        pytest.param("several_fits_of_one_script", marks=pytest.mark.slow),
+        "a_vote_does_not_need_those_who_have_ended_their_epoch",
+        "weights_that_are_set_after_a_callback_has_raised_stay",
+    ],
+)
+def test_workers(run_keras, script):
+    run_keras(script_path(f"keras_faults_{script}")).require_success()
 
 
 @both_ways
@@ -30,17 +39,6 @@ def test_a_job_that_stops_ends_the_fit_for_all_whatever_the_policy(run_keras):
 def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
     """Those that have no batch left wait and catch up: no rank hangs, and all end with the same weights."""
     run_keras(script_path("keras_faults_averaged_gradients_with_unequal_numbers"), workers=3).require_success()
-
-
-@pytest.mark.slow
-def test_several_fits_of_one_script(run_keras):
-    """Other trainable weights, other models, another rule, after a stop and after an interrupted fit."""
-    run_keras(script_path("keras_faults_several_fits_of_one_script")).require_success()
-
-
-def test_a_vote_does_not_need_those_who_have_ended_their_epoch(run_keras):
-    """With averaged gradients: rank 0 has no batch left, so rank 1 is all there are, and leads them."""
-    run_keras(script_path("keras_faults_a_vote_does_not_need_those_who_have_ended")).require_success()
 
 
 @pytest.mark.slow
@@ -123,11 +121,6 @@ def test_what_a_callback_does_on_one_rank_comes_to_all(run_keras):
     """With averaged gradients, weights and learning rates must stay the same on all workers."""
     outcome = run_keras(script_path("keras_faults_what_a_callback_does_on_one_rank_comes")).require_success()
     assert "differ at the end of an epoch" in outcome.logs[0]
-
-
-def test_weights_that_are_set_after_a_callback_has_raised_stay(run_keras):
-    """The fit had put the center into the model: nothing may put the worker's own weights back later."""
-    run_keras(script_path("keras_faults_weights_that_are_set_after_a_callback")).require_success()
 
 
 def test_an_exception_of_a_callback_is_the_last_word_of_a_worker(run_keras):

@@ -28,11 +28,12 @@ def test_a_worker_that_is_killed_ends_the_fit_of_the_other(run_keras):
     assert outcome.reported.get("told") == 1, outcome.logs[0]
 
 
-def test_fits_on_a_stream_and_on_the_host_take_turns(run_keras):
-    """A compiled step belongs to one of the two ways."""
-    run_keras(script_path("keras_stream_fits_on_a_stream_and_on_the_host_take_turns")).require_success()
-
-
-def test_a_step_that_trains_some_weights_is_right_in_each_fit(run_keras):
-    """Programs are compiled once, in the first fit; workers have other numbers of batches. Against NumPy."""
-    run_keras(script_path("keras_stream_some_weights")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "fits_on_a_stream_and_on_the_host_take_turns",
+        "a_step_that_trains_some_weights_is_right_in_each_fit",
+    ],
+)
+def test_workers(run_keras, script):
+    run_keras(script_path(f"keras_stream_{script}")).require_success()

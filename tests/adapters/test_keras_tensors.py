@@ -37,17 +37,20 @@ def test_gradients_as_tensors_are_those_of_one_process(run_keras, loss):
 
 
 @in_the_backward_pass
-def test_workers_of_which_one_has_its_weights_on_the_host_average_there(run_keras):
-    run_keras(script_path("keras_tensors_workers_of_which_one_has_its_weights")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "one_worker_with_weights_on_the_host_is_averaged_there",
+        "averages_begin_from_the_fourth_step_on",
+        "layers_that_a_callback_freezes_or_lets_train_again",
+        "a_train_step_of_ones_own_averages_behind_it",
+    ],
+)
+def test_in_the_backward_pass(run_keras, script):
+    run_keras(script_path(f"keras_tensors_{script}")).require_success()
 
 
 # Notes the order of what happens in steps: gradients that have come, and buckets that were filled for a call each.
-
-
-@in_the_backward_pass
-def test_averages_begin_in_the_backward_pass_from_the_fourth_step_on(run_keras):
-    """Those of the last layer before the gradients of the first one have come; and again in the next fit."""
-    run_keras(script_path("keras_tensors_averages_begin_in_the_backward_pass")).require_success()
 
 
 @in_the_backward_pass
@@ -57,12 +60,6 @@ def test_gradients_that_are_changed_behind_the_backward_pass(run_keras):
     told = outcome.require_success().reported
     for rank in range(2):
         assert told[f"told {rank}"].startswith("ConfigurationError: got gradients that changed after"), told
-
-
-@in_the_backward_pass
-def test_layers_that_a_callback_freezes_or_lets_train_again(run_keras):
-    """The first or the last one, in the first steps or later; against one process."""
-    run_keras(script_path("keras_tensors_layers_that_a_callback_freezes_or_lets_train")).require_success()
 
 
 def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
@@ -109,11 +106,6 @@ def test_a_worker_that_dies_in_its_backward_pass_is_named(run_keras):
     assert told["told"].startswith("WorkerLostError"), outcome.logs
     assert "rank 1" in told["told"], told
     assert told["took"] < 30, told
-
-
-@in_the_backward_pass
-def test_a_train_step_of_ones_own_averages_behind_its_backward_passes(run_keras):
-    run_keras(script_path("keras_tensors_a_train_step_of_ones_own_averages")).require_success()
 
 
 def test_sparse_gradients_are_refused_before_training_where_a_layer_tells_of_them(run_keras):

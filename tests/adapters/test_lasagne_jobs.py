@@ -1,12 +1,10 @@
 """Lasagne scripts as jobs of several real processes: training, evaluation, the common stop, the shards."""
 
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+theano = require("theano")
 
 import numpy as np
 
@@ -31,8 +29,16 @@ def test_workers_train_a_known_model_to_its_known_solution(run_job):
     assert max(seen["distance 0"], seen["distance 1"]) < 1e-2
 
 
-def test_prepare_is_the_longer_form(run_job):
-    run_job(script_path("lasagne_prepared_is_the_longer_form")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "prepare_is_the_longer_form",
+        "minibatches_are_the_same_when_they_are_loaded_ahead",
+        "two_functions_share_their_parameters_by_the_handle",
+    ],
+)
+def test_workers(run_job, script):
+    run_job(script_path(f"lasagne_jobs_{script}")).require_success()
 
 
 @pytest.mark.parametrize("how", ["finishes", "fails", "ends"])
@@ -96,11 +102,6 @@ def test_minibatches_cover_each_row_once_over_all_workers(run_job, number):
     assert orders[0] != orders[1]
 
 
-def test_minibatches_are_the_same_when_they_are_loaded_ahead(run_job):
-    """The generator is made by the worker, whose call counts the epoch, and read by another process."""
-    run_job(script_path("lasagne_jobs_minibatches_are_the_same")).require_success()
-
-
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.promise)])
 def test_each_fold_has_its_own_training_and_its_own_end(run_lasagne, workers):
     """Values improve until the third epoch of each fold; at its end all workers have the center, and one saves it."""
@@ -133,11 +134,6 @@ def test_the_model_at_the_end_is_what_was_evaluated_last(run_lasagne, rule):
         assert abs(found - alone) > 1e-5 * alone, (found, alone)
         """
     ).require_success()
-
-
-def test_two_functions_share_their_parameters_by_the_handle(run_job):
-    """What the error of a second sync_updates advises, for a GAN: each worker's steps reach the other."""
-    run_job(script_path("lasagne_jobs_two_functions_share_their_parameters")).require_success()
 
 
 @pytest.mark.parametrize(

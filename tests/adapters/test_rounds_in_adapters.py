@@ -1,12 +1,10 @@
 """Outer-step rules in Keras, Lasagne and Blocks: against one process, with uneven batches, and short last rounds."""
 
 import pytest
-from needing import needs, needs_theano
+from needing import needs_blocks, needs_theano
 from scripts_here import script_path
 
 pytestmark = pytest.mark.timeout(600)
-
-needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 
 @pytest.mark.keras

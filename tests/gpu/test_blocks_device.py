@@ -1,11 +1,9 @@
 """Main loops whose parameters are on devices: CUDA where there are two, or else OpenCL on the CPU."""
 
 import pytest
+from needing import require
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+require("blocks.main_loop")
 
 from devices_here import DEVICES, WHY_NOT
 

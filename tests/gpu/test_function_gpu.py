@@ -1,12 +1,10 @@
 """One training call, resident data and the original's worker on devices: CUDA, or else OpenCL on the CPU."""
 
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+require("theano")
 pytest.importorskip("pygpu", reason="needs pygpu: see docs/compat.md")
 
 from devices_here import DEVICES

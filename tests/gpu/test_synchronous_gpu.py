@@ -1,12 +1,10 @@
 """Synchronous rules and averaged gradients on GpuArrays: nothing passes the host; on OpenCL, so no GPU is needed."""
 
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+theano = require("theano")
 pytest.importorskip("pygpu", reason="needs pygpu: see docs/compat.md")
 
 pytestmark = [pytest.mark.theano, pytest.mark.slow]

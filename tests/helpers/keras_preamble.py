@@ -1,14 +1,20 @@
 """What the scripts of the Keras tests begin with: small models, the same on both generations of Keras."""
 
 # ruff: noqa: F401, I001 - for the scripts that follow; platoon_plugins.keras comes before keras
+import gc
 import json
 import os
+import signal
 import sys
+import time
+import warnings
 import numpy as np
-from platoon_plugins.keras import ASGD, EASGD, DistributedOptimizer, distribute, shard
+from platoon_plugins.keras import ASGD, EASGD, DistributedOptimizer, LocalSGD
+from platoon_plugins.keras import backends, broadcast_variables, distribute, evaluate, predict, prepare, shard
 import keras
 from platoon_base import connect
 from platoon_base.errors import PlatoonError
+from refusing import raises
 
 KERAS_2 = keras.__version__.startswith("2.")
 L = keras.layers
@@ -72,6 +78,22 @@ def everyones(values):
     return worker.all_gather(np.ascontiguousarray(values, "float64"))
 
 
+def same_everywhere(model):
+    """Require that a model has the same weights on all workers, and return them."""
+    weights = flat(model.get_weights())
+    assert (everyones(weights) == weights).all(), everyones(weights)
+    return weights
+
+
+def fit(model, *rows, callbacks=None, valid=(), batch_size=8, verbose=0, **options):
+    """Fit a model on this worker's part of the rows; what `distribute` takes goes there."""
+    names = {"rule", "every_n_batches", "policy", "leader_only"} & set(options)
+    callbacks = distribute(callbacks, **{name: options.pop(name) for name in names})
+    if valid:
+        options["validation_data"] = shard(*valid)
+    return model.fit(*shard(*rows), batch_size=batch_size, verbose=verbose, callbacks=callbacks, **options)
+
+
 class Watch(keras.callbacks.Callback):
     def __init__(self, batch_end=None, epoch_end=None, epoch_begin=None):
         super().__init__()
@@ -99,8 +121,6 @@ def stop(callback):
 
 
 if os.environ.get("PLATOON_TEST_TENSORS"):
-    from platoon_plugins.keras import backends
-
     device = __import__("torch").device("cpu") if keras.backend.backend() == "torch" else 0
     type(backends.current()).gradient_device = lambda backend, model: device
     if keras.backend.backend() == "torch":

@@ -1,8 +1,4 @@
-import os
-import sys
-
-from keras_preamble import KERAS_2, dense, rank, size, worker
-
+from keras_preamble import *
 import fcntl
 
 model = dense()

@@ -1,5 +1,5 @@
-from keras_embeddings_tokens import keras, require_equal
-from keras_preamble import L
+from keras_preamble import *
+from keras_embeddings_tokens import *
 
 
 def plain(optimizer):

@@ -1,5 +1,7 @@
-from keras_embeddings_tokens import keras, require_equal
-from keras_preamble import L
+"""The same row many times in a batch, in two layers of which one has a dense gradient too; uneven batches."""
+
+from keras_preamble import *
+from keras_embeddings_tokens import *
 
 optimizers = keras.optimizers
 

@@ -1,6 +1,4 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, distribute, everyones, flat, keras, shard
+from keras_preamble import *
 
 rng = np.random.RandomState(0)
 tokens, labels = rng.randint(0, 6, (33, 7)), rng.randint(0, 3, 33)  # rank 0 has three batches, rank 1 two
@@ -16,17 +14,8 @@ def require_equal(name, build, fits=1, tolerance=1e-5, **options):
         alone = not results
         for _ in range(fits):
             x, y, w = (tokens, labels, weights) if alone else shard(tokens, labels, weights)
-            model.fit(
-                x,
-                y,
-                sample_weight=w,
-                batch_size=16 if alone else 8,
-                epochs=2,
-                shuffle=False,
-                verbose=0,
-                callbacks=[] if alone else distribute(),
-                **options,
-            )
+            how = {"batch_size": 16} if alone else {"batch_size": 8, "callbacks": distribute()}
+            model.fit(x, y, sample_weight=w, epochs=2, shuffle=False, verbose=0, **how, **options)
         results.append(flat(model.get_weights()))
     one, ours = results
     assert abs(one - start).max() > 0.02, (name, abs(one - start).max())

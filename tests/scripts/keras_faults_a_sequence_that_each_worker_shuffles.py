@@ -1,7 +1,4 @@
-import numpy as np
-
-from keras_preamble import KERAS_2, everyones, keras, shard, worker
-from platoon_base.errors import PlatoonError
+from keras_preamble import *
 
 Base = keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset
 

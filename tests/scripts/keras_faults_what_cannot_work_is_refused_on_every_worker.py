@@ -1,10 +1,5 @@
-import os
-import sys
+from keras_preamble import *
 from pathlib import Path
-
-from keras_preamble import DistributedOptimizer, EASGD, KERAS_2, L, data, dense, distribute, everyones, flat, keras
-from keras_preamble import rank, shard, worker
-from platoon_base.errors import PlatoonError
 
 x, y = data(32)
 
@@ -118,7 +113,7 @@ loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(rule=EASG
 loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
 loaded.compile(DistributedOptimizer(loaded.optimizer), loss="categorical_crossentropy")
 loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
-assert (everyones(flat(loaded.get_weights())) == flat(loaded.get_weights())).all()
+same_everywhere(loaded)
 
 if rank == 0:  # one more worker joins, and trains from the start
     import subprocess

@@ -1,7 +1,4 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, L, OwnStep, data, dense, distribute, everyones, flat, keras, shard
-from keras_preamble import size
+from keras_preamble import *
 
 x, y = data(8 * size * 8)
 optimizers = keras.optimizers
@@ -52,7 +49,7 @@ for name, (optimizer, make, options, tolerance) in cases.items():
     moved = abs(flat(one.get_weights()) - start).max()
     assert moved > 0.02 and difference < tolerance, (name, moved, difference)
     assert abs(first["loss"][0] - ours["loss"][0]) < max(tolerance, 1e-4), (name, first, ours)
-    assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all(), name
+    same_everywhere(model)
 
 if backend == "tensorflow":
     import tensorflow as tf

@@ -1,9 +1,6 @@
 """A fit with averaged gradients, whose batches differ in size and number between workers; against steps by hand."""
 
-import sys
-
-import numpy as np
-from keras_preamble import DistributedOptimizer, L, Watch, distribute, everyones, flat, keras, rank
+from keras_preamble import *
 
 KIND = sys.argv[2]
 rng = np.random.RandomState(1)
@@ -29,15 +26,7 @@ model.compile(DistributedOptimizer(keras.optimizers.SGD(0.05)), keras.losses.Mea
 flatten = lambda a, count: a[:count].reshape(-1, 3, a.shape[-1])
 seen = []
 watch = Watch(batch_end=lambda *_: seen.append(model.optimizer.gradient_average.on_device))
-model.fit(
-    flatten(x[rank], batches),
-    flatten(y[rank], batches),
-    batch_size=rows[rank],
-    epochs=2,
-    shuffle=False,
-    verbose=0,
-    callbacks=distribute([watch]),
-)
+mine = flatten(x[rank], batches), flatten(y[rank], batches)
+model.fit(*mine, batch_size=rows[rank], epochs=2, shuffle=False, verbose=0, callbacks=distribute([watch]))
 assert seen and all(seen)
-everyone = everyones(flat(model.get_weights()))
-assert (everyone[0] == everyone[1]).all()
+same_everywhere(model)

@@ -1,4 +1,6 @@
-from keras_preamble import DistributedOptimizer, EASGD, L, OwnStep, data, distribute, flat, keras, shard
+"""They may call compute_loss without x, and give it other arguments; batches count by their rows."""
+
+from keras_preamble import *
 
 
 def own(optimizer, other_arguments):

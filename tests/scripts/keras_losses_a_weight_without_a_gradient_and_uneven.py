@@ -1,6 +1,4 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, L, data, distribute, everyones, flat, keras, rank, shard
+from keras_preamble import *
 
 on_torch = keras.backend.backend() == "torch"
 
@@ -37,8 +35,7 @@ x, y = data((24, 48)[rank])  # three batches and six
 for used in (False, True) if on_torch else (False,):
     model = build(DistributedOptimizer(adam()), used=used and rank == 1)
     model.fit(x, y, epochs=2, batch_size=8, verbose=0, callbacks=distribute())
-    everyone = everyones(flat(model.get_weights()))
-    assert (everyone == everyone[0]).all()
+    same_everywhere(model)
     spare = flat(model.spare.get_weights())
     if keras.backend.backend() != "jax":  # which has zeros for such gradients, and lets the weights decay
         assert (abs(spare - flat(build("sgd").spare.get_weights())).max() > 0.01) == used

@@ -1,4 +1,4 @@
-from keras_preamble import DistributedOptimizer, data, dense, distribute, everyones, flat, keras, rank, shard, size
+from keras_preamble import *
 
 kinds = {
     "Muon": {"exclude_layers": ["out"], "weight_decay": 0.01},

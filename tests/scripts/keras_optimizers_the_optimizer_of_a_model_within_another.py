@@ -1,8 +1,5 @@
-from keras_preamble import DistributedOptimizer, data, dense, distribute, everyones, flat, keras, shard, size
-from platoon_base.errors import PlatoonError
-
+from keras_preamble import *
 import torch
-from refusing import raises
 
 x, y = data(8 * size * 4)
 
@@ -41,4 +38,4 @@ outer = made(DistributedOptimizer(keras.optimizers.SGD(0.5)))
 outer.inner_optimizer = outer.inner.optimizer
 fit()
 assert abs(flat(one.get_weights()) - flat(outer.get_weights())).max() < 1e-5
-assert (everyones(flat(outer.get_weights())) == flat(outer.get_weights())).all()
+same_everywhere(outer)

@@ -1,26 +1,9 @@
 """What `prepare` and a prepared fit refuse, what they leave as it is, and what becomes of copies."""
 
+from keras_preamble import *
 import copy
 import pickle
-
-from keras_preamble import (
-    EASGD,
-    KERAS_2,
-    PlatoonError,
-    Watch,
-    data,
-    dense,
-    distribute,
-    everyones,
-    flat,
-    keras,
-    np,
-    shard,
-    size,
-    sys,
-)
-
-from platoon_plugins.keras import AveragedEASGD, DistributedOptimizer, prepare
+from platoon_plugins.keras import AveragedEASGD
 
 x, y = data(64)
 

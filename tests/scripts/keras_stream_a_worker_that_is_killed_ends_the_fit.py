@@ -1,8 +1,4 @@
-import os
-
-from keras_preamble import DistributedOptimizer, Watch, data, dense, distribute, rank, worker
-
-import signal
+from keras_preamble import *
 from platoon_base.errors import WorkerLostError
 
 

@@ -1,6 +1,4 @@
-from keras_preamble import DistributedOptimizer, data, dense, distribute, everyones, flat, keras, rank
-
-from platoon_plugins.keras import backends
+from keras_preamble import *
 
 on_stream = type(backends.current()).gradient_device
 model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1)))
@@ -9,5 +7,4 @@ for there in (True, False, True):
     type(backends.current()).gradient_device = on_stream if there or rank else lambda backend, model: None
     model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=distribute())
     assert model.optimizer.gradient_average.on_device == there
-    everyone = everyones(flat(model.get_weights()))
-    assert (everyone[0] == everyone[1]).all()
+    same_everywhere(model)

@@ -1,7 +1,6 @@
+from keras_gradients_head import *
 import jax
 import jax.numpy as jnp
-import numpy as np
-from keras_gradients_head import KIND, make, model, x, y
 
 # By hand: the gradient of the loss of the rows of all workers that have a batch.
 want = make()

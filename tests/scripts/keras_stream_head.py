@@ -1,6 +1,5 @@
+from keras_preamble import *
 import jax
-import numpy as np
-from keras_preamble import DistributedOptimizer, L, keras
 
 
 class Headed(keras.Model):

@@ -1,8 +1,5 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, dense, flat, keras, worker
-from keras_tensors_order import data, rank, steps, train
-from platoon_base.errors import PlatoonError
+from keras_preamble import *
+from keras_tensors_order import *
 
 
 def halve(weight):

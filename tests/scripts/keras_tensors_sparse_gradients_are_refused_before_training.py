@@ -1,10 +1,5 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, EASGD, L, distribute, flat, keras, rank, worker
-from platoon_base.errors import PlatoonError
-
+from keras_preamble import *
 import torch
-from platoon_plugins.keras import broadcast_variables
 
 words, y = np.arange(8) % 10, np.ones((8, 4), "f4")
 Wrapper = L.TorchModuleWrapper

@@ -1,11 +1,5 @@
-import numpy as np
-from platoon_plugins.lasagne import all_reduce_grads
-import theano
-from platoon_base import connect
-from platoon_base.errors import LayoutMismatchError
+from lasagne_preamble import *
 
-worker = connect()
-rank = worker.global_rank
 w = theano.shared(np.full((2, 3 + rank), float(rank)), name="w")
 s = theano.shared(float(rank), name="s")
 for name, call in {

@@ -1,10 +1,5 @@
-import numpy as np
-from platoon_plugins.lasagne import all_reduce_grads
-import theano
-import theano.tensor as T
-from platoon_base import connect
+from lasagne_preamble import *
 
-rank = connect().global_rank
 p, x = theano.shared(np.zeros(300, "f4"), name="p"), T.fvector()
 f = theano.function([x], all_reduce_grads([x], [p]))
 bad = np.ones(300, "f4")

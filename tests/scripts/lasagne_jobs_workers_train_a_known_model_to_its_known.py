@@ -1,16 +1,10 @@
-import numpy as np
-from platoon_plugins.lasagne import EASGD, StopOnPatience, evaluate, iterate_minibatches, sync_updates
-import lasagne
-import theano
-import theano.tensor as T
-from platoon_base import connect
+from lasagne_preamble import *
 
 rng = np.random.RandomState(0)
 truth = rng.randn(6, 2)
 inputs = rng.randn(600, 6).astype(theano.config.floatX)
 targets = inputs.dot(truth).astype(theano.config.floatX)
 
-worker = connect()
 x, y = T.matrix("x"), T.matrix("y")
 network = lasagne.layers.DenseLayer(lasagne.layers.InputLayer((None, 6), x), 2, nonlinearity=None)
 params = lasagne.layers.get_all_params(network, trainable=True)
@@ -29,9 +23,9 @@ with worker.center_params():
     distance = float(abs(params[0].get_value() - truth).max())
 worker.report(
     {
-        f"error {worker.global_rank}": final,
-        f"distance {worker.global_rank}": distance,
-        f"epoch {worker.global_rank}": epoch,
-        f"reason {worker.global_rank}": stop.reason,
+        f"error {rank}": final,
+        f"distance {rank}": distance,
+        f"epoch {rank}": epoch,
+        f"reason {rank}": stop.reason,
     }
 )

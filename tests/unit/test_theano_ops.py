@@ -9,12 +9,10 @@ import sys
 
 import numpy as np
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+theano = require("theano")
 
 import theano.tensor as T
 
@@ -66,9 +64,18 @@ def nodes(function):
     return [node for node in function.maker.fgraph.toposort() if isinstance(node.op, JobOp)]
 
 
-def test_values_of_all_ops_dtypes_and_shapes(run_job):
-    """Each of two workers computes by NumPy what both should get."""
-    run_job(script_path("theano_ops_values_of_all_ops_dtypes_and_shapes")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "values_of_all_ops_dtypes_and_shapes",
+        "gradients_are_those_of_the_sum_of_all_costs",
+        pytest.param("a_worker_that_has_left_is_an_error_of_the_others", marks=pytest.mark.slow),
+        "workers_combine_by_what_they_have_loaded",
+        pytest.param("a_loop_takes_part_in_the_order_as_a_whole", marks=pytest.mark.slow),
+    ],
+)
+def test_workers(run_job, script):
+    run_job(script_path(f"theano_ops_{script}")).require_success()
 
 
 def test_workers_whose_functions_differ_in_other_things_make_the_same_calls(run_job):
@@ -77,15 +84,6 @@ def test_workers_whose_functions_differ_in_other_things_make_the_same_calls(run_
         script_path("theano_ops_workers_whose_functions_differ"),
         environment={"PYTHONHASHSEED": "random"},
     ).require_success()
-
-
-def test_gradients_are_those_of_the_sum_of_all_workers_costs(run_job):
-    run_job(script_path("theano_ops_gradients_are_those_of_the_sum")).require_success()
-
-
-@pytest.mark.slow
-def test_a_worker_that_has_left_is_an_error_of_the_others(run_job):
-    run_job(script_path("theano_ops_a_worker_that_has_left_is_an_error")).require_success()
 
 
 @pytest.mark.slow
@@ -226,10 +224,6 @@ def test_a_pickled_all_reduce_belongs_to_the_worker_of_the_process_that_loads_it
         np.testing.assert_array_equal(loaded([1, 2]), [2, 4])
 
 
-def test_workers_combine_by_what_they_have_loaded(run_job):
-    run_job(script_path("theano_ops_workers_combine_by_what_they_have_loaded")).require_success()
-
-
 def test_what_cannot_work_is_refused(worker):
     with pytest.raises(ConfigurationError, match="no variable"):
         all_reduce(worker=worker)
@@ -241,12 +235,6 @@ def test_what_cannot_work_is_refused(worker):
         AllReduceMin(worker)()
     with pytest.raises(ConfigurationError, match="x of dtype complex64"):
         AllReduceProd(worker)(T.cvector("x"))
-
-
-@pytest.mark.slow
-def test_a_loop_takes_part_in_the_order_as_a_whole(run_job):
-    """Calls before, inside and after a loop; the outputs of the two workers stand in opposite orders."""
-    run_job(script_path("theano_ops_a_loop_takes_part_in_the_order_as_a_whole")).require_success()
 
 
 def test_a_synchronization_takes_part_in_the_order(job_of_one):
