@@ -1,10 +1,8 @@
 """`prepare` of Blocks: a main loop for one process, unchanged but for one line."""
 
-import subprocess
-import sys
-
 import pytest
 from needing import require
+from programs import run_python
 from scripts_here import script_path
 
 require("blocks.main_loop")
@@ -25,7 +23,7 @@ def test_workers(run_blocks, script):
 
 def test_alone_nothing_changes(tmp_path):
     script = script_path("blocks_prepared_alone")
-    subprocess.run([sys.executable, script, tmp_path], cwd=tmp_path, check=True, timeout=400)
+    run_python(script, tmp_path, cwd=tmp_path, timeout=400)
 
 
 @pytest.mark.promise

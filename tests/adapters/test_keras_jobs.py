@@ -1,11 +1,8 @@
 """Real fits of real Keras models on several processes, the same tests on every back end that is installed."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from keras_here import KERAS_2, needs_keras_3, on_torch
+from programs import run_python
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
@@ -58,9 +55,7 @@ def test_writers_write_once_what_the_center_is_and_stopping_keeps_the_best(run_k
     assert "loss:" not in outcome.logs[1]
     # The checkpoint opens where this package is not installed, and holds the center.
     alone = script_path("keras_jobs_writers_write_once_what_the_center")
-    command = [sys.executable, alone, tmp_path / f"rank0.{suffix}", tmp_path / "expected.npz", "23"[not KERAS_2]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=os.environ)
-    assert done.returncode == 0, done.stderr
+    run_python(alone, tmp_path / f"rank0.{suffix}", tmp_path / "expected.npz", "23"[not KERAS_2], timeout=400)
 
 
 @needs_keras_3

@@ -4,12 +4,11 @@ import copy
 import functools
 import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from needing import require
+from programs import run_python
 from scripts_here import script_path
 
 theano = require("theano")
@@ -93,10 +92,7 @@ def test_the_order_is_the_same_for_all_hashes_addresses_and_other_outputs():
     for seed, words in (("1", ["0"]), ("2", ["5000"]), ("3", ["77", "more outputs"])):
         flags = f"{os.environ.get('THEANO_FLAGS', '')},linker=py"  # nothing runs, so nothing is compiled
         environment = {**os.environ, "PYTHONHASHSEED": seed, "THEANO_FLAGS": flags.lstrip(",")}
-        command = [sys.executable, str(script), *words]
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
-        assert run.returncode == 0, run.stderr
-        orders.append(run.stdout)
+        orders.append(run_python(script, *words, env=environment, timeout=400).stdout)
     assert orders[0] == orders[1]
     calls = [[line for line in order.splitlines() if line.startswith("call")] for order in orders]
     assert calls[0] == calls[2]
