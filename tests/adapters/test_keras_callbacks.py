@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from keras_here import needs_keras_3, on_torch
+from keras_here import needs_keras_3, on_keras_3, on_torch
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
@@ -27,7 +27,18 @@ def needs(package):
         pytest.param(
             "write_one_orbax_checkpoint_which_is_the_center", marks=[needs_keras_3, needs("orbax.checkpoint")]
         ),
+        pytest.param("no_worker_trains_a_common_model_alone", marks=on_torch(pytest.mark.promise)),
+        pytest.param("beside_those_of_distribute_belong_to_them", marks=on_keras_3(pytest.mark.promise)),
     ],
 )
 def test_workers(run_keras, script):
     run_keras(script_path(f"keras_callbacks_{script}")).require_success()
+
+
+@on_torch(pytest.mark.promise)
+def test_a_file_that_two_workers_write_is_noticed(run_keras, tmp_path):
+    outcome = run_keras(script_path("keras_callbacks_a_file_that_two_workers_write_is_noticed")).require_success()
+    (warning,) = [
+        line for log in outcome.logs for line in log.splitlines() if "WARNING" in line and "has written" in line
+    ]
+    assert "common." in warning

@@ -108,6 +108,7 @@ def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, tmp_p
     assert reported["epochs 0"] == reported["epochs 1"]
 
 
+@both_ways
 @pytest.mark.promise
 def test_a_synchronous_fit_ends_everywhere_if_a_worker_is_killed(run_keras):
     outcome = run_keras(script_path("keras_faults_a_synchronous_fit_ends_everywhere"))

@@ -1,13 +1,14 @@
 """Torch's tensors in collectives, and gradients that are averaged as tensors where they are; here on the CPU.
 
-`gpu/test_torch_tensors.py` is about CUDA devices. Tests of other files run with such gradients too, see `both_ways`.
+`gpu/test_torch_tensors.py` is about CUDA devices. Tests of other files run with such gradients too, see `both_ways`
+and `on_devices`.
 """
 
 import gc
 import weakref
 
 import pytest
-from keras_here import AS_TENSORS, IN_ONE_BUCKET, keras
+from keras_here import AS_TENSORS, keras
 from scripts_here import script_path
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .nox/keras3")
@@ -23,24 +24,13 @@ def test_collectives_take_tensors(run_job):
     run_job(script_path("keras_tensors_collectives_take_tensors")).require_success()
 
 
-as_tensors = pytest.mark.parametrize(
-    "run_keras", [AS_TENSORS, IN_ONE_BUCKET], ids=["in the backward pass", "behind it"], indirect=True
-)
 in_the_backward_pass = pytest.mark.parametrize("run_keras", [AS_TENSORS], indirect=True)
-
-
-@as_tensors
-@pytest.mark.parametrize("loss", ["sum_over_batch_size", "sum", "masked"])
-def test_gradients_as_tensors_are_those_of_one_process(run_keras, loss):
-    """Batches of other sizes on the workers, and other numbers of them; against a step by hand on all rows."""
-    run_keras(script_path("keras_tensors_gradients"), args=[loss]).require_success()
 
 
 @in_the_backward_pass
 @pytest.mark.parametrize(
     "script",
     [
-        "one_worker_with_weights_on_the_host_is_averaged_there",
         "averages_begin_from_the_fourth_step_on",
         "layers_that_a_callback_freezes_or_lets_train_again",
         "a_train_step_of_ones_own_averages_behind_it",

@@ -1,7 +1,7 @@
 """The same row many times in a batch, in two layers of which one has a dense gradient too; uneven batches."""
 
 from keras_preamble import *
-from keras_embeddings_tokens import *
+from keras_losses_tokens import *
 
 optimizers = keras.optimizers
 

@@ -1,5 +1,5 @@
 from keras_preamble import *
-from keras_embeddings_tokens import *
+from keras_losses_tokens import *
 
 
 def plain(optimizer):
