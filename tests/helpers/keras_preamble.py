@@ -14,7 +14,7 @@ from platoon_plugins.keras import backends, broadcast_variables, distribute, eva
 import keras
 from platoon_base import connect
 from platoon_base.errors import PlatoonError
-from refusing import raises
+from refusing import raises, refused
 
 KERAS_2 = keras.__version__.startswith("2.")
 L = keras.layers

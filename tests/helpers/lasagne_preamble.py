@@ -21,6 +21,8 @@ import lasagne  # isort: skip
 import theano  # isort: skip
 import theano.tensor as T  # isort: skip
 
+from refusing import raises
+
 from platoon_base import connect
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 

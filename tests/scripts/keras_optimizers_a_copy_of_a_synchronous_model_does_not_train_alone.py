@@ -21,12 +21,9 @@ for optimizer in (sgd, scaled):
     model.train_on_batch(*own)
     same_everywhere(model)
 model = loaded(sgd())
-try:
+with raises(PlatoonError):
     model.fit(*shard(x, y), verbose=0, callbacks=distribute(rule=EASGD(), every_n_batches=10 + rank))
-except PlatoonError:
-    assert model.optimizer.name.startswith("distributed_")  # as no rule has trained it
-else:
-    raise AssertionError
+assert model.optimizer.name.startswith("distributed_")  # as no rule has trained it
 model.fit(*shard(x, y), verbose=0, callbacks=distribute(rule=EASGD()))
 assert not model.optimizer.name.startswith("distributed_")
 copy = keras.models.clone_model(model)

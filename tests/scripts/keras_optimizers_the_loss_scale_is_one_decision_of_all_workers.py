@@ -29,11 +29,7 @@ same_everywhere(model)
 
 keras.config.set_dtype_policy("mixed_bfloat16" if rank else "float32")
 model = dense(optimizer="sgd")
-try:
+mine, other = ("mixed_bfloat16", "float32") if rank else ("float32", "mixed_bfloat16")
+words = f"in {mine}, and worker {1 - rank} has", f"policy='any') in {other}, so their results would not match"
+with raises(PlatoonError, *words):
     model.fit(*shard(x, y), batch_size=8, callbacks=distribute(), **options)
-except PlatoonError as exc:
-    mine, other = ("mixed_bfloat16", "float32") if rank else ("float32", "mixed_bfloat16")
-    assert f"policy='any') in {mine}, and worker {1 - rank} has" in str(exc), exc
-    assert f"policy='any') in {other}, so their results would not match" in str(exc), exc
-else:
-    raise AssertionError

@@ -8,15 +8,6 @@ from platoon_plugins.keras import AveragedEASGD
 x, y = data(64)
 
 
-def refused(call, *words):
-    try:
-        call()
-    except PlatoonError as exc:
-        assert all(word in str(exc) for word in words), exc
-    else:
-        raise AssertionError(f"nothing was refused: {words}")
-
-
 class Few(keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset):
     """A set with one batch of one row."""
 

@@ -51,6 +51,8 @@ for at_once in (False, True):
         part.on_epoch_end()
         part[0]
     except PlatoonError as exc:
-        worker.report({f"error {at_once}": str(exc)})
+        when = "as it was created" if at_once else "after its on_epoch_end (call 1 of its hooks)"
+        assert f"the Batches ({5 + at_once} of this script), {when} (its labels), differs" in str(exc), exc
+        assert "the same rows in different orders" in str(exc), exc
         wrong = 1.0
     assert everyones([wrong]).sum() == 1, "only who comes later can know"
