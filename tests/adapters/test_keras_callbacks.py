@@ -1,17 +1,11 @@
 """What callbacks see, write and survive in a fit of several workers, on every back end that is installed."""
 
-import importlib.util
-
 import pytest
 from keras_here import needs_keras_3, on_keras_3, on_torch
+from needing import needs_package
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
-
-
-def needs(package):
-    there = importlib.util.find_spec(package.partition(".")[0]) and importlib.util.find_spec(package)
-    return pytest.mark.skipif(not there, reason=f"needs {package}: `make test` runs this where it is installed")
 
 
 @pytest.mark.parametrize(
@@ -22,10 +16,10 @@ def needs(package):
         pytest.param("change_the_center_once_all_have_read_it", marks=on_torch(pytest.mark.promise)),
         pytest.param(
             "of_a_search_of_kerastuner_are_those_of_one_process",
-            marks=[needs_keras_3, needs("keras_tuner"), pytest.mark.slow],
+            marks=[needs_keras_3, needs_package("keras_tuner"), pytest.mark.slow],
         ),
         pytest.param(
-            "write_one_orbax_checkpoint_which_is_the_center", marks=[needs_keras_3, needs("orbax.checkpoint")]
+            "write_one_orbax_checkpoint_which_is_the_center", marks=[needs_keras_3, needs_package("orbax.checkpoint")]
         ),
         pytest.param("no_worker_trains_a_common_model_alone", marks=on_torch(pytest.mark.promise)),
         pytest.param("beside_those_of_distribute_belong_to_them", marks=on_keras_3(pytest.mark.promise)),

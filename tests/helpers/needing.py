@@ -6,7 +6,7 @@ import pytest
 
 from platoon_base import compat
 
-__all__ = ["marks_of", "needs", "needs_blocks", "needs_theano", "require"]
+__all__ = ["marks_of", "needs", "needs_blocks", "needs_package", "needs_theano", "require"]
 
 WHY = {
     "theano": "needs Theano: `make setup` installs it on Python 3.11",
@@ -38,3 +38,9 @@ def marks_of(decorator):
 
 needs_theano = needs("theano", "theano", WHY["theano"])
 needs_blocks = needs("blocks", "blocks", WHY["blocks"])
+
+
+def needs_package(name, reason="tests/README.md says how to install it"):
+    """Return a mark that skips a test where a package is missing."""
+    there = importlib.util.find_spec(name.partition(".")[0]) and importlib.util.find_spec(name)
+    return pytest.mark.skipif(not there, reason=f"needs {name}: {reason}")

@@ -1,9 +1,8 @@
 """What the center in the memory of CUDA devices needs without pygpu, as far as it is to be had without a device."""
 
-import importlib.util
-
 import numpy as np
 import pytest
+from needing import needs_package
 from processor_cuda import OnProcessor
 from programs import run_python
 from rule_table import ON_DEVICES
@@ -18,9 +17,7 @@ from platoon_base.rules.center import form_of
 
 pytestmark = pytest.mark.base
 
-needs_nvrtc = pytest.mark.skipif(
-    importlib.util.find_spec("cuda") is None, reason="needs cuda-bindings: pip install 'platoon-plugins[cuda]'"
-)
+needs_nvrtc = needs_package("cuda", "pip install 'platoon-plugins[cuda]'")
 
 
 @needs_nvrtc
