@@ -94,6 +94,25 @@ def fit(model, *rows, callbacks=None, valid=(), batch_size=8, verbose=0, **optio
     return model.fit(*shard(*rows), batch_size=batch_size, verbose=verbose, callbacks=callbacks, **options)
 
 
+def require_one_process(build, x, y, tolerance=1e-5, moved=0.02, elsewhere=False, **options):
+    """Require that averaged gradients train as one process with larger batches does, and return their model.
+
+    `build` gets what wraps its optimizer; with `elsewhere` the other workers begin with weights that do not count.
+    """
+    one, model = build(lambda optimizer: optimizer), build(DistributedOptimizer)
+    start, options = flat(one.get_weights()), {"shuffle": False, "verbose": 0, **options}
+    if rank and elsewhere:
+        model.set_weights([weight + 1 for weight in model.get_weights()])
+    expected = one.fit(x, y, batch_size=8 * size, **options).history
+    found = fit(model, x, y, **options).history
+    differ = abs(flat(one.get_weights()) - same_everywhere(model)).max()
+    assert abs(flat(one.get_weights()) - start).max() > moved, options
+    assert differ < tolerance, (options, differ)
+    if len(x) % (8 * size) == 0:  # Smaller batches may count as much as others in a user's own step.
+        assert abs(expected["loss"][0] - found["loss"][0]) < max(tolerance, 1e-4), (options, expected, found)
+    return model
+
+
 class Watch(keras.callbacks.Callback):
     def __init__(self, batch_end=None, epoch_end=None, epoch_begin=None):
         super().__init__()
