@@ -19,7 +19,7 @@ SCRIPTS = {
     "blocks": [
         "local_sgd_at_each_batch",
         "moments_are_averaged_with_the_parameters",
-        "main_loops_with_more_batches_make_their",
+        "main_loops_with_more_batches_make",
         "overlap",
     ],
 }
