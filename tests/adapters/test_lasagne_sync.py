@@ -185,6 +185,9 @@ def test_the_next_training_has_a_rule_of_its_own(job_worker):
     assert job_worker.advanced.shares
 
 
+X = T.matrix("x")
+
+
 def one_averaged(w, b, worker, rule):
     all_reduce_grads((w**2).sum(), [w], worker=worker)
     sync_updates({w: w, b: b}, [w, b], rule, worker=worker)
@@ -193,7 +196,7 @@ def one_averaged(w, b, worker, rule):
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda w, b, on: sync_updates({w: w, b: b}, [w * 1, b], EASGD(), worker=on), "shared variables"),
+        (lambda w, b, on: sync_updates({X: X}, [X], EASGD(), worker=on), "shared variables"),
         (lambda w, b, on: sync_updates({w: w, b: b}, [w, b], EASGD, worker=on), r"pass a rule, such as EASGD\(\)"),
         (lambda w, b, on: sync_updates({w: w, b: b}, [w, b], "easgd", worker=on), r"pass a rule, such as EASGD\(\)"),
         (lambda w, b, on: sync_updates({w: w, b: b}, [w, b], 0.5, worker=on), r"pass a rule, such as EASGD\(\)"),

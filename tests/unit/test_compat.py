@@ -88,7 +88,7 @@ assert theano.function([x], x * 2)([3]) == [6]
 
 @pytest.mark.theano
 def test_modules_that_theano_has_removed_can_be_imported_in_any_form():
-    pytest.importorskip("theano")
+    require_theano()
     run(script_path("compat_modules_that_theano_has_removed"))
 
 
