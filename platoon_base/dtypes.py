@@ -6,18 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "COLLECTIVE",
-    "C_TYPES",
-    "DEVICE_FLOATS",
-    "FLOATS",
-    "NCCL_CODES",
-    "PLAIN",
-    "SHARED",
-    "XLA_CODES",
-    "sum_dtype",
-]  # fmt: skip
-
 # Weights and gradients on every back end.
 FLOATS = ("float16", "float32", "float64")
 # All back ends of collective calls take these. The codes of _reductions.h have the same order.

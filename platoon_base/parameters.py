@@ -18,10 +18,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.layout import Layout, require_plain
 
-__all__ = [
-    "Array", "Borrowed", "BorrowedArrays", "Group", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor",
-]  # fmt: skip
-
 Array = np.ndarray[Any, Any]
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from platoon_base.dtypes import sum_dtype
 
-__all__ = ["add_up"]
-
 Array = np.ndarray[Any, Any]
 
 

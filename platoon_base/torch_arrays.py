@@ -12,8 +12,6 @@ from platoon_base.device_arrays import CudaArray, Order, Queue
 from platoon_base.dtypes import FLOATS
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["HostCopy", "TensorMemory", "TensorParameter", "TorchArray", "host_copy", "on_cuda"]
-
 Array = np.ndarray[Any, Any]
 Tensor = Any
 

@@ -24,19 +24,6 @@ from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout, Piece
 from platoon_base.shm.schema import Part, Parts, Word
 
-__all__ = [
-    "AcrossHosts",
-    "HostsMeans",
-    "HostsRounds",
-    "Overwrites",
-    "RoundTotals",
-    "Shift",
-    "await_hosts",
-    "is_finite",
-    "weighted_mean",
-    "wide",
-]
-
 Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)

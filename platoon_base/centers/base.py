@@ -12,8 +12,6 @@ from platoon_base.rules.center import Rule
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.segments import Name, Segment
 
-__all__ = ["Center", "CenterFactory", "Named", "NonFiniteElement", "OnHost", "RoundCenter"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -31,8 +31,6 @@ from platoon_base.rules.center import Rule, average_of, form_of, local_sources, 
 from platoon_base.shm.segments import Name
 from platoon_base.timeouts import timeout
 
-__all__ = ["DeviceCenter", "DeviceCenters"]
-
 DeviceArray = Any  # A pygpu GpuArray or a CudaArray, depending on the runtime.
 
 # A tile's lock, normally held for microseconds, is broken after this time.

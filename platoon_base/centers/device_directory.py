@@ -24,8 +24,6 @@ from platoon_base.shm.segments import Name
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.timeouts import SHORT_POLL_S
 
-__all__ = ["DIRECTORY", "FINAL", "NO_OWNER", "DeviceDirectory", "DirectoryMirror", "Entry"]
-
 Array = np.ndarray[Any, Any]
 
 NO_OWNER = -1

@@ -10,8 +10,6 @@ from platoon_base.devices.cuda import DeviceMemory, Driver
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.timeouts import LIVENESS_S
 
-__all__ = ["Partitions"]
-
 _PATIENCE_S = 20.0  # After this time another worker makes a missing partition.
 _PAUSE_S = 0.002
 

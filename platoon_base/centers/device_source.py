@@ -18,8 +18,6 @@ from platoon_base.dtypes import C_TYPES
 from platoon_base.rules.center import Rule, average_of, form_of, local_sources, momenta
 from platoon_base.rules.forms import Form
 
-__all__ = ["CUDA", "Operation", "kernel_source", "kernel_types", "operations"]
-
 _TYPES = r"""
 typedef unsigned long long u64;
 struct Tile { u64 where; unsigned index, size; u64 lock, at[BUFFERS]; };  /* as device_tiles.tile_table says */

@@ -9,10 +9,6 @@ import numpy as np
 
 from platoon_base.layout import Layout
 
-__all__ = [
-    "ALIGNMENT", "ELEMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling", "split_element_code", "tile_table",
-]  # fmt: skip
-
 # Measured on NVLink: large relative to the cost of a lock, small enough to use all blocks.
 TILE_BYTES = 1 << 16
 ALIGNMENT = 256  # Bytes.

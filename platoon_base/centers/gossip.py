@@ -32,8 +32,6 @@ from platoon_base.shm.schema import Views
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["GOSSIP", "GossipCenter", "GossipCenters"]
-
 Array = np.ndarray[Any, Any]
 
 _ADOPT: Any = Adopt(EASGD())  # c := x

@@ -27,8 +27,6 @@ from platoon_base.shm.schema import PAGE, Growing, Part, Parts, Schema, Views
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.timeouts import timeout
 
-__all__ = ["GOSSIP", "LEAVING", "WHOLE", "Slot", "Slots", "create_slots", "shares_of"]
-
 Array = np.ndarray[Any, Any]
 
 WHOLE = 1 << 60  # Sum of all weights; as integers, halves add up exactly.

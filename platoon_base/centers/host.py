@@ -32,8 +32,6 @@ from platoon_base.shm.segments import Name
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
-
 Array = np.ndarray[Any, Any]
 
 STRIPES_EACH = 4  # Stripes per worker, if there are several.

@@ -22,19 +22,6 @@ from platoon_base.rules.outer import OuterRule, step_form_of
 from platoon_base.sums import add_up
 from platoon_base.system.environment import NO_KERNELS
 
-__all__ = [
-    "BLOCK",
-    "HAVE_FUSED",
-    "STEP_BLOCK",
-    "PieceArrays",
-    "Plan",
-    "RoundKernels",
-    "apply",
-    "blocks",
-    "find_fused",
-    "undo_bytes",
-]
-
 EXTENSION: Any = None  # The C extension, if it was built.
 if not os.environ.get(NO_KERNELS):
     try:

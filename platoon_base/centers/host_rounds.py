@@ -28,8 +28,6 @@ from platoon_base.sums import add_up
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["Contributions", "Rounds", "Total", "contributions_of"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

@@ -21,21 +21,6 @@ from platoon_base.shm.segments import Segment
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = [
-    "CONTROLLER",
-    "COURIER",
-    "FIRST_PAUSE_S",
-    "FREE",
-    "HOLDER",
-    "LONGEST_PAUSE_S",
-    "STRIPE_BYTES",
-    "Stripe",
-    "StripeLocks",
-    "copy_all",
-    "cut",
-    "wait_until",
-]
-
 Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,6 @@ from platoon_base.system.environment import REPORTS_AT_ONCE
 from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import timeout
 
-__all__ = ["ControlClient"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 
-__all__ = ["EVERY_S", "Reports"]
-
 EVERY_S = 1.0  # The screen is updated once a second.
 
 Values = Mapping[str, "float | str"]

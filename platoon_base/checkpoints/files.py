@@ -20,20 +20,6 @@ from platoon_base.rules.center import Rule, settings_of
 from platoon_base.sharding import START, Position
 from platoon_base.system.own_files import create_new, open_regular
 
-__all__ = [
-    "FORMAT",
-    "KEPT_FILES",
-    "About",
-    "Checkpoint",
-    "CheckpointFolder",
-    "about_of",
-    "check_checkpoint",
-    "newest_in",
-    "read_checkpoint",
-    "require_alike",
-    "write_arrays",
-]
-
 Array = np.ndarray[Any, Any]
 
 _FORCE_EVERY_BYTES = 1 << 26

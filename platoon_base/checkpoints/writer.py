@@ -20,8 +20,6 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, Layo
 from platoon_base.layout import Layout
 from platoon_base.timeouts import POLL_S, timeout
 
-__all__ = ["CheckpointWriter", "Readable", "Saving", "StallTimer", "Tally"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

@@ -10,21 +10,6 @@ from typing import Any, NamedTuple
 
 from platoon_base.coordination.story import Entry
 
-__all__ = [
-    "INK",
-    "INSTALL",
-    "NO_CHARTS",
-    "PAPER",
-    "Series",
-    "add_legend",
-    "as_svg",
-    "chart",
-    "has_charts",
-    "limit",
-    "named",
-    "timeline",
-]
-
 INSTALL = "pip install 'platoon-plugins[report]'"
 NO_CHARTS = f"The page has no charts because matplotlib is not installed: {INSTALL}"
 INK, PAPER = "#24292f", "#ffffff"  # Pages replace them by their own colors.

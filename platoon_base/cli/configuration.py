@@ -19,16 +19,6 @@ from platoon_base.hosts import START_ONE, find_place
 from platoon_base.system.environment import DEVICES, HOSTS, RC_FILES
 from platoon_base.system.text import did_you_mean
 
-__all__ = [
-    "chosen_devices",
-    "config_option",
-    "of_script",
-    "of_workers",
-    "other_hosts_named",
-    "require_one_host",
-    "require_this_host",
-]
-
 _FILE = ".platoonrc"
 _THIS_HOST = ("localhost", "127.0.0.1")
 

@@ -33,8 +33,6 @@ from platoon_base.system.output import lenient_output
 from platoon_base.system.own_files import write_whole
 from platoon_base.worker_process.program import Program
 
-__all__ = ["HostOptions", "StartOptions", "engine_options", "host_options", "start_options"]
-
 _OF_START = (
     click.option(
         "-n",

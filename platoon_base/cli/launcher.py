@@ -30,17 +30,6 @@ from platoon_base.system.limits import require_room
 from platoon_base.worker_process.forkserver import modules_to_preload
 from platoon_base.worker_process.program import Program
 
-__all__ = [
-    "CENTERS",
-    "choose_center",
-    "launch",
-    "log_file",
-    "open_checkpoints",
-    "preloaded",
-    "require_runnable",
-    "worker_environment",
-]
-
 log = logging.getLogger(__name__)
 
 CENTERS = ("auto", "host", "device")

@@ -28,8 +28,6 @@ from platoon_base.job.hosting import JobOptions
 from platoon_base.timeouts import POLL_S
 from platoon_base.worker_process.program import Program
 
-__all__ = ["CellTable", "run"]
-
 _DRAW_S, _WIDTH, _HEIGHT = 1.0, 100, 40
 
 

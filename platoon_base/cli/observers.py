@@ -18,8 +18,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.shm.phases import PHASES
 from platoon_base.timeouts import timeout
 
-__all__ = ["Observed", "Observer", "Observers", "Option", "TrackedRun", "Tracker"]
-
 log = logging.getLogger(__name__)
 
 

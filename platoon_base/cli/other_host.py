@@ -27,8 +27,6 @@ from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.rendezvous import Introduction, arrive, fingerprint, gather_hosts
 from platoon_base.system.folder_lock import is_locked
 
-__all__ = ["other_hosts", "serve_other_host"]
-
 
 @contextlib.contextmanager
 def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signals: StopSignals) -> Iterator[HostTable]:

@@ -31,8 +31,6 @@ from platoon_base.system.signals import catches, default_sigchld
 from platoon_base.timeouts import POLL_S
 from platoon_base.worker_process.program import Program, python_main
 
-__all__ = ["main"]
-
 log = logging.getLogger(__name__)
 
 OK, FAILED, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER = range(5)

@@ -26,21 +26,6 @@ from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_regular, write_where_named, write_whole
 from platoon_base.system.text import legible
 
-__all__ = [
-    "LogFolder",
-    "as_json",
-    "known_story",
-    "log_file",
-    "new_log_folder",
-    "no_job_fails_by",
-    "read_story",
-    "story_written",
-    "tail",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
-
 _OF_RUN = re.compile("|".join(pattern_of(name) for name, file in FILES.items() if file.of_run))
 _STAMP = "%Y-%m-%d_%H-%M-%S"
 _PARENT = Path("platoon_logs")

@@ -27,23 +27,6 @@ from platoon_base.shm.phases import (
     edges,
 )
 
-__all__ = [
-    "PHASE_NAMES",
-    "SHOWN",
-    "Lane",
-    "Point",
-    "RunRecorder",
-    "Shares",
-    "Straggler",
-    "StragglerWatch",
-    "Value",
-    "advice",
-    "find_straggler",
-    "percent",
-    "rates",
-    "seconds_text",
-]
-
 _WINDOW_S = 2.0
 _LEAST_STEPS = 3  # required of each worker in a window
 _TIMES_AS_LONG, _LEAST_S = 2.0, 0.005  # Times of steps vary by less.

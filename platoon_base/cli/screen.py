@@ -25,8 +25,6 @@ from platoon_base.controller.departures import leader_of
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.system.job_paths import path_of
 
-__all__ = ["TEES", "Screen"]
-
 log = logging.getLogger(__name__)
 
 TEES = ("0", "all", "none")

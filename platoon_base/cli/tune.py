@@ -37,22 +37,6 @@ from platoon_base.rules import (
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
 
-__all__ = [
-    "Method",
-    "Point",
-    "Run",
-    "Study",
-    "Tuning",
-    "Watched",
-    "built_in",
-    "guess",
-    "read_method",
-    "require_optuna",
-    "rule_of_script",
-    "tune",
-    "value_at",
-]
-
 _METHOD = re.compile(r"(?P<rule>.*?)\s*(?:\bevery\s+(?P<period>\d+))?", re.DOTALL)
 
 

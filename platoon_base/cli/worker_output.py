@@ -16,18 +16,6 @@ from platoon_base.system.job_paths import path_of
 from platoon_base.system.own_files import open_regular
 from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, read_failure, write_error_file
 
-__all__ = [
-    "CHUNK_BYTES",
-    "Failures",
-    "LogFollower",
-    "LogLines",
-    "NewLine",
-    "WorkerWarnings",
-    "describe",
-    "name_workers",
-    "write_first_error",
-]
-
 CHUNK_BYTES = 2**20  # the most that is read from a file at once
 
 

@@ -25,8 +25,6 @@ from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign, is_device_array
 
-__all__ = ["NcclArrays"]
-
 _DTYPES = {dtype_to_typecode(name): name for name in COLLECTIVE}
 
 

@@ -17,8 +17,6 @@ from platoon_base.parameters import is_device_array, is_tensor
 from platoon_base.shm.liveness import Liveness
 from platoon_base.system.text import to_bytes
 
-__all__ = ["CollectiveFactory", "Collectives", "Membership"]
-
 
 class CollectiveFactory(Protocol):
     """Forms the groups of a job; every method is a collective call."""

@@ -51,8 +51,6 @@ from platoon_base.system.process import awake
 from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import timeout
 
-__all__ = ["LOCK_BYTE", "GroupFailure", "HostCollective"]
-
 Array = np.ndarray[Any, Any]
 
 PATIENCE_S, MAX_PATIENCE_S = 0.05, 0.2

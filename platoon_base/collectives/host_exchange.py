@@ -34,13 +34,6 @@ if not os.environ.get(NO_KERNELS):
     except ImportError:
         pass  # There was no compiler. NumPy is many times slower.
 
-__all__ = [
-    "AGAIN", "ARRIVED", "BOARD", "BROKEN", "BUFFERS", "CHUNK_BYTES", "COMPRESSED", "DIRECT_BYTES", "ENDED",
-    "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT", "LINE", "MISMATCH", "OFFSETS", "REASON_BYTES", "REDUCERS", "STATE",
-    "Exchange", "FusedExchange", "GroupSegment", "Memory", "NumpyExchange", "describe", "headline", "part_of",
-    "refuse_closed", "toward_zero",
-]  # fmt: skip
-
 Array = np.ndarray[Any, Any]
 
 KINDS = (

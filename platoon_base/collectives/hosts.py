@@ -29,8 +29,6 @@ from platoon_base.system.process import awake
 from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import timeout
 
-__all__ = ["HostsCollective"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

@@ -27,8 +27,6 @@ from platoon_base.compression.packing import decode_and_keep
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import World
 
-__all__ = ["EncodedPieces", "gradient_codec", "is_compressible"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -29,8 +29,6 @@ from platoon_base.collectives.hosts_parts import (
 )
 from platoon_base.system.process import awake
 
-__all__ = ["HostsExchange"]
-
 Array = np.ndarray[Any, Any]
 Steps = Generator[int, None, None]
 

@@ -14,8 +14,6 @@ from platoon_base.links.stream import BrokenStreamError, Stream
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["RESULT", "SHARE", "Counterpart", "Link", "Links", "Work", "as_bytes"]
-
 Array = np.ndarray[Any, Any]
 
 # The kinds of records are in the lowest byte of a tag; the other bytes hold the number of a chunk.

@@ -21,20 +21,6 @@ from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
 from platoon_base.collectives.hosts_links import RESULT, SHARE, Link, Links, as_bytes
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES
 
-__all__ = [
-    "CHUNK_BYTES",
-    "ChunkedAllGather",
-    "Chunks",
-    "Combine",
-    "PlainPieces",
-    "Reduction",
-    "ReductionScratch",
-    "chunk_bounds",
-    "combined",
-    "finished",
-    "is_wide",
-]
-
 Array = np.ndarray[Any, Any]
 Combine = Callable[[list[Array], Array], None]
 

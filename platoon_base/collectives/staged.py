@@ -13,8 +13,6 @@ from platoon_base.collectives.base import Collective, require_dtype, require_fit
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign
 
-__all__ = ["StagedCollective"]
-
 
 class StagedCollective(Collective):
     """Copies device arrays to the host, combines them there, and copies the result back.

@@ -21,8 +21,6 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import NO_KERNELS
 
-__all__ = ["CHUNK", "NONE", "Blocks", "Codec", "ErrorFeedback", "Float16", "TopK", "Truncated", "codec_of"]
-
 Array = np.ndarray[Any, Any]
 
 EXTENSION: Any = None  # The C extension gives the same bits on little-endian machines.

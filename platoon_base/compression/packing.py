@@ -11,8 +11,6 @@ from platoon_base.compression.codecs import CHUNK, Codec
 from platoon_base.dtypes import sum_dtype
 from platoon_base.layout import ALIGNMENT, Layout, array_on
 
-__all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
-
 Array = np.ndarray[Any, Any]
 
 # Indices of the words of `Residuals`.

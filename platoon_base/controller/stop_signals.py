@@ -10,8 +10,6 @@ from typing import Any
 
 from platoon_base.system.process import readable
 
-__all__ = ["PASSED_ON", "StopSignals"]
-
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
 # Batch systems send these ahead of a time limit, for scripts that handle them.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)

@@ -20,8 +20,6 @@ from platoon_base.system.process import readable
 from platoon_base.system.signals import catches
 from platoon_base.timeouts import timeout
 
-__all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "exit_status"]
-
 log = logging.getLogger(__name__)
 
 

@@ -30,8 +30,6 @@ from platoon_base.system.limits import available_cores
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["BackgroundExchanges", "MovingCenter"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

@@ -12,8 +12,6 @@ from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
 from platoon_base.system.process import awake
 
-__all__ = ["COPY", "MOVE", "NOT_FILLED", "TOTALS", "Answer", "Conversation", "TotalsBuffer", "flat_copy"]
-
 Array = np.ndarray[Any, Any]
 
 # Kinds of records. COPY: a copy to average. _ASK: a request for a whole center, at the round in the

@@ -31,8 +31,6 @@ from platoon_base.rules.hosts import HostsRule
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["POLL_INTERVAL_S", "Courier"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

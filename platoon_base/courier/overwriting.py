@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from platoon_base.centers.across_hosts import Overwrites
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 
-__all__ = ["Overwriting"]
-
 
 class Overwriting:
     """Sends this host's center to hosts with an older one; until then the worker waits."""

@@ -16,8 +16,6 @@ import numpy as np
 
 from platoon_base.links.stream import BrokenStreamError
 
-__all__ = ["OwnCopy", "Pair"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -13,8 +13,6 @@ from platoon_base.compression.packing import Packing
 from platoon_base.courier.conversation import COPY, MOVE, Conversation
 from platoon_base.layout import Layout
 
-__all__ = ["Reference"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -13,8 +13,6 @@ from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["HostsRound"]
-
 
 class RoundCourier(Protocol):
     def give_center(self, conversation: Conversation) -> None: ...

@@ -17,28 +17,6 @@ import numpy as np
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.layout import require_plain
 
-__all__ = [
-    "MAX_AHEAD",
-    "MAX_ARRAYS",
-    "MAX_FRAME_BYTES",
-    "PROTOCOL",
-    "Batch",
-    "Bye",
-    "End",
-    "Failed",
-    "Freed",
-    "Hello",
-    "Part",
-    "Plan",
-    "arrays_on",
-    "decode_from_reader",
-    "decode_from_server",
-    "encode",
-    "flatten",
-    "plan",
-    "unflatten",
-]
-
 PROTOCOL = 1
 MAX_FRAME_BYTES = 1 << 16  # Unix sockets have larger buffers.
 MAX_AHEAD = 64  # The most batches that one reader may hold.

@@ -21,17 +21,6 @@ from platoon_base.system.environment import JOB
 from platoon_base.system.job_paths import path_of
 from platoon_base.system.process import readable
 
-__all__ = [
-    "Link",
-    "batch_address",
-    "connect_link",
-    "expected_readers",
-    "failure_of_server",
-    "listen_at",
-    "remove_socket",
-    "report_failure",
-]
-
 _LONGEST = 107  # The bytes of sun_path, without its final zero.
 _BACKLOG = 256
 _CREDENTIALS = struct.Struct("3i")  # These are pid, uid and gid.

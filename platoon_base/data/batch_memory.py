@@ -19,8 +19,6 @@ from platoon_base.errors import BackendUnavailableError, ProtocolError
 from platoon_base.layout import array_on
 from platoon_base.system.limits import available_memory
 
-__all__ = ["Held", "Slot", "Slots"]
-
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # Python 3.10 added the name.
 _PAGE = mmap.PAGESIZE

@@ -35,8 +35,6 @@ from platoon_base.system.environment import RANK
 from platoon_base.system.process import awake
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 
-__all__ = ["AHEAD", "BatchReader"]
-
 AHEAD = 4  # One to train on, one that was just dropped, two to come.
 _RETRY_S = 0.02
 _MAX_WAIT_S = 1.0  # The timeout of one poll; see `awake`.

@@ -25,8 +25,6 @@ from platoon_base.data.batch_frames import (
 from platoon_base.data.batch_link import Link
 from platoon_base.errors import ProtocolError
 
-__all__ = ["Dealt", "Reader", "Readers"]
-
 log = logging.getLogger(__name__)
 
 _MAX_WHY = 6000  # Characters.

@@ -22,8 +22,6 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, Work
 from platoon_base.system.process import awake
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S, LIVENESS_S
 
-__all__ = ["DEALS", "AllLeftError", "BatchServer"]
-
 log = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ if not os.environ.get(NO_KERNELS):
     except ImportError:
         pass  # Without a compiler at installation NumPy is used; `platoon doctor` reports it.
 
-__all__ = ["HAVE_FUSED", "copy_to", "excerpt", "part_of", "require_inside", "row_numbers"]
-
 HAVE_FUSED = _excerpt is not None
 _THREAD_BYTES = 1 << 20  # Copying this takes several times as long as starting a thread.
 _MAX_THREADS = 64  # The same as in _excerpt.c.

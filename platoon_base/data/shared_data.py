@@ -22,8 +22,6 @@ from platoon_base.system.limits import available_cores
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
-__all__ = ["SharedArrays", "SharedData"]
-
 _BLOCK_BYTES = 1 << 26  # Data that are not in memory are read in blocks of this size.
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,63}")
 _LARGE_PER_THREAD = 4  # More threads do not fill the memory bus faster.

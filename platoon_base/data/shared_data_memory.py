@@ -30,8 +30,6 @@ from platoon_base.system.own_files import disown, open_own, own
 from platoon_base.system.process import awake
 from platoon_base.timeouts import SHORT_POLL_S
 
-__all__ = ["FileMemory", "Form", "JobMemory", "LocalMemory", "Memory"]
-
 Array = np.ndarray[Any, Any]
 Fill = Callable[[Array], None]
 

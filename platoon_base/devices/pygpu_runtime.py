@@ -17,8 +17,6 @@ from platoon_base.devices.cuda import Driver, load
 from platoon_base.devices.runtime import Argument, Source, Types
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["PygpuRuntime", "pygpu_runtime"]
-
 Array = np.ndarray[Any, Any]
 
 _TOUCH = 'extern "C" __global__ void touch(const char *one, const char *other) {}'

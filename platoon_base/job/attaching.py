@@ -24,8 +24,6 @@ from platoon_base.worker.connection import BackEnds, Connection, Identity
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.tracing import SpanRecorder
 
-__all__ = ["attach"]
-
 _SPIN_S = 150e-6
 _DESCRIPTORS = 48  # for ZeroMQ, shared memory and the log
 

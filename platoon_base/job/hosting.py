@@ -39,8 +39,6 @@ from platoon_base.worker_process.warden import Warden
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Job", "JobOptions", "host_job", "open_job_state", "require_descriptors_for", "warden_of"]
-
 # For ZeroMQ, shared memory and logs; per worker for a connection and a process.
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4
 

@@ -23,18 +23,6 @@ from platoon_base.worker.handle import Worker
 if TYPE_CHECKING:
     from platoon_base.job.files import JobFiles
 
-__all__ = [
-    "connect",
-    "connect_at_port",
-    "connected",
-    "files_of",
-    "is_main",
-    "join",
-    "rank",
-    "single_worker",
-    "world_size",
-]
-
 _current: Worker | None = None
 _current_pid = 0
 _files: weakref.WeakKeyDictionary[Worker, JobFiles] = weakref.WeakKeyDictionary()

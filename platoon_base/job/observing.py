@@ -22,8 +22,6 @@ from platoon_base.system.process import pid_namespace, readable
 from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker_process.warden import end_by_warden
 
-__all__ = ["Observer", "kill"]
-
 
 class Observer:
     """A connection to the controller of one of this user's jobs; a context manager."""

@@ -8,8 +8,6 @@ from typing import Any, Callable
 
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["TAG_BYTES", "AlteredError", "Cipher", "KeyExchange", "derive_keys", "require_cipher"]
-
 TAG_BYTES = 16  # Bytes after each encrypted record.
 _KEY_BYTES = 32
 _LABEL = b"platoon data between hosts, version 1"

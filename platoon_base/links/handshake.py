@@ -32,8 +32,6 @@ from platoon_base.links.stream import Stream
 from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 
-__all__ = ["WRONG_PROOFS", "Address", "Caller", "Listener", "Opening", "open_links"]
-
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 256  # Connections without a greeting; beyond this the oldest are dropped.

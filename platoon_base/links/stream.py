@@ -13,8 +13,6 @@ from typing import Protocol
 
 from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher
 
-__all__ = ["MAX_PAYLOAD_BYTES", "BrokenStreamError", "Receiver", "Stream", "tune"]
-
 MAX_PAYLOAD_BYTES = 1 << 18  # Bytes of a record.
 _HEADER = struct.Struct("<IIQ")
 _AT_ONCE = 1 << 16  # Bytes to request between records: many small ones may have arrived.

@@ -8,8 +8,6 @@ import socket
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PORT", "divided", "is_loopback", "own_address_towards", "resolved"]
-
 DEFAULT_PORT = 29400  # torchrun has the same default.
 _ENDPOINT = re.compile(r"\[([^\[\]]+)\](?::(\d+))?|([^:\[\]]+)(?::(\d+))?|([^\[\]]*:[^\[\]]*:[^\[\]]*)")
 

@@ -14,8 +14,6 @@ from platoon_base.multihost.messages import JobState, Rows
 from platoon_base.shm.job_state import MIRRORED, as_words, copied_rows
 from platoon_base.shm.job_state import JobState as SharedState
 
-__all__ = ["StateChanges"]
-
 
 @dataclass
 class _Sent:

@@ -12,8 +12,6 @@ import msgspec
 from platoon_base.courier import messages as between
 from platoon_base.timeouts import timeout
 
-__all__ = ["CourierProcess"]
-
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 16

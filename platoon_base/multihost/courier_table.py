@@ -32,8 +32,6 @@ from platoon_base.system.environment import HOSTS_RULE
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["CourierTable"]
-
 log = logging.getLogger(__name__)
 
 

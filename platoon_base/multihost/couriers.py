@@ -19,8 +19,6 @@ from platoon_base.system.job_paths import path_of
 from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import python_main
 
-__all__ = ["CourierKeeper"]
-
 log = logging.getLogger(__name__)
 
 

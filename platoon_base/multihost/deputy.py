@@ -31,8 +31,6 @@ from platoon_base.system.signals import default_sigchld
 from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start
 
-__all__ = ["Deputy", "host_deputy"]
-
 log = logging.getLogger(__name__)
 
 _STATUS_OF_LOST = 1

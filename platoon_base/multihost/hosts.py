@@ -33,8 +33,6 @@ from platoon_base.shm.job_state import JobState
 from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 
-__all__ = ["HostTable"]
-
 log = logging.getLogger(__name__)
 
 # The interval of progress is longer with more ranks than this, in proportion.

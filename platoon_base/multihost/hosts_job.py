@@ -24,8 +24,6 @@ from platoon_base.multihost.courier_table import CourierTable
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.mirror import Mirror
 
-__all__ = ["LOST_STATUS", "HostsJob"]
-
 LOST_STATUS = 1  # Exit status of a worker on a lost host.
 _END_JOB = b"end-job"
 

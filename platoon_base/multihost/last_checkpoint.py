@@ -16,8 +16,6 @@ from platoon_base.job.files import JobFiles
 from platoon_base.multihost.messages import SavedState
 from platoon_base.shm.job_state import JobState
 
-__all__ = ["LastCheckpoint"]
-
 log = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from platoon_base.multihost.messages import Rows
 from platoon_base.shm.job_state import MIRRORED, WORKER_LOCKS, JobState, copied_rows, put_rows
 from platoon_base.shm.segments import Segment
 
-__all__ = ["Mirror", "Sender"]
-
 
 class Mirror:
     """The rows and locks of workers of other hosts in the shared memory of this one."""

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from platoon_base.channels.base import Received, ServerChannel
 from platoon_base.coordination.roster import divided_peer
 
-__all__ = ["RelayServer", "Relayed"]
-
 
 class Relayed(Protocol):
     """The other hosts; see `platoon_base.multihost.hosts.HostTable`."""

@@ -27,8 +27,6 @@ from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker_process.program import Program
 
-__all__ = ["Introduction", "RendezvousInterruptedError", "arrive", "fingerprint", "gather_hosts"]
-
 log = logging.getLogger(__name__)
 
 _NEWS_S, _FIRST_NEWS_S = 10.0, 5.0

@@ -7,8 +7,6 @@ from typing import Any
 
 from platoon_base.courier.messages import Combine, Gather, Gathered
 
-__all__ = ["RoundTable"]
-
 
 class RoundTable:
     """The latest round: the hosts that take part, and the contributions that each has received."""

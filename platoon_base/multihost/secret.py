@@ -11,8 +11,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import KEY_FILE
 from platoon_base.system.own_files import open_own
 
-__all__ = ["find_key", "key_file", "read_or_make_key"]
-
 _BYTES = 32
 
 

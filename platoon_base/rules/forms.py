@@ -15,8 +15,6 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["COMPILED", "MAX_SCALARS", "Form"]
-
 Array = np.ndarray[Any, Any]
 
 MAX_SCALARS = 8  # The loops in C take at most this many.

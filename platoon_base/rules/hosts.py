@@ -9,8 +9,6 @@ from typing import ClassVar, Protocol
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import Array, State
 
-__all__ = ["AverageHosts", "DiLoCoHosts", "HostsRule", "hosts_rule"]
-
 
 class HostsRule(Protocol):
     """Rule that computes a correction of one host's center from the mean of all hosts' copies."""

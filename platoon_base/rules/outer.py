@@ -19,20 +19,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import Array, CenterState, Rule, State, member, require_flag
 from platoon_base.rules.forms import COMPILED, Form
 
-__all__ = [
-    "DiLoCo",
-    "LocalSGD",
-    "OuterRule",
-    "SlowMo",
-    "momentum_args",
-    "overlap_of",
-    "require_momentum",
-    "require_outer_lr",
-    "require_overlap",
-    "step_form_of",
-    "waits",
-]
-
 
 class OuterRule(Rule):
     """Rule with one step of all workers in each round; `sync` is a round of one worker."""

@@ -17,8 +17,6 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.easgd import EASGD
 
-__all__ = ["Reduce", "average_sgd", "downpour", "easgd", "sum_sgd"]
-
 Array = np.ndarray[Any, Any]
 Reduce = Callable[[Sequence[Any], str], None]
 

@@ -18,25 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "BINS",
-    "COLLECTIVE",
-    "COMPUTE",
-    "LOADING",
-    "PARTS",
-    "PHASES",
-    "STEP",
-    "SYNC",
-    "VALIDATION",
-    "WAITING",
-    "Phase",
-    "PhaseClock",
-    "PhaseTimes",
-    "bins_of",
-    "edges",
-    "quantile",
-]
-
 COMPUTE, SYNC, COLLECTIVE, WAITING, LOADING, VALIDATION = range(6)
 STEP = 6  # For `PhaseClock.record`.
 PHASES = ("compute", "sync", "collective", "waiting", "loading", "validation")

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["AfterImport", "Body", "entry_points", "lazy_names", "spec_around"]
-
 
 def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = ()) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package for names in ``homes`` and submodules ``modules``."""

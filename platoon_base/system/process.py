@@ -12,18 +12,6 @@ import os
 import select
 import time
 
-__all__ = [
-    "MAX_GAP_S",
-    "PR_SET_CHILD_SUBREAPER",
-    "awake",
-    "die_with",
-    "is_subreaper",
-    "pid_namespace",
-    "prctl",
-    "readable",
-    "working_folder",
-]
-
 MAX_GAP_S = 2.0
 
 _seen, _stopped_s = time.monotonic(), 0.0

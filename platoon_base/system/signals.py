@@ -14,8 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["accept_interrupts", "catches", "default_sigchld", "keep_interrupts"]
-
 
 def accept_interrupts() -> None:
     """Reset SIGINT and SIGTERM if they are ignored, as in background commands of a shell."""

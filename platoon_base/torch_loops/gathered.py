@@ -17,8 +17,6 @@ from platoon_base.torch_loops.loops import AsyncLoop, current
 from platoon_base.torch_loops.state import TensorValue
 from platoon_base.worker import Worker, gather_rows
 
-__all__ = ["gather_for_metrics", "print", "save"]
-
 
 def gather_for_metrics(values: Any, *, worker: Worker | None = None) -> Any:
     """Return the rows of all workers, in the order of a loader that does not shuffle.

@@ -21,8 +21,6 @@ from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_ba
 from platoon_base.torch_loops.state import named_tensors, values_of
 from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, require_weight, start_training
 
-__all__ = ["BUCKET_BYTES", "GradientAverage"]
-
 Tensor = Any
 
 _LEAST_CHANGES = 3  # Loading a checkpoint changes parameters fewer times.

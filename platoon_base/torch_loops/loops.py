@@ -25,8 +25,6 @@ from platoon_base.torch_loops.state import all_named, average_buffers, found_mom
 from platoon_base.torch_loops.watching import UNSCALED, watch
 from platoon_base.worker import Fit, State, Worker, agree, warn_if_alike, warn_once
 
-__all__ = ["AsyncLoop", "Loop", "SyncLoop", "begin", "current", "passing"]
-
 Tensor = Any
 
 _SHOW_EACH_S = 1.0  # Reading a loss waits for the device.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Rhythm"]
-
 
 class Rhythm:
     """How many backward passes a loop accumulates for a step, known from two equal steps."""

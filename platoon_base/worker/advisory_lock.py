@@ -8,8 +8,6 @@ from collections.abc import Callable
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.system.process import awake
 
-__all__ = ["AdvisoryLock"]
-
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 5e-3
 
 

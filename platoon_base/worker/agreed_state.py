@@ -14,8 +14,6 @@ from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import Variable, copy_to_those_left, copy_values, values_of
 from platoon_base.worker.value_checksums import checksums
 
-__all__ = ["RULES", "State", "agree", "agree_in_step", "default_rule_of", "make_equal"]
-
 Array = np.ndarray[Any, Any]
 RULES = ("mean", "sum", "first")
 

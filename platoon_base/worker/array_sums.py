@@ -14,8 +14,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.layout import require_plain
 from platoon_base.metrics import VECTOR_ITEM_BYTES, Pairs
 
-__all__ = ["Summed", "sum_arrays"]
-
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 

@@ -10,8 +10,6 @@ from platoon_base.device_arrays import is_device_array, memory_order
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout
 
-__all__ = ["CheckedLayout"]
-
 
 class CheckedLayout:
     def __init__(self, layout: Layout) -> None:

@@ -30,8 +30,6 @@ from platoon_base.worker.progress_row import ProgressRow
 from platoon_base.worker.stop_signal import StopSignal
 from platoon_base.worker_process import apart
 
-__all__ = ["BackEnds", "Connection", "Identity"]
-
 log = logging.getLogger(__name__)
 
 

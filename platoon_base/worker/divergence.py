@@ -16,8 +16,6 @@ import numpy as np
 from platoon_base.rules.center import settings_of
 from platoon_base.rules.outer import waits
 
-__all__ = ["DivergenceWatch", "LossWatch"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

@@ -13,8 +13,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
-__all__ = ["FlatAllReduce"]
-
 
 class FlatAllReduce:
     """All-reduce of lists of arrays, in place; use one object for each place of the program.

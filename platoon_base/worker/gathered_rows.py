@@ -9,8 +9,6 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker.handle import Worker
 
-__all__ = ["gather_rows"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -23,8 +23,6 @@ from platoon_base.worker.leadership import Leadership
 from platoon_base.worker.rounds import require_part
 from platoon_base.worker.sharing import Sharing
 
-__all__ = ["Worker"]
-
 
 class Worker:
     """A script's handle of its job; `platoon_base.connect` returns it.

@@ -17,10 +17,6 @@ from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
-__all__ = [
-    "Variable", "copy_first_values", "copy_to_those_left", "copy_values", "require_same_layout", "start_together",
-]  # fmt: skip
-
 Array = np.ndarray[Any, Any]
 _SHOWN_CHARACTERS, _AROUND_CHARACTERS = 200, 30
 

@@ -7,8 +7,6 @@ import time
 from platoon_base.timeouts import SHORT_POLL_S, timeout
 from platoon_base.worker.connection import Connection
 
-__all__ = ["Leadership"]
-
 
 class Leadership:
     """Whether this worker is the leader; see `Worker.is_leader`."""

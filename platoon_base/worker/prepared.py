@@ -10,8 +10,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.system.warn import warn_once
 from platoon_base.worker.handle import Worker
 
-__all__ = ["begins_anew", "require_weight", "warn_if_alike"]
-
 
 def begins_anew(loop: Any, worker: Worker, settings: Any, trains: bool) -> bool:
     """Return whether a call of `prepare` begins another loop; ``trains`` if it has more than loaders."""

@@ -10,8 +10,6 @@ from platoon_base.shm.job_state import JobState, position_of
 from platoon_base.shm.phases import PhaseClock
 from platoon_base.system.text import to_bytes
 
-__all__ = ["ProgressRow"]
-
 
 class ProgressRow:
     """Writes this worker's progress into shared memory; a call costs a few memory accesses."""

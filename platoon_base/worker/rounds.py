@@ -21,8 +21,6 @@ from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 from platoon_base.worker.progress_row import ProgressRow
 
-__all__ = ["WorkerRounds", "await_latest_round", "require_part"]
-
 Array = np.ndarray[Any, Any]
 
 _BLOCK = 1 << 15  # The caches hold this many elements.

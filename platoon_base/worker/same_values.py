@@ -13,8 +13,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
-__all__ = ["require_same_values"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

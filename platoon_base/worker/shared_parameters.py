@@ -45,8 +45,6 @@ from platoon_base.worker.divergence import DivergenceWatch
 from platoon_base.worker.rounds import WorkerRounds, await_latest_round
 from platoon_base.worker.unchanged_watch import UnchangedWatch
 
-__all__ = ["ON_NONFINITE", "SharedParameters", "require_finite", "require_on_nonfinite", "share"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

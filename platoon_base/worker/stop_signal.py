@@ -9,8 +9,6 @@ from collections.abc import Callable
 from platoon_base.shm.job_state import JobState
 from platoon_base.timeouts import LIVENESS_S
 
-__all__ = ["StopSignal"]
-
 log = logging.getLogger(__name__)
 
 

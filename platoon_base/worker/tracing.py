@@ -11,8 +11,6 @@ import msgspec
 
 from platoon_base.system.own_files import write_whole
 
-__all__ = ["MOST_SPANS", "SpanRecorder", "Spans"]
-
 MOST_SPANS = 50_000
 
 

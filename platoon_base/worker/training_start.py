@@ -11,8 +11,6 @@ from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import Variable, copy_first_values
 
-__all__ = ["start_training"]
-
 
 def start_training(
     worker: Worker,

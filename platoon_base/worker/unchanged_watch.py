@@ -9,8 +9,6 @@ from typing import Any
 from platoon_base.devices.isolation import some_names
 from platoon_base.fingerprint import checksum
 
-__all__ = ["UnchangedWatch"]
-
 log = logging.getLogger(__name__)
 
 _MOST_NAMES = 10

@@ -25,8 +25,6 @@ from platoon_base.worker_process.breakpoints import hook_breakpoints
 from platoon_base.worker_process.failure import note_lost_output, recorded
 from platoon_base.worker_process.program import Program
 
-__all__ = ["main", "run", "set_up_logging", "show"]
-
 # Without this variable a long title overwrites what /proc/PID/environ shows.
 _KEEP_ENVIRONMENT = "SPT_NOENV"
 

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["Program", "Start", "python_main"]
-
 
 class Program(NamedTuple):
     """A script, folder or zip archive (its path), or a module or package (its dotted name)."""

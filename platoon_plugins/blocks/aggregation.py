@@ -22,8 +22,6 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.streams import packed, unpacked
 
-__all__ = ["Accumulators", "Array", "RecordedQuantities", "Share", "gather_shares", "register_aggregation"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -16,8 +16,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import scaled_schedule, unscaled_text
 from platoon_base.theano_ops import VariableWarmup, scale_learning_rate
 
-__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_unscaled_schedules"]
-
 log = logging.getLogger(__name__)
 
 _TRIGGERS = {*SimpleExtension.INTEGER_TRIGGERS, *SimpleExtension.BOOLEAN_TRIGGERS}

@@ -14,8 +14,6 @@ from platoon_base.worker import warn_once
 from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.modes import Mode
 
-__all__ = ["Evaluation"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -17,19 +17,6 @@ from platoon_base.worker import FlatBuffers
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.marks import change_class, mark, unmark
 
-__all__ = [
-    "DONE",
-    "MIN_WEIGHT",
-    "NOT_ATTACHED",
-    "VOTE",
-    "Batch",
-    "DistributedOptimizer",
-    "GradientAverage",
-    "GradientHeader",
-    "average_of",
-    "plain_again",
-]
-
 Array = np.ndarray[Any, Any]
 NOT_ATTACHED = (
     "this DistributedOptimizer is used without distribute(...): the workers' models would start "

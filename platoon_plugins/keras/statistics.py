@@ -28,8 +28,6 @@ from platoon_base.worker import (
 from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.marks import patch
 
-__all__ = ["Statistics", "decay_for", "watch_batch_normalization"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

@@ -20,8 +20,6 @@ from platoon_plugins.keras.parts import NAMES, has_rows, map_arrays
 from platoon_plugins.keras.read_order import describe, require_same_orders
 from platoon_plugins.keras.same_data import require_same_data
 
-__all__ = ["evaluate", "predict"]
-
 Array = np.ndarray[Any, Any]
 _calls = [0]
 

@@ -14,8 +14,6 @@ from platoon_base.system.environment import JOB, RANK
 from platoon_base.timeouts import change, require_coupled
 from platoon_base.worker_process.program import python_main
 
-__all__ = ["command"]
-
 
 @click.command("join", context_settings=SCRIPT)
 @click.option("-D", "--device", default="cpu", show_default=True, help="The device of the worker, such as cuda1.")

@@ -24,8 +24,6 @@ from platoon_base.system.job_paths import pattern_of
 from platoon_base.system.own_files import open_regular
 from platoon_base.timeouts import POLL_S
 
-__all__ = ["LogView", "command", "ranks_in"]
-
 _NAME = re.compile(pattern_of("log"))
 
 

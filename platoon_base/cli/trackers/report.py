@@ -36,8 +36,6 @@ from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import COMPUTE, LOADING, PARTS, SYNC, quantile
 
-__all__ = ["OPTION", "About", "RunReport", "Sentence", "document", "embedded", "page", "straggler_of", "verdict"]
-
 _MOST_ROWS, _MOST_CHARTS = 64, 12
 _QUANTILES = (0.5, 0.9, 0.99)
 _OF_A_SET = re.compile(r"^(val|valid|validation|train|training|test|center)[_ /-]")

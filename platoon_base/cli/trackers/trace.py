@@ -23,8 +23,6 @@ from platoon_base.system.environment import TRACE
 from platoon_base.system.job_paths import path_of
 from platoon_base.worker.tracing import Spans
 
-__all__ = ["OPTION", "TraceFile", "events_of"]
-
 log = logging.getLogger(__name__)
 
 _MOST_SPANS = 1_000_000  # limit for all workers; browsers load them in seconds

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AlignedArrays", "writable"]
-
 Array = np.ndarray[Any, Any]
 
 # The alignment of TensorFlow's allocator, which copies memory with another alignment.

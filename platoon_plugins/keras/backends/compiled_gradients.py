@@ -11,8 +11,6 @@ import numpy as np
 from platoon_base.errors import PlatoonError
 from platoon_plugins.keras.gradients import Batch, GradientAverage
 
-__all__ = ["CompiledAverage"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -17,8 +17,6 @@ from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.optimizers import ModelAverages, all_optimizers, optimizers_of
 from platoon_plugins.keras.sums import BatchLosses, losses_of
 
-__all__ = ["Keras3", "KerasVariable", "LossWeight", "loss_weights_of"]
-
 Array = np.ndarray[Any, Any]
 _SEED = "seed_generator_state"
 _GLOBAL_GENERATOR = "global_seed_generator"

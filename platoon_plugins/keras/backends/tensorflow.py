@@ -17,8 +17,6 @@ from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.backends.tensorflow_gradients import TensorFlowAverage
 from platoon_plugins.keras.gradients import GradientAverage
 
-__all__ = ["backend"]
-
 Array = np.ndarray[Any, Any]
 
 

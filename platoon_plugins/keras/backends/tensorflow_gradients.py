@@ -12,8 +12,6 @@ from platoon_plugins.keras.backends.aligned import AlignedArrays
 from platoon_plugins.keras.backends.compiled_gradients import CompiledAverage
 from platoon_plugins.keras.gradients import Batch
 
-__all__ = ["TensorFlowAverage"]
-
 Array = np.ndarray[Any, Any]
 # Alignment of each array in the gathered buffers.
 _ALIGNMENT_BYTES = 64

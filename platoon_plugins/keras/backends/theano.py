@@ -18,8 +18,6 @@ from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 from platoon_plugins.keras.optimizers import ModelAverages
 from platoon_plugins.keras.sums import ADDED, BatchLosses, losses_of
 
-__all__ = ["backend"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -19,8 +19,6 @@ from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require
 from platoon_plugins.keras.gradients import average_of
 from platoon_plugins.keras.optimizers import ModelAverages
 
-__all__ = ["backend", "early_weights", "watched_function"]
-
 Tensor = Any
 
 _HOOK = "register_post_accumulate_grad_hook"  # torch 2.1

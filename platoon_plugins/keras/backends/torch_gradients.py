@@ -17,8 +17,6 @@ from platoon_base.torch_loops import EarlyAverages, FlatAverage
 from platoon_base.worker import ErrorFeedback
 from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientAverage, GradientHeader
 
-__all__ = ["TorchAverage", "require_dense_layers"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]

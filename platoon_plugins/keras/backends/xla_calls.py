@@ -23,8 +23,6 @@ import numpy as np
 
 from platoon_base.dtypes import XLA_CODES
 
-__all__ = ["Block", "Gate", "call_in_place", "call_on_stream", "gate_of"]
-
 log = logging.getLogger(__name__)
 
 gates: Any = None  # The C extension, if it was built.
