@@ -25,13 +25,14 @@ from zygote import zygote_for, zygote_pids
 
 from platoon_base.centers.host import HostCenters
 from platoon_base.channels.inproc import InprocHub
-from platoon_base.cli.launcher import log_file, worker_environment
+from platoon_base.cli.launcher import worker_environment
 from platoon_base.controller.outcome import Result
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import encode
 from platoon_base.coordination.messages import PROTOCOL, Hello
 from platoon_base.job import JobOptions, host_job, single_worker
 from platoon_base.job.files import segment_prefix
+from platoon_base.job.starting import log_file
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 from platoon_base.system.environment import NAMESPACE, STRICT

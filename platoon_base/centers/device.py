@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.centers.base import Named, NonFiniteElement
-from platoon_base.centers.device_directory import DeviceDirectory
+from platoon_base.centers.device_directory import DeviceDirectory, split_element_code, tile_table
 from platoon_base.centers.device_partitions import Partitions
 from platoon_base.centers.device_source import kernel_source, kernel_types, operations
-from platoon_base.centers.device_tiles import split_element_code, tile_table
 from platoon_base.device_arrays import Flush, Order, Queue
 from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
@@ -54,14 +53,12 @@ class DeviceCenter:
         rank: int,
         gone: Callable[[int], bool],
         incarnation: Callable[[int], int],
-        mirror_every_s: float | None = None,
     ) -> None:
         self._directory = directory
         self.orders = directory.orders
         self._runtime = runtime
         self._layout = layout
         self._rank = rank
-        self._mirror_every_s = timeout("mirror") if mirror_every_s is None else mirror_every_s
         self._tiling = directory.tiling
         self._driver = runtime.driver
         self._memory = HostMemory(self._driver, directory.address, directory.size_bytes)
@@ -159,7 +156,7 @@ class DeviceCenter:
         """Start an asynchronous copy of this worker's partitions to the host's memory."""
         if self._memory.copying:
             return
-        self._next_mirror = time.monotonic() + self._mirror_every_s
+        self._next_mirror = time.monotonic() + timeout("mirror")
         self._mirror = self._directory.wanted, list(self._partitions.own)
         for partition in self._partitions.own:
             start, size = self._directory.mirror_of(partition)

@@ -14,7 +14,6 @@ from platoon_base.centers.host_kernels import undo_bytes
 from platoon_base.centers.host_rounds import Rounds, contributions_of
 from platoon_base.centers.stripes import (
     CONTROLLER,
-    COURIER,
     FREE,
     HOLDER,
     STRIPE_BYTES,

@@ -6,8 +6,6 @@ Both give the same bits, and leave elements unchanged whose center value would n
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
@@ -20,14 +18,10 @@ from platoon_base.rules.center import Adopt, Rule, form_of, names_of
 from platoon_base.rules.forms import COMPILED, Form
 from platoon_base.rules.outer import OuterRule, step_form_of
 from platoon_base.sums import add_up
-from platoon_base.system.environment import NO_KERNELS
+from platoon_base.system.imports import extension
 
-EXTENSION: Any = None  # The C extension, if it was built.
-if not os.environ.get(NO_KERNELS):
-    try:
-        EXTENSION = importlib.import_module("platoon_base._kernels")
-    except ImportError:
-        pass  # Not built: NumPy is several times slower; `platoon doctor` reports it.
+# NumPy is several times slower.
+EXTENSION: Any = extension("_kernels")
 
 Array = np.ndarray[Any, Any]
 Fused = Callable[..., Optional[tuple[int, int]]]

@@ -62,9 +62,9 @@ def other_hosts_named(words: str | None) -> tuple[list[str], str] | None:
     return given.names, given.origin
 
 
-def require_one_host(hosts: int | None = None, index: int | None = None) -> None:
+def require_one_host() -> None:
     """Raise `ConfigurationError` if an engine started launchers for one job on several hosts."""
-    place = find_place(os.environ, hosts, index)
+    place = find_place(os.environ)
     if place.hosts > 1:
         raise ConfigurationError(
             f"this is host {place.host} of {place.hosts} according to {place.origin}, and this "

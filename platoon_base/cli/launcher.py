@@ -23,7 +23,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import ONE_HOST
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import JobOptions, host_job
-from platoon_base.job.starting import framework_address, log_file, worker_environment, worker_starts
+from platoon_base.job.starting import framework_address, worker_environment, worker_starts
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.system.environment import DETERMINISTIC, NO_FORK_SERVER
 from platoon_base.system.limits import require_room

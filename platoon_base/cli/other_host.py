@@ -19,8 +19,8 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import require_descriptors_for
 from platoon_base.job.starting import adopt_training, worker_environment, worker_starts
-from platoon_base.links.cipher import require_cipher
 from platoon_base.links.peer import LinkClient
+from platoon_base.links.stream import require_cipher
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable

@@ -17,7 +17,6 @@ from platoon_base.cli.launch_options import StartOptions
 from platoon_base.cli.launcher import choose_center, launch
 from platoon_base.cli.recent import higher_is_better, is_loss, is_validation
 from platoon_base.cli.report import print_line
-from platoon_base.cli.run_files import log_file
 from platoon_base.cli.worker_output import LogLines, WorkerWarnings, describe
 from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
@@ -25,7 +24,7 @@ from platoon_base.coordination.stopping import Budget
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import registered
 from platoon_base.job.hosting import JobOptions
-from platoon_base.job.starting import thread_limits
+from platoon_base.job.starting import log_file, thread_limits
 from platoon_base.rules import (
     CenterMomentum,
     Rule,

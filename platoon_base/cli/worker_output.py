@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from platoon_base.cli.run_files import log_file, tail
+from platoon_base.cli.run_files import tail
 from platoon_base.controller.processes import Exit
+from platoon_base.job.starting import log_file
 from platoon_base.system.environment import TORCH_ERROR_FILE
 from platoon_base.system.job_paths import path_of
 from platoon_base.system.own_files import open_regular

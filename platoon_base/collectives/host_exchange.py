@@ -10,8 +10,6 @@ in the same order, so ranks of one group may use either.
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 import platform
 import time
 import zlib
@@ -25,14 +23,10 @@ from platoon_base.dtypes import COLLECTIVE, sum_dtype
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.schema import PAGE, Part, Schema, Views, Word
 from platoon_base.shm.segments import Name, Segment
-from platoon_base.system.environment import NO_KERNELS
+from platoon_base.system.imports import extension
 
-_collectives: Any = None
-if not os.environ.get(NO_KERNELS):
-    try:
-        _collectives = importlib.import_module("platoon_base._collectives")
-    except ImportError:
-        pass  # There was no compiler. NumPy is many times slower.
+# NumPy is many times slower.
+_collectives: Any = extension("_collectives")
 
 Array = np.ndarray[Any, Any]
 

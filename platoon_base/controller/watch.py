@@ -16,8 +16,7 @@ from typing import NamedTuple, Union
 
 from platoon_base.errors import PlatoonError
 from platoon_base.system.limits import no_descriptor_text
-from platoon_base.system.process import readable
-from platoon_base.system.signals import catches
+from platoon_base.system.process import catches, readable
 from platoon_base.timeouts import timeout
 
 log = logging.getLogger(__name__)

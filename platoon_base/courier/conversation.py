@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 # Kinds of records. COPY: a copy to average. _ASK: a request for a whole center, at the round in the
 # offset or later. _SIZE and _WHOLE: size and content of a whole center. TOTALS: totals of a round.
 # _STAMP: 1 + the stamp of the sender's center. _HEARD: 1 + the stamp of the receiver's center that
-# the sender knows. MOVE: a packed move of the latest copy, see `platoon_base.courier.reference`.
+# the sender knows. MOVE: a packed move of the latest copy, see `platoon_base.courier.background`.
 # _LIFE: a random number of the sender's `Pair`. _OFFER: answers an exchange by the copy that
 # follows, with its number and weights. _DECLINED: declines an exchange. _HAS: the latest exchange
 # for which the sender has the receiver's answer.

@@ -20,8 +20,7 @@ from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
-from platoon_base.courier.overwriting import Overwriting
-from platoon_base.courier.rounds import HostsRound
+from platoon_base.courier.rounds import HostsRound, Overwriting
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts import World
 from platoon_base.layout import Layout

@@ -13,21 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.data.batch_frames import (
+from platoon_base.data.batch_link import Link, batch_address, connect_link, failure_of_server
+from platoon_base.data.batch_memory import (
     MAX_AHEAD,
     PROTOCOL,
     Batch,
     Bye,
     Failed,
     Freed,
+    Held,
     Hello,
+    Slot,
     arrays_on,
     decode_from_server,
     encode,
     unflatten,
 )
-from platoon_base.data.batch_link import Link, batch_address, connect_link, failure_of_server
-from platoon_base.data.batch_memory import Held, Slot
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.job.joining import connected
 from platoon_base.shm.phases import LOADING

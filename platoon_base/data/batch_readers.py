@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from platoon_base.data.batch_frames import (
+from platoon_base.data.batch_link import Link
+from platoon_base.data.batch_memory import (
     PROTOCOL,
     Batch,
     Bye,
@@ -22,7 +23,6 @@ from platoon_base.data.batch_frames import (
     decode_from_reader,
     encode,
 )
-from platoon_base.data.batch_link import Link
 from platoon_base.errors import ProtocolError
 
 log = logging.getLogger(__name__)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from typing import Any
 
 import numpy as np
 
 from platoon_base.errors import ConfigurationError, RowIndexError
 from platoon_base.sharding import shard_bounds
-from platoon_base.system.environment import NO_KERNELS
+from platoon_base.system.imports import extension
 
-_excerpt: Any = None  # The C extension, if it was built.
-if not os.environ.get(NO_KERNELS):
-    try:
-        _excerpt = importlib.import_module("platoon_base._excerpt")
-    except ImportError:
-        pass  # Without a compiler at installation NumPy is used; `platoon doctor` reports it.
+_excerpt: Any = extension("_excerpt")
 
 HAVE_FUSED = _excerpt is not None
 _THREAD_BYTES = 1 << 20  # Copying this takes several times as long as starting a thread.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.data.batch_frames import MAX_AHEAD, MAX_ARRAYS, arrays_on, plan
 from platoon_base.data.batch_link import connect_link
+from platoon_base.data.batch_memory import MAX_AHEAD, MAX_ARRAYS, arrays_on, plan
 from platoon_base.data.batch_reader import BatchReader
 from platoon_base.data.batch_server import BatchServer
 from platoon_base.errors import ConfigurationError

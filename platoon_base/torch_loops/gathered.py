@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connect
-from platoon_base.job.once import print, write_once
+from platoon_base.job.once import write_once
 from platoon_base.torch_loops.loops import AsyncLoop, current
 from platoon_base.torch_loops.state import TensorValue
 from platoon_base.worker import Worker, gather_rows

@@ -39,11 +39,10 @@ from platoon_base.shm.phases import SYNC
 from platoon_base.system.process import awake
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import timeout
-from platoon_base.worker.checked_layout import CheckedLayout
+from platoon_base.worker.checked_layout import CheckedLayout, UnchangedWatch
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
 from platoon_base.worker.rounds import WorkerRounds, await_latest_round
-from platoon_base.worker.unchanged_watch import UnchangedWatch
 
 log = logging.getLogger(__name__)
 

@@ -15,16 +15,16 @@ from scripts_here import script_path
 from watching import until
 
 from platoon_base.data import BatchReader, BatchServer
-from platoon_base.data.batch_frames import (
+from platoon_base.data.batch_link import Link, connect_link, listen_at
+from platoon_base.data.batch_memory import (
     PROTOCOL,
     Batch,
     Hello,
     Part,
+    Slot,
     decode_from_server,
     encode,
 )
-from platoon_base.data.batch_link import Link, connect_link, listen_at
-from platoon_base.data.batch_memory import Slot
 from platoon_base.data.batch_reader import AHEAD
 from platoon_base.errors import (
     CollectiveTimeoutError,
