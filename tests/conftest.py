@@ -36,7 +36,9 @@ from platoon_base.job.starting import log_file
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 from platoon_base.system.environment import NAMESPACE, STRICT
-from platoon_base.worker import AdvisoryLock, BackEnds, Connection, Identity, Worker
+from platoon_base.worker import Worker
+from platoon_base.worker.connection import BackEnds, Connection, Identity
+from platoon_base.worker.job_signals import AdvisoryLock
 from platoon_base.worker_process.program import Start, python_main
 
 JOB_TIMEOUT_S = 400  # below most tests' own limits, so that the logs are shown

@@ -189,16 +189,6 @@ def check_checkpoint(path: str | os.PathLike[str]) -> About:
     return _read(path, lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape))[0]
 
 
-def about_of(path: str | os.PathLike[str]) -> About:
-    """Return the description in a checkpoint, without reading the arrays."""
-    try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
-            about: About = msgspec.json.decode(found["about"].tobytes(), type=About)
-            return about
-    except Exception as exc:  # Damaged bytes raise many kinds of errors.
-        raise ConfigurationError(f"cannot read the checkpoint {path} ({type(exc).__name__}: {exc})") from exc
-
-
 def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple[About, dict[str, Array]]:
     arrays: dict[str, Array] = {}
     bad: dict[str, int] = {}  # Elements that are not finite.

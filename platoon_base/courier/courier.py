@@ -145,7 +145,8 @@ class Courier:
 
     def _new_rounds(self, center: OpenCenter, rounds: AcrossHosts) -> HostsRound:
         residuals = self._residuals if rounds.workers_wait else None
-        return HostsRound(self._world.host, rounds, self, self._report, center.overwrites, self._codec, residuals)
+        told = self.give_center, self._report
+        return HostsRound(self._world.host, rounds, *told, center.overwrites, self._codec, residuals)
 
     def step(self, fds: list[int]) -> set[int]:
         """Do what is due, wait for at most one poll interval, and return readable descriptors."""

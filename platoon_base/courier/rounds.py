@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from platoon_base.centers.across_hosts import AcrossHosts, Overwrites, RoundTotals
 from platoon_base.compression.codecs import Codec
@@ -12,10 +11,6 @@ from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
-
-
-class RoundCourier(Protocol):
-    def give_center(self, conversation: Conversation) -> None: ...
 
 
 class HostsRound:
@@ -31,13 +26,13 @@ class HostsRound:
         self,
         host: int,
         rounds: AcrossHosts,
-        courier: RoundCourier,
+        give_center: Callable[[Conversation], None],
         report: Callable[[between.News], None],
         overwrites: Overwrites,
         codec: Codec | None = None,
         residuals: Residuals | None = None,
     ) -> None:
-        self._host, self._rounds, self._courier, self._report = host, rounds, courier, report
+        self._host, self._rounds, self._give_center, self._report = host, rounds, give_center, report
         self._overwrites, self._codec, self._residuals = overwrites, codec, residuals
         self._spare: list[RoundTotals] = []
         self._gather: between.Gather | None = None
@@ -192,7 +187,7 @@ class HostsRound:
                 continue
             self._given[host] = conversation
             if conversation.stamp != NOT_FILLED:
-                self._courier.give_center(conversation)
+                self._give_center(conversation)
 
 
 class Overwriting:

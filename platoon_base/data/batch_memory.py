@@ -1,5 +1,7 @@
 """Mini-batches in slots of shared memory: their layout, and the messages about them.
 
+A batch is never pickled: its arrays are raw bytes in a slot, and a small message in MessagePack has
+the dtype, shape and offset of each.
 Slots come from ``memfd_create(2)``, not /dev/shm: the kernel frees a slot with the last process
 that has it, however that ends, and a container's small /dev/shm is not used.
 """
@@ -154,7 +156,6 @@ def _out_of_memory_text(wanted: int, free: int) -> BackendUnavailableError:
     )
 
 
-PROTOCOL = 1
 MAX_FRAME_BYTES = 1 << 16  # Unix sockets have larger buffers.
 MAX_AHEAD = 64  # The most batches that one reader may hold.
 MAX_ARRAYS, _MAX_NAME = 256, 100
@@ -183,10 +184,9 @@ def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class Hello(msgspec.Struct, frozen=True, tag="hello", array_like=True):
     """A reader introduces itself; it may hold up to ``ahead`` batches."""
 
-    protocol: int
     rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
     ahead: Annotated[int, msgspec.Meta(ge=1, le=MAX_AHEAD)]
 
@@ -198,7 +198,7 @@ class Freed(msgspec.Struct, frozen=True, tag="freed", array_like=True):
     taken: _Count
 
 
-class Bye(msgspec.Struct, frozen=True, tag="bye"):
+class Bye(msgspec.Struct, frozen=True, tag="bye", array_like=True):
     """A reader leaves."""
 
 
@@ -218,24 +218,21 @@ class Batch(msgspec.Struct, frozen=True, tag="batch", array_like=True):
     parts: Annotated[list[Part], msgspec.Meta(max_length=MAX_ARRAYS)]
 
 
-class End(msgspec.Struct, frozen=True, tag="end"):
+class End(msgspec.Struct, frozen=True, tag="end", array_like=True):
     """The end of an epoch; ``last``: of all data."""
 
     last: bool
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """The server has failed, or refuses this reader."""
 
     why: _Text
 
 
 _encoder = msgspec.msgpack.Encoder()
-_of_reader: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[Hello, Bye])
-_freed = msgspec.msgpack.Decoder(Freed)
-_of_server: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[End, Failed])
-_batch = msgspec.msgpack.Decoder(Batch)
-_ARRAY = range(0x90, 0xA0)  # The first byte of a short MessagePack array.
+_of_reader: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[Hello, Freed, Bye])
+_of_server: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[Batch, End, Failed])
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -249,13 +246,13 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode_from_reader(frame: bytes) -> Hello | Freed | Bye:
-    found: Hello | Freed | Bye = _decode(_freed if frame[:1] and frame[0] in _ARRAY else _of_reader, frame)
+    found: Hello | Freed | Bye = _decode(_of_reader, frame)
     return found
 
 
 def decode_from_server(frame: bytes) -> Batch | End | Failed:
     """Decode a message of a server; check that a batch's arrays lie within its slot."""
-    found: Batch | End | Failed = _decode(_batch if frame[:1] and frame[0] in _ARRAY else _of_server, frame)
+    found: Batch | End | Failed = _decode(_of_server, frame)
     if isinstance(found, Batch):
         for part in found.parts:
             _require_inside(part, found.slot_bytes)

@@ -16,7 +16,6 @@ import numpy as np
 from platoon_base.data.batch_link import Link, batch_address, connect_link, failure_of_server
 from platoon_base.data.batch_memory import (
     MAX_AHEAD,
-    PROTOCOL,
     Batch,
     Bye,
     Failed,
@@ -122,7 +121,7 @@ class BatchReader:
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
         # If the server has ended, the first wait raises.
-        link.send(encode(Hello(PROTOCOL, rank, int(ahead))))
+        link.send(encode(Hello(rank, int(ahead))))
 
     def receive(self, *, into: Sequence[Any] | None = None, timeout_s: float | None = None) -> Any:
         """Return the next batch, as it was sent; None at the end of an epoch or the data.

@@ -13,7 +13,6 @@ import msgspec
 
 from platoon_base.data.batch_link import Link
 from platoon_base.data.batch_memory import (
-    PROTOCOL,
     Batch,
     Bye,
     End,
@@ -158,11 +157,6 @@ class Readers:
             reader.left_in_order = True
         elif reader.rank >= 0:
             raise ProtocolError("got a second hello from one reader")
-        elif message.protocol != PROTOCOL:
-            raise ProtocolError(
-                f"got a reader of protocol {message.protocol}, and this server uses {PROTOCOL}: "
-                "install one version of this package everywhere"
-            )
         else:
             reader.rank, reader.ahead = message.rank, message.ahead
             self._readers.append(reader)

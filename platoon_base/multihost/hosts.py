@@ -7,7 +7,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -307,28 +307,10 @@ def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks)) or "none"
 
 
-class Relayed(Protocol):
-    """The other hosts; see `platoon_base.multihost.hosts.HostTable`."""
-
-    @property
-    def sockets(self) -> list[Any]: ...
-
-    @property
-    def sleep_s(self) -> float: ...
-
-    def serve(self) -> list[Received]:
-        """Handle messages and send what is due; return the requests of workers."""
-        ...
-
-    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None: ...
-
-    def flush(self) -> None: ...
-
-
 class RelayServer:
     """The controller's channels to workers of this host and of others; see `ServerChannel`."""
 
-    def __init__(self, local: ServerChannel, hosts: Relayed) -> None:
+    def __init__(self, local: ServerChannel, hosts: HostTable) -> None:
         self._local = local
         self._hosts = hosts
 

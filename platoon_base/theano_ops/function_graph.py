@@ -19,19 +19,6 @@ from platoon_base.theano_ops.reductions import AllReduce, all_reduce
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import copy_first_values
 
-__all__ = [
-    "REDUCTIONS",
-    "Combined",
-    "average_updates",
-    "averaged_grads",
-    "indexed",
-    "pairs_of",
-    "require_reductions",
-    "start_variables",
-    "with_default_updates",
-    "with_givens",
-]
-
 REDUCTIONS = ("mean", "sum", "max", "min", "prod", "gather", None)
 
 _BINARY = {"max": np.maximum, "min": np.minimum, "prod": np.multiply, None: lambda before, new: new}

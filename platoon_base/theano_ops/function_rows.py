@@ -16,21 +16,6 @@ from platoon_base.fingerprint import checksum, fingerprint
 from platoon_base.sharding import shard_bounds
 from platoon_base.worker.handle import Worker
 
-__all__ = [
-    "Header",
-    "InputRows",
-    "ResidentRows",
-    "RowSpec",
-    "Selection",
-    "exchange",
-    "input_checksum",
-    "plain",
-    "refuse",
-    "require_same_values",
-    "select",
-    "split",
-]
-
 Array = np.ndarray[Any, Any]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
