@@ -14,11 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.device_arrays import Order, is_device_array, is_gpu_array, memory_order
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.layout import Layout, require_plain
-
-Array = np.ndarray[Any, Any]
 
 
 class Parameter(Protocol):

@@ -15,6 +15,7 @@ import numpy as np
 
 from platoon_base.device_arrays import Order
 from platoon_base.devices.cuda import HANDLE_BYTES
+from platoon_base.dtypes import Array
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout
 from platoon_base.parameters import assign
@@ -105,8 +106,6 @@ def split_element_code(word: int) -> tuple[int, int]:
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
-
-Array = np.ndarray[Any, Any]
 
 NO_OWNER = -1
 FINAL = 1 << 62  # Mirror number of an owner that has left.

@@ -32,7 +32,7 @@ from platoon_base.centers.stripes import (
     cut,
     wait_until,
 )
-from platoon_base.dtypes import sum_dtype
+from platoon_base.dtypes import Array, sum_dtype
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Adopt, gossips
@@ -42,8 +42,6 @@ from platoon_base.shm.schema import PAGE, Growing, Part, Parts, Schema, Views
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
-
-Array = np.ndarray[Any, Any]
 
 _ADOPT: Any = Adopt(EASGD())  # c := x
 _PUSH_PATIENCE_S = 0.2  # Maximum wait for a stalled receiver's lock.

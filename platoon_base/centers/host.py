@@ -22,6 +22,7 @@ from platoon_base.centers.stripes import (
     copy_all,
     cut,
 )
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
@@ -30,8 +31,6 @@ from platoon_base.shm.schema import PAGE, Part, Schema, Views
 from platoon_base.shm.segments import Name
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
-
-Array = np.ndarray[Any, Any]
 
 STRIPES_EACH = 4  # Stripes per worker, if there are several.
 

@@ -11,19 +11,17 @@ from typing import Any, Optional
 
 import numpy as np
 
-from platoon_base.dtypes import C_TYPES, sum_dtype
+from platoon_base.dtypes import C_TYPES, Array, add_up, sum_dtype
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import ALIGNMENT, Layout
 from platoon_base.rules.center import Adopt, Rule, form_of, names_of
 from platoon_base.rules.forms import COMPILED, Form
 from platoon_base.rules.outer import OuterRule, step_form_of
-from platoon_base.sums import add_up
 from platoon_base.system.imports import extension
 
 # NumPy is several times slower.
 EXTENSION: Any = extension("_kernels")
 
-Array = np.ndarray[Any, Any]
 Fused = Callable[..., Optional[tuple[int, int]]]
 
 # The arrays of one piece: local, center, local states, center states.

@@ -14,13 +14,12 @@ from typing import IO, Any, NamedTuple, Optional, Union
 import msgspec
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.center import Rule, settings_of
 from platoon_base.sharding import START, Position
 from platoon_base.system.own_files import create_new, open_regular
-
-Array = np.ndarray[Any, Any]
 
 _FORCE_EVERY_BYTES = 1 << 26
 

@@ -19,7 +19,7 @@ from typing import Any, Callable, NoReturn, Protocol
 import numpy as np
 
 from platoon_base.collectives.base import OPS
-from platoon_base.dtypes import COLLECTIVE, sum_dtype
+from platoon_base.dtypes import COLLECTIVE, Array, sum_dtype
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.schema import PAGE, Part, Schema, Views, Word
 from platoon_base.shm.segments import Name, Segment
@@ -27,8 +27,6 @@ from platoon_base.system.imports import extension
 
 # NumPy is many times slower.
 _collectives: Any = extension("_collectives")
-
-Array = np.ndarray[Any, Any]
 
 KINDS = (
     "all_reduce",

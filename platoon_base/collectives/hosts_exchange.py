@@ -27,9 +27,9 @@ from platoon_base.collectives.hosts_parts import (
     chunk_bounds,
     is_wide,
 )
+from platoon_base.dtypes import Array
 from platoon_base.system.process import awake
 
-Array = np.ndarray[Any, Any]
 Steps = Generator[int, None, None]
 
 # Up to this size the first rank of a host sends an array whole, in a single step.

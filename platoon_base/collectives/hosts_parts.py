@@ -19,9 +19,9 @@ import numpy as np
 
 from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
 from platoon_base.collectives.hosts_links import RESULT, SHARE, Link, Links, as_bytes
+from platoon_base.dtypes import Array
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES
 
-Array = np.ndarray[Any, Any]
 Combine = Callable[[list[Array], Array], None]
 
 _LINE = 64  # Bytes of alignment.

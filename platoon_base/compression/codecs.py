@@ -16,10 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.imports import extension
-
-Array = np.ndarray[Any, Any]
 
 # It gives the same bits on little-endian machines; NumPy is several times slower.
 EXTENSION: Any = extension("_codecs") if sys.byteorder == "little" else None

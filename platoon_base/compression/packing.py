@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.compression.codecs import CHUNK, Codec
-from platoon_base.dtypes import sum_dtype
+from platoon_base.dtypes import Array, sum_dtype
 from platoon_base.layout import ALIGNMENT, Layout, array_on
-
-Array = np.ndarray[Any, Any]
 
 # Indices of the words of `Residuals`.
 _LATEST, _STAMP = range(2)

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from platoon_base.centers.across_hosts import Overwrites, is_finite, wide
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.packing import Packing
 from platoon_base.courier.conversation import COPY, MOVE, Answer, Conversation, flat_copy
+from platoon_base.dtypes import Array
 from platoon_base.hosts import World
 from platoon_base.layout import Layout
 from platoon_base.links.stream import BrokenStreamError
@@ -30,8 +31,6 @@ from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 

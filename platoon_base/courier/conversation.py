@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from platoon_base.compression.packing import Packing
+from platoon_base.dtypes import Array
 from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
 from platoon_base.system.process import awake
-
-Array = np.ndarray[Any, Any]
 
 # Kinds of records. COPY: a copy to average. _ASK: a request for a whole center, at the round in the
 # offset or later. _SIZE and _WHOLE: size and content of a whole center. TOTALS: totals of a round.

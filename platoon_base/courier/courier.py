@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
@@ -21,6 +19,7 @@ from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 from platoon_base.courier.rounds import HostsRound, Overwriting
+from platoon_base.dtypes import Array
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts import World
 from platoon_base.layout import Layout
@@ -31,8 +30,6 @@ from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 _NICE = 5
 POLL_INTERVAL_S = 0.05

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError, RowIndexError
 from platoon_base.sharding import shard_bounds
 from platoon_base.system.imports import extension
@@ -17,8 +18,6 @@ _THREAD_BYTES = 1 << 20  # Copying this takes several times as long as starting 
 _MAX_THREADS = 64  # The same as in _excerpt.c.
 _STREAM_BYTES = 1 << 24  # The same as in _excerpt.c.
 _FIRST = np.zeros(1, np.int64)
-
-Array = np.ndarray[Any, Any]
 
 
 def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int = 1) -> Array:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import BackendUnavailableError, CollectiveTimeoutError, ConfigurationError
 from platoon_base.job.files import JobFiles
 from platoon_base.layout import array_on
@@ -30,7 +31,6 @@ from platoon_base.system.own_files import disown, open_own, own
 from platoon_base.system.process import awake
 from platoon_base.timeouts import SHORT_POLL_S
 
-Array = np.ndarray[Any, Any]
 Fill = Callable[[Array], None]
 
 

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.forms import COMPILED, Form
 
-Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
 _MAX_SETTINGS = 500
 _MAX_ARGUMENT = 200

@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
-
-Array = np.ndarray[Any, Any]
 
 MAX_SCALARS = 8  # The loops in C take at most this many.
 COMPILED: dict[str, Form] = {}  # Forms of this package's rules, by name; they have loops in C.

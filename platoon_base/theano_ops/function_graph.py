@@ -11,7 +11,7 @@ from theano.compile import SharedVariable
 from theano.gof.graph import ancestors, inputs
 
 from platoon_base.collectives.base import canonical_op
-from platoon_base.dtypes import COLLECTIVE
+from platoon_base.dtypes import COLLECTIVE, Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.theano_ops.for_workers import vary_noise_once
@@ -22,8 +22,6 @@ from platoon_base.worker.initial_values import copy_first_values
 REDUCTIONS = ("mean", "sum", "max", "min", "prod", "gather", None)
 
 _BINARY = {"max": np.maximum, "min": np.minimum, "prod": np.multiply, None: lambda before, new: new}
-
-Array = np.ndarray[Any, Any]
 
 
 def require_reductions(reduce: Any, count: int) -> list[str | None]:

@@ -11,11 +11,10 @@ import numpy as np
 
 from platoon_base.collectives.flat import FlatBuffers
 from platoon_base.compression.codecs import ErrorFeedback
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-
-Array = np.ndarray[Any, Any]
 
 
 def gather_rows(value: Array, worker: Worker, may_lose: bool) -> Array:

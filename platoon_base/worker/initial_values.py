@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.dtypes import COLLECTIVE
+from platoon_base.dtypes import COLLECTIVE, Array
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, WorkerLostError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.parameters import Parameters
@@ -17,7 +17,6 @@ from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
-Array = np.ndarray[Any, Any]
 _SHOWN_CHARACTERS, _AROUND_CHARACTERS = 200, 30
 
 

@@ -10,11 +10,10 @@ import keras
 import numpy as np
 
 from platoon_base import Worker
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.gradients import DONE, VOTE, DistributedOptimizer, GradientAverage, average_of, plain_again
 from platoon_plugins.keras.marks import is_marked
-
-Array = np.ndarray[Any, Any]
 
 
 class ModelAverages:

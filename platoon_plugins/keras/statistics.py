@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from platoon_base import Worker, world_size
+from platoon_base.dtypes import Array
 from platoon_base.worker import (
     State,
     agree,
@@ -29,8 +30,6 @@ from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.marks import patch
 
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 
 class Statistics:

@@ -266,15 +266,7 @@ class Sentence(NamedTuple):
 
 
 def verdict(lanes: Mapping[int, Lane], result: Result | None, story: Sequence[Entry]) -> list[Sentence]:
-    """Return how a job went, the most important first.
-
-    Parameters
-    ----------
-    lanes : mapping of int to Lane
-    result : Result or None
-        None if the job could not be run to its end.
-    story : sequence of Entry
-    """
+    """Return how a job went, the most important first; ``result`` is None if it has none."""
     timed = {rank: lane for rank, lane in lanes.items() if lane.shares.total > 0}
     found = [_outcome(result), *_of_time(timed)]
     straggler = straggler_of(timed)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import torch
 
-from platoon_base.dtypes import PLAIN
+from platoon_base.dtypes import PLAIN, Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_arrays import TensorMemory
 from platoon_base.torch_loops import EarlyAverages, tensors_beside
@@ -50,9 +49,6 @@ def watched_function(model: Any, early: EarlyAverages) -> Callable[..., Any]:
 
     train_function.plain = function  # type: ignore[attr-defined]
     return train_function
-
-
-Array = np.ndarray[Any, Any]
 
 
 class _TorchVariable(TensorMemory, KerasVariable):
