@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import Array, State
+from platoon_base.rules.center import State
 
 
 class HostsRule(Protocol):

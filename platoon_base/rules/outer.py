@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import Array, CenterState, Rule, State, member, require_flag
+from platoon_base.rules.center import CenterState, Rule, State, member, require_flag
 from platoon_base.rules.forms import COMPILED, Form
 
 
