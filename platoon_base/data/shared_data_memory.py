@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -75,27 +75,6 @@ _DATA = Schema(
 )
 
 
-class Memory(Protocol):
-    form: Form
-    made_here: bool
-
-    def rows(self) -> Array: ...
-
-    def resize(self, rows: int, timeout_s: float) -> None:
-        """Change the number of rows; new ones are zeros."""
-        ...
-
-    def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
-        """Yield all rows to write to, to one worker at a time."""
-        ...
-
-    def remove(self) -> None:
-        """Remove the name, so that no worker can attach any more."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class LocalMemory:
     def __init__(self, form: Form, fill: Fill) -> None:
         self.form = form
@@ -107,12 +86,14 @@ class LocalMemory:
         return _read_only(self._open())
 
     def resize(self, rows: int, timeout_s: float) -> None:
+        """Change the number of rows; new ones are zeros."""
         before = self._open()
         self._rows = np.zeros((rows, *self.form.row_shape), self.form.dtype)
         kept = min(rows, len(before))
         self._rows[:kept] = before[:kept]
 
     def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
+        """Yield all rows to write to, to one worker at a time."""
         return contextlib.nullcontext(self._open())
 
     def remove(self) -> None:
@@ -188,6 +169,7 @@ class JobMemory:
             yield _rows_on(segment, self.form, int(_header_of(segment)["rows"]))
 
     def remove(self) -> None:
+        """Remove the name, so that no worker can attach any more."""
         Segment.unlink(self._segment_name)
 
     def close(self) -> None:
@@ -272,6 +254,9 @@ def _read_only(array: Array) -> Array:
     view = array[:]
     view.flags.writeable = False
     return view
+
+
+Memory = Union[LocalMemory, JobMemory]
 
 
 class FileMemory(LocalMemory):
