@@ -16,8 +16,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import data_socket
 from platoon_base.platoon_api.arguments import require_port
 
-__all__ = ["from_json", "open_reader", "open_server", "pack", "reader_of_running", "require_hwm", "to_json", "unpack"]
-
 
 def to_json(value: Any, what: str) -> str:
     """Encode plain data; raise if JSON has no form for it, such as for an array."""
