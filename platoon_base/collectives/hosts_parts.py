@@ -1,13 +1,13 @@
 """The data of one call that a rank's links exchange between hosts, and their combination.
 
-In a broadcast or an all-gather, arrays of one host are sent to all others. In an all-reduce or a
-reduce-scatter, each host combines a part of the whole::
+In a broadcast or an all-gather, arrays of one host are sent to all others. In an all-reduce, each
+host combines a part of the whole::
 
     share[g, h]  := the part that host h combines, of the array that the ranks of host g combined
     result[h]    := op(share[0, h], ..., share[H-1, h])
 
-A host sends every other host its share and, in an all-reduce, its result: 2 (H-1)/H of the array,
-which is the minimum, in two steps for any number of hosts. Chunks do not wait for earlier ones.
+A host sends every other host its share and its result: 2 (H-1)/H of the array, which is the
+minimum, in two steps for any number of hosts. Chunks do not wait for earlier ones.
 """
 
 from __future__ import annotations
