@@ -22,6 +22,7 @@ class Group:
         self.names, self.moments = names, moments
         self.arrays = [array.copy() for array in arrays]  # Those that the workers share.
         self.pending: list[Array] = []  # Changes since, which the next step of the group gets.
+        self.is_fresh = True  # Whether the arrays are those of the latest step.
 
     @property
     def trained(self) -> int:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from platoon_base.array_loops.groups import Group, moments_in, places_of, real_parts, real_parts_of
-from platoon_base.array_loops.trees import Tree, call_on_host, is_traced, jax, kind_of, on_host, same_as, tree_of
+from platoon_base.array_loops.trees import (
+    Tree,
+    call_on_host,
+    has_gpu,
+    is_traced,
+    jax,
+    kind_of,
+    on_host,
+    same_as,
+    tree_of,
+)  # fmt: skip
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.fingerprint import checksum
 from platoon_base.layout import Layout
-from platoon_base.rules import default_period, prepared_rule, rule_for_loop, shares_moments
+from platoon_base.rules import default_period, gossips, prepared_rule, rule_for_loop, shares_moments, waits
 from platoon_base.worker import (
     Fit,
     FlatAllReduce,
@@ -40,6 +51,7 @@ Array = np.ndarray[Any, Any]
 
 _APART = "pass the parameters to prepare, which copies those of the first worker, and keep the loop the same on all"
 _STEPS_OF_A_TRAINING = 20
+ON_DEVICE = False
 _IGNORED = 50  # Programs may be queued ahead of the script.
 _NEVER = {
     "sync": "was followed by no step that averages: train with the optimizer of optax that it "
@@ -117,6 +129,12 @@ class Loop:
         self._ignored = 0  # Calls of programs since the failure.
         self._unit = 0.0
         self._sums: FlatAllReduce | None = None
+        self.device: Any = None  # An `on_device.Device`, where values stay in the memory of a GPU.
+        self._through_host = ""  # Why they do not.
+        self._looked = self._compared = False
+        self._on_device: Any = None  # The module, which needs JAX.
+        self._lent: Any = None  # The parameters of a center, if those of one group are in it, on a device.
+        self._mixed = False  # Whether two optimizers have the same parameters.
         self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
         self.groups: dict[Any, Group] = {}
         self._begun_with: list[tuple[Any, int]] = []  # A parameter of each optimizer, with its number.
@@ -156,17 +174,19 @@ class Loop:
 
     def require_sound(self) -> None:
         """Raise the error of a call of a compiled program, whose own text would hide it."""
+        if self._failure is None and self.device is not None:
+            self._failure = self.device.failure()
         if self._failure is not None:
             self._ignored, self.raised = 0, True
             raise self._failure
 
-    def _guarded(self, function: Callable[[list[Array]], list[Array]]) -> Callable[[list[Array]], list[Array]]:
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function for programs; its error is raised by the next call of the script."""
 
-        def call(arrays: list[Array]) -> list[Array]:
+        def call(*args: Any) -> Any:
             if self._failure is None:
                 try:
-                    return function(arrays)
+                    return function(*args)
                 except Exception as exc:
                     self._failure = exc
                     for loop in _current:  # Another one, if this one is closed.
@@ -174,7 +194,7 @@ class Loop:
             self._ignored += 1
             if self._ignored > _IGNORED:  # The script makes no calls.
                 raise self._failure
-            return arrays
+            return args[0]
 
         return call
 
@@ -203,6 +223,34 @@ class Loop:
         epochs = f"{self.epoch} epoch{'s' * (self.epoch != 1)}" if self.epoch else ""
         return ", ".join(filter(None, [*self.trained, epochs, self.mode]))
 
+    # Devices.
+
+    def look_at(self, leaves: Sequence[Any]) -> None:
+        """Let values stay on the device of the parameters, if it can be; the first call decides."""
+        if self._looked or is_traced(leaves):
+            return
+        self._looked, module = True, jax()
+        if self.alone or not has_gpu() or not ON_DEVICE:
+            return
+        if not hasattr(module, "ffi"):
+            self._through_host = "this jax has no jax.ffi, install jax>=0.5"
+            return
+        self._on_device = importlib.import_module("platoon_base.array_loops.on_device")
+        ordinal = self._on_device.cuda_device()
+        if ordinal is None:
+            self._through_host = "a worker needs one CUDA device, start it by platoon launch -D cuda0 cuda1"
+        elif not self._on_device.Device.takes([leaf for leaf in leaves if isinstance(leaf, module.Array)]):
+            self._through_host = "parameters are on another device, or on several"
+        else:
+            self.device = self._on_device.Device(self.worker, ordinal, self._guarded)
+
+    def _warn_of_host_memory(self, what: str, nbytes: int) -> None:
+        if self._through_host:
+            warn_once(
+                f"{what}, {nbytes / 1e6:.3g} MB, pass through host memory, about 1 to 5 ms for each MB "
+                f"({self._through_host}): exchange less often, by prepare(..., sync_every=10) or strategy=DiLoCo()"
+            )
+
     # Averaged gradients.
 
     def start(self, names: Sequence[str] = (), values: Sequence[Array] = ()) -> None:
@@ -214,6 +262,14 @@ class Loop:
             return
         self._met = True
         start_training(self.worker, "averaged gradients", "loop with averaged gradients", values=variables)
+        self._looked = True  # What the workers agree on now holds for all steps.
+        on_devices = self.worker.gather(self.device is not None, name="where gradients are averaged")
+        if self.device is not None and not all(on_devices):
+            self.device, self._through_host = None, "those of another worker do"
+        elif self.device is not None:
+            self.device.sums = self.worker.advanced.device_all_reduce(self.device.ordinal)
+            if self.device.sums is None:
+                self._through_host = "NCCL is not installed, or workers share a device"
 
     def average(self, grads: Any, weight: float | None = None, number: int = 0) -> Any:
         """Return averaged gradients; ``number`` is that of a prepared optimizer."""
@@ -230,10 +286,15 @@ class Loop:
         self._averaged.update(tree.names)
         computed = [weight] if is_traced([weight]) else []  # within the compiled step
         known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
-        count = len(tree.leaves)
+        count, key = len(tree.leaves), (number, tree.shape)
+        if not self._met:
+            self._looked = True
+        if self.device is not None and self._met and self.device.takes(tree.leaves):
+            begin = functools.partial(self._begins_sums, key, tree.names, [(np.shape(a), a.dtype) for a in tree.leaves])
+            return tree.rebuild(self.device.average(key, tree.leaves, weight if computed else known, begin))
 
         def averaged(arrays: list[Array]) -> list[Array]:
-            self._steps((number, tree.shape))
+            self._steps(key)
             self._average(tree.names, arrays[:count], _require_weight(arrays[-1]) if computed else known)
             return arrays
 
@@ -243,18 +304,7 @@ class Loop:
         reals = [real_parts(array) for array in arrays]
         if self._sums is None:
             self.start()
-            layout = Layout.of(reals, names).fingerprint.hex()
-            mark = 0
-            for array in reals:
-                mark = checksum(array, mark)
-            told = self.worker.gather([weight, layout, mark if any(x.any() for x in reals) else 0], name="gradients")
-            if len({layout for _, layout, _ in told}) > 1:
-                raise LayoutMismatchError(
-                    "the gradients of this worker have other names, shapes or dtypes than others'"
-                )
-            warn_if_alike([each for _, _, each in told], self.worker.global_rank)
-            _warn_of_host_memory("the gradients of each step", reals)
-            self._unit = max(given for given, _, _ in told) or 1.0
+            self._unit = self._compare(names, reals, reals, weight) or 1.0
             self._sums = FlatAllReduce(self.worker, compress=True)
         factor = weight / self._unit
         header = np.array([factor], next((x.dtype for x in reals if x.dtype.itemsize >= 4), np.float32))
@@ -276,12 +326,38 @@ class Loop:
             if total not in (0.0, 1.0):
                 array /= total
 
+    def _compare(self, names: Sequence[str], arrays: Sequence[Array], values: Sequence[Array], weight: float) -> float:
+        """Compare the first gradients of all workers, and their ``values``; return the largest weight."""
+        layout, mark = Layout.of(arrays, names).fingerprint.hex(), 0
+        for array in values:
+            mark = checksum(array, mark)
+        told = self.worker.gather([weight, layout, mark if any(x.any() for x in values) else 0], name="gradients")
+        if len({layout for _, layout, _ in told}) > 1:
+            raise LayoutMismatchError("the gradients of this worker have other names, shapes or dtypes than others'")
+        warn_if_alike([each for _, _, each in told], self.worker.global_rank)
+        self._warn_of_host_memory("the gradients of each step", sum(array.nbytes for array in arrays))
+        return max(float(given) for given, _, _ in told)
+
+    def _begins_sums(
+        self, key: Any, names: Sequence[str], kinds: Sequence[tuple[Any, Any]], sample: Callable[[], Array]
+    ) -> None:
+        """Begin the sums of a step in a program."""
+        self._steps(key)
+        failure = self.device.failure()
+        if failure is not None:
+            raise failure
+        if not self._compared:
+            self._compared = True
+            like = [np.broadcast_to(np.zeros((), np.float32 if d.kind == "V" else d), shape) for shape, d in kinds]
+            self._compare(names, like, [sample()], 0.0)
+
     # A center.
 
     def number_of(self, leaf: Any, number: int) -> int:
         """Return the number of the first optimizer whose state was made for the same parameters."""
         for known, of in self._begun_with:
             if known is leaf:
+                self._mixed |= of != number
                 return of
         self._begun_with.append((leaf, number))
         return number
@@ -297,17 +373,26 @@ class Loop:
         if not tree.leaves:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
         _wait_at_exit(tree.leaves)
+        self.look_at(tree.leaves)
         moments = moments_in(state, tree)
-        count, key = len(tree.leaves), (number, tree.shape)
+        count, key, leaves = len(tree.leaves), (number, tree.shape), [*tree.leaves, *moments.leaves]
 
         def synchronized(arrays: list[Array]) -> list[Array]:
             self._steps(key)
             self._synchronize(tree.names, arrays, moments.names, key)
             return arrays
 
+        def in_memory(arrays: Any) -> None:
+            if not self._skips(key):
+                self._steps(key)
+                self._synchronize_there(tree.names, arrays, moments.names, key)
+
+        if self.device is not None and self.device.takes(leaves):
+            found = self.device.change((key, *moments.names), leaves, in_memory)
+            return tree.rebuild(found[:count]), moments.rebuild(found[count:])
         period = default_period(self._given) if self._sync_every is None else self._sync_every
         skips = functools.partial(self._skips, key) if period > 1 else None
-        found = call_on_host(synchronized, [*tree.leaves, *moments.leaves], self._guarded, skips)
+        found = call_on_host(synchronized, leaves, self._guarded, skips)
         return tree.rebuild(found[:count]), moments.rebuild(found[count:])
 
     def _skips(self, key: Any) -> bool:
@@ -318,16 +403,50 @@ class Loop:
         self.fit.step()
         return True
 
+    def _synchronize_there(self, names: list[str], arrays: Any, moments: list[str], key: Any) -> None:
+        """Synchronize arrays in the memory of a device; by copies, unless there is a center for one group."""
+        if self.fit.rule is None and [*self.groups] == [key]:
+            self._share_there(arrays, key)
+        elif self._lent is not None and key in self.groups:
+            with self._lent.lend(arrays):
+                self.fit.step()
+        if self._lent is None or key not in self.groups:
+            values = [np.asarray(array) for array in arrays]
+            self._synchronize(names, values, moments, key)
+            for array, value in zip(arrays, values):
+                array[...] = value
+
+    def _share_there(self, arrays: Any, key: Any) -> None:
+        """Share parameters in the memory of a device, if the center can be there."""
+        group = self.groups[key]
+        rule, period = rule_for_loop(self._given, self._sync_every, [array.dtype for array in group.arrays])
+        self._through_host = "the center is in host memory"
+        if self._mixed or waits(rule) or gossips(rule):
+            return
+        count = len(group.arrays) if shares_moments(rule) else group.trained
+        lent = self._on_device.Lent(group.names[:count])
+        parameters, moments = lent.parameters[: group.trained], lent.parameters[group.trained :]
+        with lent.lend(arrays):
+            if self.worker.advanced.center_stays_on_device([*parameters, *moments], rule):
+                moments = moments if shares_moments(rule) else None
+                self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
+                self.fit.begin(rule, period)
+                self._lent, self._last = lent, key
+
     def _synchronize(self, names: list[str], arrays: list[Array], moments: list[str], key: Any) -> None:
         reals = [real_parts(array) for array in arrays]
         group = self.groups.get(key)
+        if group is not None and self._lent is not None:
+            raise ConfigurationError(f"got {names[0]} on the host, and on the device before: keep parameters there")
         if group is None:
             self._release()  # Parameters that had no step before are shared too.
             self.groups[key] = Group([*names, *moments], reals, len(moments))
             return
         if self.fit.rule is None:
             _copy(group.arrays, reals)
-            self._share(key)
+            group.is_fresh = True
+            if all(each.is_fresh for each in self.groups.values()):
+                self._share(key)
         else:
             for pending, array in zip(group.pending, reals):
                 array += pending
@@ -361,7 +480,11 @@ class Loop:
         others = [group for key, group in self.groups.items() if key != last]
         before = [[array.copy() for array in group.arrays] for group in others]
         self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
-        _warn_of_host_memory("all parameters of each synchronization", [each.memory() for each, _ in named])
+        if len(self.groups) > 1 and self.device is not None:
+            self._through_host = "there are several optimizers or models"
+        self._warn_of_host_memory(
+            "all parameters of each synchronization", sum(each.memory().nbytes for each, _ in named)
+        )
         self.fit.begin(rule, period)
         self._leave_pending(others, before)
         self._last = last
@@ -370,6 +493,8 @@ class Loop:
         if self.fit.rule is not None:
             self.worker.release_shared_params()
             self.fit.rule = None
+        if self._lent is not None:
+            self.groups[self._last].is_fresh, self._lent = False, None
 
     # Common values.
 
@@ -419,17 +544,39 @@ class Loop:
                 shared[...] = named[i][prefix + name]
                 places[i, prefix + name] = shared
             group.pending = []
+        if self._lent is not None and not places:
+            return set()
+        first = next(iter(self.groups))
+        if self.fit.rule is None and self.device is not None and len(self.groups) == 1:
+            arrays = self.groups[first].arrays
+            self._share_there(self._on_device.Copies(arrays, len(arrays)), first)
         if self.fit.rule is None:
-            self._share(next(iter(self.groups)))
-        self.fit.synchronize(whole=True)
-        self.worker.barrier("the end of a pass")
-        self.worker.average_hosts()
-        self.worker.copy_to_local()
+            self._share(first)
+        with self._lent_copies(first) as there:
+            self.fit.synchronize(whole=True)
+            center = self.worker.advanced.served()
+            if there and center is not None:
+                center.finish()
+            self.worker.barrier("the end of a pass")
+            self.worker.average_hosts()
+            self.worker.copy_to_local()
+        _copy(list(places.values()), list(map(np.asarray, there)))
         for group in self.groups.values():
             group.pending = []
         for (i, name), array in places.items():
             real_parts_of(values[i][found[i].names.index(name)])[...] = array
         return set(places)
+
+    @contextlib.contextmanager
+    def _lent_copies(self, key: Any) -> Iterator[Sequence[Any]]:
+        """Lend the center copies of the parameters on a device, if it is there; yield them, without moments."""
+        if self._lent is None:
+            yield ()
+            return
+        group = self.groups[key]
+        copies = self._on_device.Copies(group.arrays, group.trained)
+        with self._lent.lend(copies):
+            yield copies[: group.trained]
 
     @property
     def moments(self) -> list[str]:
@@ -441,16 +588,6 @@ class Loop:
             settle()
         self._release()
         self._closed = True
-
-
-def _warn_of_host_memory(what: str, arrays: Sequence[Array]) -> None:
-    module = jax()
-    if module is None or module.default_backend() == "cpu":
-        return
-    warn_once(
-        f"{what}, {sum(array.nbytes for array in arrays) / 1e6:.3g} MB, pass through host memory, about 1 to 5 ms "
-        "for each MB: exchange less often, by prepare(..., sync_every=10) or strategy=DiLoCo()"
-    )
 
 
 def _copy(to: Sequence[Array], values: Sequence[Array]) -> None:
@@ -479,6 +616,9 @@ def settle() -> None:
         with contextlib.suppress(Exception):  # Their results raise it.
             jax().effects_barrier()
     loop = current()
+    if loop is not None and loop.device is not None:
+        with contextlib.suppress(Exception):  # Likewise; the results of the latest step are alive.
+            jax().block_until_ready([array for array in jax().live_arrays() if not array.is_deleted()])
     if loop is not None:
         loop.require_sound()
 
