@@ -227,13 +227,13 @@ class Loop:
 
     def look_at(self, leaves: Sequence[Any]) -> None:
         """Let values stay on the device of the parameters, if it can be; the first call decides."""
-        if self._looked or is_traced(leaves):
+        if self._looked:
             return
         self._looked, module = True, jax()
-        if self.alone or not has_gpu() or not ON_DEVICE:
+        if self.alone or not has_gpu():
             return
-        if not hasattr(module, "ffi"):
-            self._through_host = "this jax has no jax.ffi, install jax>=0.5"
+        if not ON_DEVICE or not hasattr(module, "ffi"):
+            self._through_host = "by jax's io_callback" if hasattr(module, "ffi") else "install jax>=0.5"
             return
         self._on_device = importlib.import_module("platoon_base.array_loops.on_device")
         ordinal = self._on_device.cuda_device()
@@ -287,8 +287,8 @@ class Loop:
         computed = [weight] if is_traced([weight]) else []  # within the compiled step
         known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
         count, key = len(tree.leaves), (number, tree.shape)
-        if not self._met:
-            self._looked = True
+        if not (self._met or self._looked):
+            self._looked, self._through_host = True, "prepare got no parameters" if has_gpu() else ""
         if self.device is not None and self._met and self.device.takes(tree.leaves):
             begin = functools.partial(self._begins_sums, key, tree.names, [(np.shape(a), a.dtype) for a in tree.leaves])
             return tree.rebuild(self.device.average(key, tree.leaves, weight if computed else known, begin))
