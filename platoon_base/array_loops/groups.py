@@ -57,7 +57,12 @@ def places_of(
         ]
         having = sorted(having, key=lambda place: place[1] != "")[: len(groups)]
         apart = sorted(
-            (sum(float(abs(a - trees[i][prefix + name]).sum()) for name, a in zip(shapes, group.arrays)), g, place)
+            (
+                len(groups) > 1
+                and sum(float(abs(a - trees[i][prefix + name]).sum()) for name, a in zip(shapes, group.arrays)),
+                g,
+                place,
+            )
             for g, group in enumerate(groups)
             for place, (i, prefix) in enumerate(having)
         )

@@ -5,18 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from platoon_base.array_loops.groups import Group, moments_in, places_of, real_parts, real_parts_of
+from platoon_base.array_loops.centers import LoopCenter
+from platoon_base.array_loops.groups import moments_in, real_parts
+from platoon_base.array_loops.places import Place
 from platoon_base.array_loops.trees import (
-    Tree,
     call_on_host,
-    has_gpu,
     is_traced,
     jax,
     kind_of,
@@ -27,9 +26,8 @@ from platoon_base.array_loops.trees import (
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.fingerprint import checksum
 from platoon_base.layout import Layout
-from platoon_base.rules import default_period, gossips, prepared_rule, rule_for_loop, shares_moments, waits
+from platoon_base.rules import default_period, prepared_rule
 from platoon_base.worker import (
-    Fit,
     FlatAllReduce,
     State,
     Worker,
@@ -51,7 +49,6 @@ Array = np.ndarray[Any, Any]
 
 _APART = "pass the parameters to prepare, which copies those of the first worker, and keep the loop the same on all"
 _STEPS_OF_A_TRAINING = 20
-ON_DEVICE = False
 _IGNORED = 50  # Programs may be queued ahead of the script.
 _NEVER = {
     "sync": "was followed by no step that averages: train with the optimizer of optax that it "
@@ -74,29 +71,6 @@ class Value:
         self.array[...] = value
 
 
-class Shared:
-    """An array as a parameter of a center; see `platoon_base.parameters.Parameter`.
-
-    It is a copy on the host, also of values on a device.
-    """
-
-    def __init__(self, name: str, array: Array) -> None:
-        self.name, self._array = name, array
-
-    def borrow(self) -> Array:
-        return self._array
-
-    def give_back(self, array: Array) -> None:
-        if array is not self._array:
-            self._array[...] = array
-
-    def memory(self) -> Array:
-        return self._array
-
-    def on_device(self) -> None:
-        return None
-
-
 class Pass:
     """One pass over a loader; ``trained`` once a step followed one of its batches."""
 
@@ -114,7 +88,7 @@ class Loop:
 
     def __init__(self, worker: Worker, settings: Any) -> None:
         self.worker, self.settings = worker, settings
-        self.mode, strategy, self._sync_every, scaling, self._on_nonfinite = settings
+        self.mode, strategy, self._sync_every, scaling, on_nonfinite = settings
         self._given = prepared_rule(self.mode, strategy, self._sync_every, scaling)
         self.alone = worker.global_size == 1
         self.epoch, self.rows, self.begun = 0, 1.0, False
@@ -129,17 +103,11 @@ class Loop:
         self._ignored = 0  # Calls of programs since the failure.
         self._unit = 0.0
         self._sums: FlatAllReduce | None = None
-        self.device: Any = None  # An `on_device.Device`, where values stay in the memory of a GPU.
-        self._through_host = ""  # Why they do not.
-        self._looked = self._compared = False
-        self._on_device: Any = None  # The module, which needs JAX.
-        self._lent: Any = None  # The parameters of a center, if those of one group are in it, on a device.
-        self._mixed = False  # Whether two optimizers have the same parameters.
+        self.place = Place(worker, self._guarded)
+        self._compared = False
         self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
-        self.groups: dict[Any, Group] = {}
-        self._begun_with: list[tuple[Any, int]] = []  # A parameter of each optimizer, with its number.
-        self._last: Any = None  # The group after whose steps the workers synchronize.
-        self.fit = Fit(worker)
+        self.center = LoopCenter(worker, self.place, self._given, self._sync_every, on_nonfinite)
+        self.groups, self.fit, self.number_of = self.center.groups, self.center.fit, self.center.number_of
         steps = worker.advanced.activity[0]
         needed = lambda: worker.advanced.activity[0] >= steps + _STEPS_OF_A_TRAINING  # noqa: E731
         self._intent = worker.advanced.intend("prepare", _NEVER[self.mode], needed)
@@ -174,8 +142,8 @@ class Loop:
 
     def require_sound(self) -> None:
         """Raise the error of a call of a compiled program, whose own text would hide it."""
-        if self._failure is None and self.device is not None:
-            self._failure = self.device.failure()
+        if self._failure is None and self.place.device is not None:
+            self._failure = self.place.device.failure()
         if self._failure is not None:
             self._ignored, self.raised = 0, True
             raise self._failure
@@ -223,34 +191,6 @@ class Loop:
         epochs = f"{self.epoch} epoch{'s' * (self.epoch != 1)}" if self.epoch else ""
         return ", ".join(filter(None, [*self.trained, epochs, self.mode]))
 
-    # Devices.
-
-    def look_at(self, leaves: Sequence[Any]) -> None:
-        """Let values stay on the device of the parameters, if it can be; the first call decides."""
-        if self._looked:
-            return
-        self._looked, module = True, jax()
-        if self.alone or not has_gpu():
-            return
-        if not ON_DEVICE or not hasattr(module, "ffi"):
-            self._through_host = "by jax's io_callback" if hasattr(module, "ffi") else "install jax>=0.5"
-            return
-        self._on_device = importlib.import_module("platoon_base.array_loops.on_device")
-        ordinal = self._on_device.cuda_device()
-        if ordinal is None:
-            self._through_host = "a worker needs one CUDA device, start it by platoon launch -D cuda0 cuda1"
-        elif not self._on_device.Device.takes([leaf for leaf in leaves if isinstance(leaf, module.Array)]):
-            self._through_host = "parameters are on another device, or on several"
-        else:
-            self.device = self._on_device.Device(self.worker, ordinal, self._guarded)
-
-    def _warn_of_host_memory(self, what: str, nbytes: int) -> None:
-        if self._through_host:
-            warn_once(
-                f"{what}, {nbytes / 1e6:.3g} MB, pass through host memory, about 1 to 5 ms for each MB "
-                f"({self._through_host}): exchange less often, by prepare(..., sync_every=10) or strategy=DiLoCo()"
-            )
-
     # Averaged gradients.
 
     def start(self, names: Sequence[str] = (), values: Sequence[Array] = ()) -> None:
@@ -262,14 +202,7 @@ class Loop:
             return
         self._met = True
         start_training(self.worker, "averaged gradients", "loop with averaged gradients", values=variables)
-        self._looked = True  # What the workers agree on now holds for all steps.
-        on_devices = self.worker.gather(self.device is not None, name="where gradients are averaged")
-        if self.device is not None and not all(on_devices):
-            self.device, self._through_host = None, "those of another worker do"
-        elif self.device is not None:
-            self.device.sums = self.worker.advanced.device_all_reduce(self.device.ordinal)
-            if self.device.sums is None:
-                self._through_host = "NCCL is not installed, or workers share a device"
+        self.place.agree()
 
     def average(self, grads: Any, weight: float | None = None, number: int = 0) -> Any:
         """Return averaged gradients; ``number`` is that of a prepared optimizer."""
@@ -287,11 +220,21 @@ class Loop:
         computed = [weight] if is_traced([weight]) else []  # within the compiled step
         known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
         count, key = len(tree.leaves), (number, tree.shape)
-        if not (self._met or self._looked):
-            self._looked, self._through_host = True, "prepare got no parameters" if has_gpu() else ""
-        if self.device is not None and self._met and self.device.takes(tree.leaves):
-            begin = functools.partial(self._begins_sums, key, tree.names, [(np.shape(a), a.dtype) for a in tree.leaves])
-            return tree.rebuild(self.device.average(key, tree.leaves, weight if computed else known, begin))
+        if not self._met:
+            self.place.stay_on_host()
+        if self._met and self.place.takes(tree.leaves):
+            kinds = [(np.shape(leaf), np.float32 if leaf.dtype.kind == "V" else leaf.dtype) for leaf in tree.leaves]
+
+            def begin(sample: Callable[[], Array]) -> None:
+                self._steps(key)
+                self.require_sound()
+                if not self._compared:
+                    self._compared = True
+                    like = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in kinds]
+                    self._compare(tree.names, like, [sample()], 0.0)
+
+            given = weight if computed else known
+            return tree.rebuild(self.place.device.average(key, tree.leaves, given, begin))
 
         def averaged(arrays: list[Array]) -> list[Array]:
             self._steps(key)
@@ -335,32 +278,10 @@ class Loop:
         if len({layout for _, layout, _ in told}) > 1:
             raise LayoutMismatchError("the gradients of this worker have other names, shapes or dtypes than others'")
         warn_if_alike([each for _, _, each in told], self.worker.global_rank)
-        self._warn_of_host_memory("the gradients of each step", sum(array.nbytes for array in arrays))
+        self.place.warn("the gradients of each step", sum(array.nbytes for array in arrays))
         return max(float(given) for given, _, _ in told)
 
-    def _begins_sums(
-        self, key: Any, names: Sequence[str], kinds: Sequence[tuple[Any, Any]], sample: Callable[[], Array]
-    ) -> None:
-        """Begin the sums of a step in a program."""
-        self._steps(key)
-        failure = self.device.failure()
-        if failure is not None:
-            raise failure
-        if not self._compared:
-            self._compared = True
-            like = [np.broadcast_to(np.zeros((), np.float32 if d.kind == "V" else d), shape) for shape, d in kinds]
-            self._compare(names, like, [sample()], 0.0)
-
     # A center.
-
-    def number_of(self, leaf: Any, number: int) -> int:
-        """Return the number of the first optimizer whose state was made for the same parameters."""
-        for known, of in self._begun_with:
-            if known is leaf:
-                self._mixed |= of != number
-                return of
-        self._begun_with.append((leaf, number))
-        return number
 
     def sync(self, params: Any, state: Any = None, number: int = 0) -> Any:
         """Return the parameters, and the state of an optimizer, as synchronized with the center.
@@ -373,22 +294,22 @@ class Loop:
         if not tree.leaves:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
         _wait_at_exit(tree.leaves)
-        self.look_at(tree.leaves)
+        self.place.look_at(tree.leaves)
         moments = moments_in(state, tree)
         count, key, leaves = len(tree.leaves), (number, tree.shape), [*tree.leaves, *moments.leaves]
 
         def synchronized(arrays: list[Array]) -> list[Array]:
             self._steps(key)
-            self._synchronize(tree.names, arrays, moments.names, key)
+            self.center.synchronize(tree.names, arrays, moments.names, key)
             return arrays
 
         def in_memory(arrays: Any) -> None:
             if not self._skips(key):
                 self._steps(key)
-                self._synchronize_there(tree.names, arrays, moments.names, key)
+                self.center.synchronize_there(tree.names, arrays, moments.names, key)
 
-        if self.device is not None and self.device.takes(leaves):
-            found = self.device.change((key, *moments.names), leaves, in_memory)
+        if self.place.takes(leaves):
+            found = self.place.device.change((key, *moments.names), leaves, in_memory)
             return tree.rebuild(found[:count]), moments.rebuild(found[count:])
         period = default_period(self._given) if self._sync_every is None else self._sync_every
         skips = functools.partial(self._skips, key) if period > 1 else None
@@ -397,104 +318,11 @@ class Loop:
 
     def _skips(self, key: Any) -> bool:
         """Count a step after which nothing is due, and return True; False if something is."""
-        if self.fit.rule is None or key != self._last or self.groups[key].pending or self.fit.is_last_step:
+        if not self.center.skips(key):
             return False
         self._steps(key)
         self.fit.step()
         return True
-
-    def _synchronize_there(self, names: list[str], arrays: Any, moments: list[str], key: Any) -> None:
-        """Synchronize arrays in the memory of a device; by copies, unless there is a center for one group."""
-        if self.fit.rule is None and [*self.groups] == [key]:
-            self._share_there(arrays, key)
-        elif self._lent is not None and key in self.groups:
-            with self._lent.lend(arrays):
-                self.fit.step()
-        if self._lent is None or key not in self.groups:
-            values = [np.asarray(array) for array in arrays]
-            self._synchronize(names, values, moments, key)
-            for array, value in zip(arrays, values):
-                array[...] = value
-
-    def _share_there(self, arrays: Any, key: Any) -> None:
-        """Share parameters in the memory of a device, if the center can be there."""
-        group = self.groups[key]
-        rule, period = rule_for_loop(self._given, self._sync_every, [array.dtype for array in group.arrays])
-        self._through_host = "the center is in host memory"
-        if self._mixed or waits(rule) or gossips(rule):
-            return
-        count = len(group.arrays) if shares_moments(rule) else group.trained
-        lent = self._on_device.Lent(group.names[:count])
-        parameters, moments = lent.parameters[: group.trained], lent.parameters[group.trained :]
-        with lent.lend(arrays):
-            if self.worker.advanced.center_stays_on_device([*parameters, *moments], rule):
-                moments = moments if shares_moments(rule) else None
-                self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
-                self.fit.begin(rule, period)
-                self._lent, self._last = lent, key
-
-    def _synchronize(self, names: list[str], arrays: list[Array], moments: list[str], key: Any) -> None:
-        reals = [real_parts(array) for array in arrays]
-        group = self.groups.get(key)
-        if group is not None and self._lent is not None:
-            raise ConfigurationError(f"got {names[0]} on the host, and on the device before: keep parameters there")
-        if group is None:
-            self._release()  # Parameters that had no step before are shared too.
-            self.groups[key] = Group([*names, *moments], reals, len(moments))
-            return
-        if self.fit.rule is None:
-            _copy(group.arrays, reals)
-            group.is_fresh = True
-            if all(each.is_fresh for each in self.groups.values()):
-                self._share(key)
-        else:
-            for pending, array in zip(group.pending, reals):
-                array += pending
-            group.pending = []
-            _copy(group.arrays, reals)
-            if key == self._last:
-                self._step()
-        _copy(reals, group.arrays)
-
-    def _step(self) -> None:
-        others = [group for key, group in self.groups.items() if key != self._last]
-        before = [[array.copy() for array in group.arrays] for group in others]
-        self.fit.step()
-        self._leave_pending(others, before)
-
-    def _leave_pending(self, groups: Sequence[Group], before: Sequence[Sequence[Array]]) -> None:
-        for group, values in zip(groups, before):
-            changes = [array - value for array, value in zip(group.arrays, values)]
-            group.pending = [a + b for a, b in zip(group.pending, changes)] if group.pending else changes
-
-    def _share(self, last: Any) -> None:
-        named = [
-            (Shared(f"{number}/{name}" if len(self.groups) > 1 else name, array), i >= group.trained)
-            for number, group in enumerate(self.groups.values())
-            for i, (name, array) in enumerate(zip(group.names, group.arrays))
-        ]
-        dtypes = [each.memory().dtype for each, _ in named]
-        rule, period = rule_for_loop(self._given, self._sync_every, dtypes)
-        parameters = [each for each, is_moment in named if not is_moment]
-        moments = [each for each, is_moment in named if is_moment] if shares_moments(rule) else None
-        others = [group for key, group in self.groups.items() if key != last]
-        before = [[array.copy() for array in group.arrays] for group in others]
-        self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
-        if len(self.groups) > 1 and self.device is not None:
-            self._through_host = "there are several optimizers or models"
-        self._warn_of_host_memory(
-            "all parameters of each synchronization", sum(each.memory().nbytes for each, _ in named)
-        )
-        self.fit.begin(rule, period)
-        self._leave_pending(others, before)
-        self._last = last
-
-    def _release(self) -> None:
-        if self.fit.rule is not None:
-            self.worker.release_shared_params()
-            self.fit.rule = None
-        if self._lent is not None:
-            self.groups[self._last].is_fresh, self._lent = False, None
 
     # Common values.
 
@@ -509,7 +337,7 @@ class Loop:
             [on_host(leaf) if kind_of(leaf) in "fciub" and kind_of(leaf) else None for leaf in t.leaves] for t in found
         ]
         if self.mode == "async":
-            known = self._of_center(found, values)
+            known = self.center.synchronize_all(found, values)
         else:
             known = {(i, name) for i, tree in enumerate(found) for name in tree.names if name in self._averaged}
             same = [
@@ -533,66 +361,11 @@ class Loop:
             for i, tree in enumerate(found)
         ]
 
-    def _of_center(self, found: Sequence[Tree], values: Sequence[Sequence[Array | None]]) -> set[tuple[int, str]]:
-        """Set the values of shared parameters to those of the center; return which they are."""
-        if not self.groups:
-            return set()
-        places: dict[tuple[int, str], Array] = {}
-        named = [dict(zip(tree.names, map(real_parts_of, each))) for tree, each in zip(found, values)]
-        for group, (i, prefix) in places_of(self.groups, named, self.worker):
-            for name, shared in zip(group.names[: group.trained], group.arrays):
-                shared[...] = named[i][prefix + name]
-                places[i, prefix + name] = shared
-            group.pending = []
-        if self._lent is not None and not places:
-            return set()
-        first = next(iter(self.groups))
-        if self.fit.rule is None and self.device is not None and len(self.groups) == 1:
-            arrays = self.groups[first].arrays
-            self._share_there(self._on_device.Copies(arrays, len(arrays)), first)
-        if self.fit.rule is None:
-            self._share(first)
-        with self._lent_copies(first) as there:
-            self.fit.synchronize(whole=True)
-            center = self.worker.advanced.served()
-            if there and center is not None:
-                center.finish()
-            self.worker.barrier("the end of a pass")
-            self.worker.average_hosts()
-            self.worker.copy_to_local()
-        _copy(list(places.values()), list(map(np.asarray, there)))
-        for group in self.groups.values():
-            group.pending = []
-        for (i, name), array in places.items():
-            real_parts_of(values[i][found[i].names.index(name)])[...] = array
-        return set(places)
-
-    @contextlib.contextmanager
-    def _lent_copies(self, key: Any) -> Iterator[Sequence[Any]]:
-        """Lend the center copies of the parameters on a device, if it is there; yield them, without moments."""
-        if self._lent is None:
-            yield ()
-            return
-        group = self.groups[key]
-        copies = self._on_device.Copies(group.arrays, group.trained)
-        with self._lent.lend(copies):
-            yield copies[: group.trained]
-
-    @property
-    def moments(self) -> list[str]:
-        """The names of the moments that the workers share."""
-        return [name for group in self.groups.values() for name in group.names[group.trained :]]
-
     def close(self) -> None:
         if self._failure is None:
             settle()
-        self._release()
+        self.center.release()
         self._closed = True
-
-
-def _copy(to: Sequence[Array], values: Sequence[Array]) -> None:
-    for array, value in zip(to, values):
-        array[...] = value
 
 
 def _require_weight(weight: Any) -> float:
@@ -616,7 +389,7 @@ def settle() -> None:
         with contextlib.suppress(Exception):  # Their results raise it.
             jax().effects_barrier()
     loop = current()
-    if loop is not None and loop.device is not None:
+    if loop is not None and loop.place.device is not None:
         with contextlib.suppress(Exception):  # Likewise; the results of the latest step are alive.
             jax().block_until_ready([array for array in jax().live_arrays() if not array.is_deleted()])
     if loop is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         require_same_layout,
         start_together,
     )
-    from platoon_base.worker.prepared import begins_anew, require_weight, warn_if_alike
+    from platoon_base.worker.prepared import begins_anew, center_is_on_device, require_weight, warn_if_alike
     from platoon_base.worker.same_values import require_same_values
     from platoon_base.worker.training_start import start_training
     from platoon_base.worker.value_checksums import checksums
@@ -56,6 +56,7 @@ __all__ = [
     "agree",
     "agree_in_step",
     "begins_anew",
+    "center_is_on_device",
     "checksums",
     "copy_first_values",
     "copy_to_those_left",
@@ -86,6 +87,7 @@ __getattr__ = lazy_names(
         "agree": "platoon_base.worker.agreed_state",
         "agree_in_step": "platoon_base.worker.agreed_state",
         "begins_anew": "platoon_base.worker.prepared",
+        "center_is_on_device": "platoon_base.worker.prepared",
         "checksums": "platoon_base.worker.value_checksums",
         "copy_first_values": "platoon_base.worker.initial_values",
         "copy_to_those_left": "platoon_base.worker.initial_values",

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.coordination import messages as msg
-from platoon_base.parameters import Parameters
-from platoon_base.rules.center import Rule
 from platoon_base.shm.job_state import StopVotes
 from platoon_base.shm.phases import COLLECTIVE
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
@@ -35,6 +33,7 @@ class Advanced:
     def __init__(self, connection: Connection, sharing: Sharing) -> None:
         self.stop_votes = StopVotes(connection.job_state, connection.identity.rank)
         self.clock = connection.progress.clock
+        self.centers = connection.centers
         self._connection = connection
         self._sharing = sharing
         self._data_seen = DataSeen(connection.identity.resume_at)
@@ -59,11 +58,6 @@ class Advanced:
         parameters': C-contiguous ndarrays or GpuArrays with their shapes and dtypes, in place.
         """
         return self._sharing.require_served() if self.shares else None
-
-    def center_stays_on_device(self, parameters: Sequence[Any], rule: Rule) -> bool:
-        """Return whether a center of these parameters would lie in the memory of devices."""
-        centers = self._connection.centers
-        return centers is not None and centers(Parameters(parameters), rule).location == "device"
 
     @property
     def sharing(self) -> int:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.parameters import Parameters
+from platoon_base.rules.center import Rule
 from platoon_base.system.warn import warn_once
 from platoon_base.worker.handle import Worker
 
-__all__ = ["begins_anew", "require_weight", "warn_if_alike"]
+__all__ = ["begins_anew", "center_is_on_device", "require_weight", "warn_if_alike"]
 
 
 def begins_anew(loop: Any, worker: Worker, settings: Any, trains: bool) -> bool:
@@ -44,3 +46,9 @@ def warn_if_alike(marks: Sequence[int], rank: int) -> None:
             f"the first gradients are equal on all {len(marks)} workers, so each trains on the same rows: "
             "pass the loader to prepare too, or divide the rows with worker.shard"
         )
+
+
+def center_is_on_device(worker: Worker, parameters: Sequence[Any], rule: Rule) -> bool:
+    """Return whether a center of these parameters would lie in the memory of devices."""
+    centers = worker.advanced.centers
+    return centers is not None and centers(Parameters(parameters), rule).location == "device"

@@ -8,7 +8,7 @@ import sys
 import jax
 from processor_cuda import use_processor
 
-from platoon_base.array_loops import loops, on_device
+from platoon_base.array_loops import on_device, places
 from platoon_base.centers.device import DeviceCenter
 from platoon_base.worker.device_all_reduce import DeviceAllReduce
 
@@ -29,8 +29,7 @@ if __name__ == "__main__":
     if "PROCESSOR_NCCL" in os.environ:
         jax.config.update("jax_platforms", "cpu")
         use_processor(os.environ["PROCESSOR_NCCL"])
-        loops.has_gpu, on_device.cuda_device = lambda: True, lambda: 0
-    loops.ON_DEVICE = True
+        places.has_gpu, on_device.cuda_device = lambda: True, lambda: 0
     count(DeviceAllReduce, "add_up")
     count(DeviceCenter, "sync")
     _, out, script, *words = sys.argv
