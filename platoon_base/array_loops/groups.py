@@ -56,13 +56,11 @@ def places_of(
             if all(prefix + name in trees[i] and trees[i][prefix + name].shape == shapes[name] for name in shapes)
         ]
         having = sorted(having, key=lambda place: place[1] != "")[: len(groups)]
+        if len(groups) == 1:  # Distances would take as long as copies.
+            found += [(groups[0], place) for place in having]
+            continue
         apart = sorted(
-            (
-                len(groups) > 1
-                and sum(float(abs(a - trees[i][prefix + name]).sum()) for name, a in zip(shapes, group.arrays)),
-                g,
-                place,
-            )
+            (sum(float(abs(a - trees[i][prefix + name]).sum()) for name, a in zip(shapes, group.arrays)), g, place)
             for g, group in enumerate(groups)
             for place, (i, prefix) in enumerate(having)
         )
@@ -70,8 +68,8 @@ def places_of(
         for _, g, place in apart:
             if g not in pairs and place not in pairs.values():
                 pairs[g] = place
-        if len(groups) > 1:  # The first worker's choice counts.
-            pairs = dict(worker.gather(list(pairs.items()), name="models of equal shapes")[0])
+        # The first worker's choice counts.
+        pairs = dict(worker.gather(list(pairs.items()), name="models of equal shapes")[0])
         found += [(groups[g], having[place]) for g, place in pairs.items()]
     return found
 
