@@ -269,7 +269,7 @@ class HostsRounds(AcrossHosts):
 
     def read(self, totals: RoundTotals, number: int) -> bool:
         """Copy the sum of this host's workers; also False if a stripe has its step already."""
-        totals.number, totals.base = number, min(self.made, number - 1)
+        totals.number, totals.base = number, self.made
         has_step = []
 
         def copy(stripe: Stripe) -> None:
