@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from platoon_base.worker.all_values import FlatAllReduce, gather_rows, require_same_values
     from platoon_base.worker.fit import Fit
     from platoon_base.worker.initial_values import copy_first_values, copy_values, start_together
-    from platoon_base.worker.training_start import begins_anew, require_weight, start_training, warn_if_alike
+    from platoon_base.worker.training_start import (
+        begins_anew,
+        center_is_on_device,
+        require_weight,
+        start_training,
+        warn_if_alike,
+    )
     from platoon_base.worker.value_checksums import checksums
 
 __all__ = [
@@ -37,6 +43,7 @@ __all__ = [
     "agree",
     "agree_in_step",
     "begins_anew",
+    "center_is_on_device",
     "checksums",
     "copy_first_values",
     "copy_values",
@@ -61,7 +68,9 @@ __getattr__ = lazy_names(
         "platoon_base.worker.all_values": "FlatAllReduce gather_rows require_same_values",
         "platoon_base.worker.fit": "Fit",
         "platoon_base.worker.initial_values": "copy_first_values copy_values start_together",
-        "platoon_base.worker.training_start": "begins_anew require_weight start_training warn_if_alike",
+        "platoon_base.worker.training_start": (
+            "begins_anew center_is_on_device require_weight start_training warn_if_alike"
+        ),
         "platoon_base.worker.value_checksums": "checksums",
     },
 )

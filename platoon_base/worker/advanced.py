@@ -31,6 +31,7 @@ class Advanced:
     def __init__(self, connection: Connection, sharing: Sharing) -> None:
         self.stop_votes = StopVotes(connection.job_state, connection.identity.rank)
         self.clock = connection.progress.clock
+        self.centers = connection.centers
         self._connection = connection
         self._sharing = sharing
         self._data_seen = DataSeen(connection.identity.resume_at)

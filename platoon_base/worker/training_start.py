@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.parameters import Parameters
 from platoon_base.rules.center import Rule
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
@@ -93,3 +94,9 @@ def warn_if_alike(marks: Sequence[int], rank: int) -> None:
             f"the first gradients are equal on all {len(marks)} workers, so each trains on the same rows: "
             "pass the loader to prepare too, or divide the rows with worker.shard"
         )
+
+
+def center_is_on_device(worker: Worker, parameters: Sequence[Any], rule: Rule) -> bool:
+    """Return whether a center of these parameters would lie in the memory of devices."""
+    centers = worker.advanced.centers
+    return centers is not None and centers(Parameters(parameters), rule).location == "device"

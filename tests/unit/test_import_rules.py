@@ -123,7 +123,12 @@ def loaded_by(statement):
     return set(json.loads(run.stdout.splitlines()[-1]))
 
 
-NEED_A_FRAMEWORK = {"platoon_base.theano_ops", "platoon_base.torch_arrays", "platoon_base.torch_loops"}
+NEED_A_FRAMEWORK = {
+    "platoon_base.jax_arrays",
+    "platoon_base.theano_ops",
+    "platoon_base.torch_arrays",
+    "platoon_base.torch_loops",
+}
 
 
 def is_module(name):
@@ -204,7 +209,7 @@ def names_of_adapters(path):
             found.append(node.module or "")
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-    own = re.compile("jax") if place_of(path).startswith("array_loops/") else re.compile("$^")
+    own = re.compile("(?i:jax)") if place_of(path).startswith(("array_loops/", "jax_arrays/")) else re.compile("$^")
     return [text for text in found if OF_ADAPTERS.search(own.sub("", text))]
 
 
