@@ -215,6 +215,16 @@ def test_common_random_numbers_are_common_in_every_thread():
             assert list(pool.map(draw, range(8))) == expected
 
 
+@pytest.mark.promise
+def test_each_fit_of_a_deterministic_job_draws_other_numbers(monkeypatch):
+    monkeypatch.setattr(seeds, "deterministic_seed", lambda: 7)
+    before = seeds.state()
+    first = seeds.of_epoch(0, 0)
+    seeds.go_on(before)
+    assert seeds.of_epoch(0, 0) != first
+    seeds.restore(before)
+
+
 def test_alone_a_sequence_stays_as_it_is(solo_worker):
     whole = Batches(9)
     assert shard(whole, worker=solo_worker) is whole

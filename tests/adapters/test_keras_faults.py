@@ -1,12 +1,15 @@
 """Keras fits in which something is uneven, ends early, or goes wrong, on every back end that is installed."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from keras_here import both_ways, keras, on_torch
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras import modes
+from platoon_plugins.keras.evaluation import Evaluation
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
@@ -36,6 +39,32 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
 )
 def test_workers(run_keras, script):
     run_keras(script_path(f"keras_faults_{script}")).require_success()
+
+
+@pytest.mark.promise
+def test_of_workers_whose_callbacks_have_changed_weights_the_first_counts(monkeypatch):
+    roots = []
+    monkeypatch.setattr(modes, "copy_values", lambda state, worker, root: roots.append(root))
+    monkeypatch.setattr(modes, "state_of", lambda *its: [])
+    reports = {rank: {"checksum": rank, "changed": rank > 0} for rank in range(3)}
+    modes.Synchronous.take_reports(Mock(), reports)
+    assert roots == [1]
+
+
+@pytest.mark.promise
+def test_values_of_an_evaluation_that_only_some_have_made_are_left_out():
+    """Keras 2 does not evaluate after a stop in the middle of an epoch."""
+    worker, backend = Mock(), Mock(lets_steps_choose_logs=False)
+    worker.gather.return_value = [[0, True], [1, False]]
+    summed = Mock(pairs={"evaluate": (1.0, 2.0)}, ranks=[0, 1], arrays=[0, 0])
+    worker.advanced.sum_arrays.return_value = summed
+    metrics = backend.metrics.return_value
+    metrics.train_state.return_value, metrics.results.return_value = [], {"loss": 1.0}
+    evaluation = Evaluation(worker, backend, None, None)
+    evaluation.add_up_training(True, None, Mock(stops=True))
+    logs = {"loss": 2.0, "val_loss": 3.0}
+    evaluation.fill(logs)
+    assert logs == {"loss": 1.0}
 
 
 @both_ways

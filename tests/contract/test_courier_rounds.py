@@ -195,11 +195,16 @@ def until_gathered(group, number, *hosts):
     group.until(lambda: all(any(isinstance(n, between.Gathered) and n.number == number for n in of) for of in news))
 
 
-# A round takes four turns of each host; the rest are kills after it. Each second kill is made in one kind of rounds,
-# and with the mark all are in all kinds.
+# A round takes four turns of each host; later kills come after it. `make test` makes every second kill in one kind of
+# rounds, `make test-all` every kill in one kind; with the mark `rare` all kills are made in all kinds.
 KILLS = [
     pytest.param(
-        kind, hosts, killed, steps, marks=[pytest.mark.product] * ((killed + steps + i) % (2 * len(KINDS)) != 0)
+        kind,
+        hosts,
+        killed,
+        steps,
+        marks=[pytest.mark.product] * ((killed + steps + i) % (2 * len(KINDS)) != 0)
+        + [pytest.mark.rare] * ((killed + steps + i) % len(KINDS) != 0),
     )
     for i, kind in enumerate(KINDS)
     for hosts in (2, 3)

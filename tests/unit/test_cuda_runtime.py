@@ -94,3 +94,9 @@ def test_copies_on_the_device_are_given_back():
     parameters.give_back(arrays)
     assert parameter.given == arrays
     assert (parameter.array == 1).all()
+
+
+def test_only_arrays_that_stay_in_place_need_no_new_check():
+    placed, copied = Parameters([OnProcessor(np.ones(3, "float32"))]), Parameters([Copied(np.ones(3, "float32"))])
+    assert placed.borrow_on_device().like is placed.borrow_on_device().like is not None
+    assert copied.borrow_on_device().like is not copied.borrow_on_device().like

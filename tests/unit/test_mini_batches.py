@@ -6,7 +6,7 @@ from needing import require
 
 require("theano")
 
-from platoon_base.data.batch_frames import MAX_ARRAYS, flatten, unflatten
+from platoon_base.data.batch_memory import MAX_ARRAYS, flatten, unflatten
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api import Controller, Worker, channel
 from platoon_base.platoon_api.data_channel import pack, unpack

@@ -29,7 +29,7 @@ from platoon_base.theano_ops import (
     decay_defaults,
 )
 from platoon_base.theano_ops.base import JobOp, next_turn
-from platoon_base.theano_ops.function_graph import require_reductions
+from platoon_base.theano_ops.function_graph import Combined, require_reductions
 from platoon_base.worker import Fit
 
 pytestmark = pytest.mark.theano
@@ -49,6 +49,13 @@ def worker():
 def test_the_face_has_all_that_it_offers():
     """Some names are imported only when they are asked for, so a wrong one would show late."""
     assert [name for name in platoon_base.theano_ops.__all__ if not hasattr(platoon_base.theano_ops, name)] == []
+
+
+def test_a_worker_without_rows_adds_nothing_to_a_maximum(worker):
+    combined = Combined(["max", "min", "max"])
+    for value, counted in ((-3, True), (7, False)):
+        combined.add([np.float32(value), np.float32(value), np.int8(value)], 1, counted)
+    assert combined.over(worker, [1], 10) == [-3, -3, -3]
 
 
 def test_an_unknown_reduction_is_refused_with_those_that_there_are():
