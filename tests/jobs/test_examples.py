@@ -50,11 +50,11 @@ def launch(tmp_path):
 
 
 ALONE = [
-    pytest.param("lasagne_digits.py", ["--num-epochs", "6", "--plot", ""], 0.9, marks=marks_of(needs_theano)),
+    pytest.param("lasagne_digits.py", ["--num-epochs", "2", "--plot", ""], 0.5, marks=marks_of(needs_theano)),
     pytest.param("keras_digits.py", ["--num-epochs", "1"], 0.3, marks=marks_of(needs_keras)),
     pytest.param("torch_images.py", ["--num-epochs", "1"], 0.5, marks=marks_of(needs_torch)),
     pytest.param("jax_images.py", ["--num-epochs", "1"], 0.5, marks=marks_of(needs_optax)),
-    pytest.param("blocks_digits.py", ["--num-epochs", "6"], 0.9, marks=marks_of(needs_blocks)),
+    pytest.param("blocks_digits.py", ["--num-epochs", "2"], 0.5, marks=marks_of(needs_blocks)),
 ]
 
 
