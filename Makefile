@@ -111,7 +111,7 @@ readme: setup
 	@$(NOX) -s readme
 
 clean:
-	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_*.so platoon_plugins/keras/backends/_*.so
+	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_*.so
 	find . -path './.venv*' -prune -o -path ./.nox -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

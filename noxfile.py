@@ -282,7 +282,7 @@ def dist(session: nox.Session) -> None:
     session.run("python", "-m", "build", "--outdir", "dist", silent=True)
     (wheel,) = Path("dist").glob("*.whl")
     # Indexes take no wheel that is only "linux". Where this fails, an extension calls a newer function of libc;
-    # `objdump -T platoon_base/_*.so platoon_plugins/keras/backends/_*.so | grep GLIBC` names it.
+    # `objdump -T platoon_base/_*.so | grep GLIBC` names it.
     label = "manylinux_{}_{}_{}".format(*OLDEST_LIBC, platform.machine())
     session.run("auditwheel", "repair", "--plat", label, "--wheel-dir", "dist", str(wheel))
     wheel.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from platoon_base.device_arrays import CudaArray, Flush, Queue
+from platoon_base.devices.cuda import Driver
 from platoon_base.errors import PlatoonError
-from platoon_base.worker import Borrowed
-from platoon_plugins.keras.backends import xla_calls
+from platoon_base.jax_arrays.calls import Block, call_on_stream
+from platoon_base.parameters import Borrowed
 
-__all__ = ["AwaitedArrays", "JaxArray", "JaxArrays", "change_now", "device_of", "on_cuda"]
+__all__ = ["AwaitedArrays", "BlockArrays", "JaxArray", "JaxArrays", "change_now", "device_of", "on_cuda"]
 
 # Interval of checks for a failed program while waiting for its call.
 _POLL_INTERVAL_S = 1.0
@@ -174,7 +176,8 @@ class AwaitedArrays(JaxArrays):
         if not may_wait or not self._later.put_off(indices, queue):
             return super().change_some(indices, queue, may_wait)
         self.are_to_be_given_back = False
-        return self._later.flush
+        flush: Flush = self._later.flush
+        return flush
 
     def _current(self) -> list[Any]:
         if not self.are_to_be_given_back:
@@ -182,6 +185,84 @@ class AwaitedArrays(JaxArrays):
             self.are_to_be_given_back = True
             self.put(range(len(self)), values)
         return self._known
+
+
+class _BlockArray(CudaArray):
+    """Memory of a program during its call; who reads it waits for the program's earlier work."""
+
+    def __init__(self, block: Block, shape: tuple[int, ...], stream: int, driver: Driver, ordinal: int) -> None:
+        super().__init__(shape, block.dtype, ordinal)
+        self._block, self._stream, self._driver = block, stream, driver
+
+    @staticmethod
+    def change(arrays: Sequence[_BlockArray], queue: Queue) -> None:
+        queue([array._block.address for array in arrays], arrays[0]._stream)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        found = np.empty(self.shape, self.dtype)
+        self._driver.finish(self._stream)
+        if found.size:
+            self._driver.read(self._block.address, found)
+        return np.asarray(found, dtype)
+
+    def __setitem__(self, key: Any, values: Any) -> None:
+        if key is not Ellipsis:
+            raise TypeError(f"got [{key!r}]: set all values with [...]")
+        found = np.ascontiguousarray(np.broadcast_to(values, self.shape), self.dtype)
+        if found.size:
+            self._driver.queue_write(self._block.address, found, self._stream)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a copy of some elements of a vector on the host."""
+        chosen = range(self.size)[key]
+        found = np.empty(len(chosen), self.dtype)
+        self._driver.finish(self._stream)
+        for i, at in enumerate(chosen):
+            self._driver.read(self._block.address + at * self.dtype.itemsize, found[i : i + 1])
+        return found
+
+    def reshape(self, shape: tuple[int, ...]) -> _BlockArray:
+        size = (self.size,) if shape == (-1,) else shape
+        return _BlockArray(self._block, size, self._stream, self._driver, self.context.ordinal)
+
+    def copy(self) -> CudaArray:
+        raise NotImplementedError("memory of a program has no copies on the device")
+
+
+class BlockArrays(Borrowed):
+    """The arrays of a program during its call, which is their only use."""
+
+    # Under vmap blocks are larger than the shapes.
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        shapes: Sequence[tuple[int, ...]],
+        stream: int,
+        driver: Driver,
+        ordinal: int,
+        like: object = None,
+    ) -> None:
+        self.like = like
+        self._blocks, self._stream, self._driver, self._ordinal = blocks, stream, driver, ordinal
+        self._shapes = [
+            shape if block.size == math.prod(shape) else (block.size // math.prod(shape), *shape)
+            for block, shape in zip(blocks, shapes)
+        ]
+
+    def change(self, queue: Queue, may_wait: bool = False) -> Flush | None:
+        queue([block.address for block in self._blocks], self._stream)
+        return None
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, (slice, list)):
+            chosen = index if isinstance(index, list) else range(len(self))[index]
+            of_these = [self._blocks[i] for i in chosen], [self._shapes[i] for i in chosen]
+            return BlockArrays(*of_these, self._stream, self._driver, self._ordinal, self.like)
+        return _BlockArray(self._blocks[index], self._shapes[index], self._stream, self._driver, self._ordinal)
 
 
 def on_cuda(value: Any, donated: bool = False) -> JaxArray | None:
@@ -212,7 +293,7 @@ class _Program:
     # The host waits for the call at the start of the program, but not for the device.
 
     def __init__(self, donates: bool) -> None:
-        compiled = jax.jit(lambda values: xla_calls.call_on_stream(self, values), donate_argnums=0 if donates else ())
+        compiled = jax.jit(lambda values: call_on_stream(self, values), donate_argnums=0 if donates else ())
         self._compiled = compiled
         self._turn = threading.Lock()
         self._called = threading.Event()
@@ -235,7 +316,7 @@ class _Program:
                 self._work = None
             return found, self._failure
 
-    def __call__(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
+    def __call__(self, blocks: Sequence[Block], stream: int) -> None:
         """Queue the current work; its exception is stored for the caller of `run`."""
         try:
             if self._work is not None:

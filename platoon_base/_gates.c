@@ -25,6 +25,8 @@ struct buffer {
     void *extension;
     int dtype;
     void *data;
+    int64_t rank;
+    int64_t *dims;
 };
 
 struct buffers {
@@ -117,15 +119,19 @@ static PyObject *calls_of(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(number < GATES ? __atomic_load_n(&came[number], __ATOMIC_ACQUIRE) : 0);
 }
 
-static PyObject *result_addresses(PyObject *self, PyObject *args)
+static PyObject *results(PyObject *self, PyObject *args)
 {
     unsigned long long address;
     if (!PyArg_ParseTuple(args, "K", &address))
         return NULL;
-    const struct buffers *results = &((struct frame *)(uintptr_t)address)->results;
-    PyObject *found = PyList_New(results->count);
-    for (int64_t i = 0; found && i < results->count; ++i) {
-        PyObject *one = PyLong_FromVoidPtr(results->buffers[i]->data);
+    const struct buffers *all = &((struct frame *)(uintptr_t)address)->results;
+    PyObject *found = PyList_New(all->count);
+    for (int64_t i = 0; found && i < all->count; ++i) {
+        const struct buffer *each = all->buffers[i];
+        long long size = 1;
+        for (int64_t k = 0; k < each->rank; ++k)
+            size *= each->dims[k];
+        PyObject *one = Py_BuildValue("KL", (unsigned long long)(uintptr_t)each->data, size);
         if (!one || PyList_SetItem(found, i, one)) {
             Py_DECREF(found);
             return NULL;
@@ -138,7 +144,7 @@ static PyMethodDef methods[] = {
     {"stand_before", stand_before, METH_VARARGS, "Return the addresses of functions that call two others, if they are to."},
     {"set_gate", set_gate, METH_VARARGS, "Let no call of a number pass (0), or one (1)."},
     {"calls_of", calls_of, METH_VARARGS, "Return how many calls of a number have been made, let in or not."},
-    {"result_addresses", result_addresses, METH_VARARGS, "Return where the results of a call are."},
+    {"results", results, METH_VARARGS, "Return the address and the number of elements of each result of a call."},
     {NULL, NULL, 0, NULL},
 };
 

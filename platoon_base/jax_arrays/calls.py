@@ -21,27 +21,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from platoon_base.dtypes import XLA_CODES
-
-__all__ = ["Block", "Gate", "call_in_place", "call_on_stream", "gate_of"]
+from platoon_base.dtypes import XLA_CODES, Array
 
 log = logging.getLogger(__name__)
 
 gates: Any = None  # The C extension, if it was built.
 try:
-    gates = importlib.import_module("platoon_plugins.keras.backends._gates")
+    gates = importlib.import_module("platoon_base._gates")
 except ImportError as exc:
     log.debug("the C extension is missing (%s), so each call from a compiled program runs in Python", exc)
 
-Array = np.ndarray[Any, Any]
 _TARGET, _STREAM_TARGET = "platoon_call_in_place", "platoon_call_on_stream"
 _EXECUTE, _METADATA, _INTERNAL = 3, 1, 13
 # The version of the interface.
 _VERSION = (0, 1)
-_DTYPES = {code: np.dtype(name) for name, code in XLA_CODES.items()}
+_BY_CODE = {code: np.dtype(name) for name, code in XLA_CODES.items()}
 
 _Pointer = ctypes.c_void_p
-_HEAD = [("size", ctypes.c_size_t), ("extension", _Pointer)]
+_HEAD: list[Any] = [("size", ctypes.c_size_t), ("extension", _Pointer)]
 
 
 class _Extension(ctypes.Structure):
@@ -168,15 +165,15 @@ def gate_of(owner: Any) -> Gate | None:
 
 
 def _free_again(number: int) -> None:
-    _kinds.pop(number, None)
+    _dtypes.pop(number, None)
     heapq.heappush(_free, number)
 
 
 # The handlers of calls, by their numbers in the programs. They must outlive the programs, which an
 # exception of theirs ends.
 _handlers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-# Sizes and dtypes of the results, by the same numbers.
-_kinds: dict[int, list[tuple[int, np.dtype[Any]]]] = {}
+# Dtypes of the results, by the same numbers.
+_dtypes: dict[int, list[np.dtype[Any]]] = {}
 _free = [] if gates is None else [*range(gates.GATES)]  # Free numbers of gates.
 _numbers = itertools.count(len(_free))  # Numbers of calls without a gate.
 # The trace that made the latest call, and a result of that call.
@@ -209,13 +206,14 @@ def _call(
     global _latest
     number = next(_numbers) if gate is None else gate.number
     _handlers[number] = handler
-    _kinds[number] = [(math.prod(array.shape), np.dtype(array.dtype)) for array in ins]
+    _dtypes[number] = [np.dtype(array.dtype) for array in ins]
     if gate is None:
-        weakref.finalize(handler, _kinds.pop, number).atexit = False
+        weakref.finalize(handler, _dtypes.pop, number).atexit = False
     call = jax.ffi.ffi_call(
         target,
         [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in ins],
         input_output_aliases={i: i for i in range(len(ins))},
+        vmap_method="broadcast_all",
     )
     trace = next((array._trace for array in (*ins, *before) if isinstance(array, jax.core.Tracer)), None)
     # XLA may run two calls at the same time unless one depends on a result of the other.
@@ -248,16 +246,17 @@ def _on_cpu(frame: Any) -> None:
 
 def _queue(frame: Any, stream: int) -> None:
     number = _number_of(frame)
-    blocks = [Block(address, *kind) for address, kind in zip(_addresses(frame), _kinds[number])]
+    blocks = [Block(address, size, dtype) for (address, size), dtype in zip(_places(frame), _dtypes[number])]
     _handlers[number](blocks, stream)
 
 
-def _addresses(frame: Any) -> list[int]:
+def _places(frame: Any) -> list[tuple[int, int]]:
+    """Return the address and the number of elements of each result."""
     if gates is not None:
-        found: list[int] = gates.result_addresses(ctypes.addressof(frame))
+        found: list[tuple[int, int]] = gates.results(ctypes.addressof(frame))
         return found
-    buffers = frame.results.buffers
-    return [buffers[i].contents.data or 0 for i in range(frame.results.count)]
+    buffers = [frame.results.buffers[i].contents for i in range(frame.results.count)]
+    return [(buffer.data or 0, _size(buffer)) for buffer in buffers]
 
 
 def _number_of(frame: Any) -> int:
@@ -288,11 +287,12 @@ def _arrays(buffers: Any) -> list[Array]:
 
 
 def _array(buffer: Any) -> Array:
-    dtype = _DTYPES[buffer.dtype]
+    dtype = _BY_CODE[buffer.dtype]
     shape, size = buffer.dims[: buffer.rank], _size(buffer) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
-    array: Array = np.frombuffer((ctypes.c_char * size).from_address(buffer.data), dtype).reshape(shape)
+    memory: Any = (ctypes.c_char * size).from_address(buffer.data)
+    array: Array = np.frombuffer(memory, dtype).reshape(shape)
     return array
 
 
