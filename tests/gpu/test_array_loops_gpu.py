@@ -93,16 +93,35 @@ def test_the_way_through_host_memory_is_said(run, tmp_path, mode):
     assert any("pass through host memory" in log for log in outcome.logs) == (mode == "async"), outcome.logs[0]
 
 
-def test_workers_that_share_a_device_sum_through_host_memory(run, tmp_path):
-    script = tmp_path / "loop.py"
-    script.write_text(REFUSED + LOOP)
-    outcome, made = run(script, "sync")
-    outcome.require_success()
-    assert made == [(0, 0)] * 2
-    assert any("pass through host memory" in log for log in outcome.logs), outcome.logs[0]
-
-
-REFUSED = """
+NO_NCCL = """
 from platoon_base.worker.advanced import Advanced
 Advanced.device_all_reduce = lambda self, ordinal: None
 """
+ELSEWHERE = """
+import jax
+from platoon_base.array_loops import on_device
+on_device.Device.takes = lambda leaves: not leaves  # on this device
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "mode", "why"),
+    [(NO_NCCL, "sync", "workers share a device"), (ELSEWHERE, "async", "on another device, or on several")],
+)
+def test_values_that_cannot_stay_go_through_host_memory(run, tmp_path, before, mode, why):
+    script = tmp_path / "loop.py"
+    script.write_text(before + LOOP)
+    outcome, made = run(script, mode)
+    outcome.require_success()
+    assert made == [(0, 0)] * 2
+    assert all(log.count("pass through host memory") == 1 and why in log for log in outcome.logs), outcome.logs[0]
+
+
+def test_workers_that_see_several_gpus_go_through_host_memory(run_job, processor_driver, tmp_path):
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+    places = {"LD_LIBRARY_PATH": str(processor_driver), "PROCESSOR_NCCL": str(processor_driver)}
+    places["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    outcome = run_job(Path(loops_on_device.__file__), args=[str(script), "sync"], environment=places, center="device")
+    outcome.require_success()
+    assert all("a worker needs one CUDA device" in log for log in outcome.logs), outcome.logs[0]
