@@ -7,6 +7,7 @@ recognized by their methods, so no framework is imported here.
 from __future__ import annotations
 
 import abc
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -14,15 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.device_arrays import Order, is_device_array, is_gpu_array, memory_order
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.layout import Layout, require_plain
-
-__all__ = [
-    "Array", "Borrowed", "BorrowedArrays", "Group", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor",
-]  # fmt: skip
-
-Array = np.ndarray[Any, Any]
 
 
 class Parameter(Protocol):
@@ -233,6 +229,7 @@ class Parameters:
         self._flushes = [p.flush for p in self._parameters if hasattr(p, "flush")]
         groups = {id(found): found for found in (getattr(p, "group", None) for p in self._parameters)}
         self._group: Group | None = next(iter(groups.values())) if len(groups) == 1 else None
+        self._on_device = BorrowedArrays()  # The latest ones; the same objects need no new checks.
         arrays = self.borrow()
         for parameter, array in zip(self._parameters, arrays):
             require_plain(parameter.memory(), parameter.name)
@@ -295,7 +292,13 @@ class Parameters:
     def borrow_on_device(self) -> Borrowed:
         """Return the values as device arrays, for `give_back`; None for each on the host."""
         found = None if self._group is None else self._group.borrow_on_device(self._parameters)
-        return BorrowedArrays(p.on_device() for p in self._parameters) if found is None else found
+        if found is not None:
+            return found
+        arrays = BorrowedArrays(p.on_device() for p in self._parameters)
+        if len(arrays) != len(self._on_device) or not all(map(operator.is_, arrays, self._on_device)):
+            arrays.like = object()
+            self._on_device = arrays
+        return self._on_device
 
     def orders_on_device(self) -> list[Order | None]:
         """Return the order in memory of each parameter on the device."""

@@ -6,14 +6,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+require("blocks.main_loop")
 
 from blocks.algorithms import Scale
 
@@ -21,6 +20,7 @@ from platoon_base.checkpoints.files import CheckpointFolder
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks import EASGD, AllReduceGradients, ParameterSync, StopTogether
+from platoon_plugins.blocks.training import Vote
 
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
@@ -247,6 +247,17 @@ def test_a_stream_that_nobody_has_sharded_is_told(run_blocks):
     ).require_success()
     assert [log.count("the 2 workers train on the same data") for log in outcome.logs] == [1, 0]
     assert "shard_stream(stream)" in outcome.logs[0]
+
+
+@pytest.mark.promise
+def test_a_job_that_stops_ends_the_main_loops_at_an_epoch():
+    training = Mock(ended=False, worker=Mock(should_stop=True))
+    training.meet.return_value = None
+    stopping = type("Stopping", (StopTogether,), {"training": training})()
+    status = dict.fromkeys(("epoch_interrupt_received", "batch_interrupt_received"), False)
+    stopping.main_loop = Mock(log=Mock(current_row={}), status=status)
+    stopping.after_epoch()
+    training.meet.assert_called_once_with("the end of an epoch", Vote.END)
 
 
 @pytest.mark.parametrize(

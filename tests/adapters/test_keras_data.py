@@ -1,8 +1,6 @@
 """Shards of data, arguments, and the learning rate: what needs no second process."""
 
 import itertools
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from keras_here import KERAS_2, keras, needs_keras_3, on_torch
+from programs import run_python
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
@@ -214,6 +213,16 @@ def test_common_random_numbers_are_common_in_every_thread():
     with ThreadPoolExecutor(8) as pool:
         for _ in range(20):
             assert list(pool.map(draw, range(8))) == expected
+
+
+@pytest.mark.promise
+def test_each_fit_of_a_deterministic_job_draws_other_numbers(monkeypatch):
+    monkeypatch.setattr(seeds, "deterministic_seed", lambda: 7)
+    before = seeds.state()
+    first = seeds.of_epoch(0, 0)
+    seeds.go_on(before)
+    assert seeds.of_epoch(0, 0) != first
+    seeds.restore(before)
 
 
 def test_alone_a_sequence_stays_as_it_is(solo_worker):
@@ -583,7 +592,7 @@ def test_a_scaled_schedule_ends_at_the_same_epoch(tmp_path):
         "assert type(o._learning_rate) is keras.optimizers.schedules.PolynomialDecay, o._learning_rate;"
         "assert abs(float(keras.ops.convert_to_numpy(o.learning_rate)) - (0.5 - 0.4 * 8 / 40)) < 1e-6"
     )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "model.keras"], check=True, timeout=400)
+    run_python("-c", code, tmp_path / "model.keras", timeout=400)
 
 
 # Devices.
@@ -591,8 +600,7 @@ def test_a_scaled_schedule_ends_at_the_same_epoch(tmp_path):
 
 def test_a_worker_with_a_gpu_keeps_its_framework_to_it():
     """Here without one: the framework is asked all the same, and works on."""
-    code = script_path("keras_data_a_worker_with_a_gpu_keeps_its_framework")
-    subprocess.run([sys.executable, code], check=True, timeout=400)
+    run_python(script_path("keras_data_a_worker_with_a_gpu_keeps_its_framework"), timeout=400)
 
 
 # Variables.

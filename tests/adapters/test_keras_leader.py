@@ -3,8 +3,10 @@
 import csv
 
 import pytest
-from keras_here import on_torch
+from keras_here import keras, on_torch
 from scripts_here import script_path
+
+from platoon_plugins.keras.standby import stand_by
 
 pytestmark = pytest.mark.keras
 
@@ -31,6 +33,17 @@ def test_another_worker_writes_and_reports_on(run_keras, tmp_path, end):
     else:  # the values are of other rows than those of all
         assert reported["parts of the data"] == "1 of 2 trained, 1 of 2 validated"
         assert reported["keras"] == 2
+
+
+@pytest.mark.promise
+def test_a_placeholder_knows_the_best_value_of_the_leader():
+    options = {"monitor": "loss", "mode": "min", "save_best_only": True}
+    placeholder = stand_by(callback := keras.callbacks.ModelCheckpoint("best.keras", **options))
+    placeholder.set_model(keras.Sequential())
+    for loss in (3.0, 1.0, 2.0):
+        placeholder.on_epoch_end(0, {"loss": loss})
+        placeholder.follow()
+    assert callback.best == 1.0
 
 
 @pytest.mark.slow

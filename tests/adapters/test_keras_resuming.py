@@ -1,6 +1,7 @@
 """Fits of a job that is resumed from a checkpoint begin at its epoch, on every back end that is installed."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
 from keras_here import on_keras_3
@@ -8,7 +9,7 @@ from scripts_here import script_path
 
 from platoon_base.checkpoints.files import CheckpointFolder
 from platoon_base.checkpoints.writer import Saving
-from platoon_plugins.keras.resuming import Resumption
+from platoon_plugins.keras.resuming import Resumption, agree_to_resume
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
@@ -40,6 +41,12 @@ def test_the_first_fit_goes_on_at_its_epoch_and_trains_no_more_once_it_is_over(f
     fits(3, [2])
     (*_, log) = fits(2, [0, 1], averaged=True)
     assert "this job was resumed at epoch 3, and its fit starts at epoch 1 with new weights" in log
+
+
+@pytest.mark.promise
+def test_the_fit_goes_on_where_the_slowest_worker_was():
+    worker = Mock(take_kept=lambda name: [4, 0], gather=lambda mine, name: [mine, [3, 0], None])
+    assert agree_to_resume(worker) == Resumption(3)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -307,7 +308,11 @@ def test_who_leaves_a_stripe_out_has_not_reached_the_whole_center(pair, monkeypa
     monkeypatch.setattr(stripes, "timeout", {"stripe": 0.05}.get)
     other.sync(meanwhile(lambda: center.sync(EASGD(0.5), x, True, 10)), model(0), True, 10)
     assert not center.whole
-    center.sync(EASGD(0.5), x, True, 10)
+    # Another worker has visited it since, so it is waited for.
+    monkeypatch.setattr(stripes, "timeout", {"stripe": 10}.get)
+    syncing = threading.Thread(target=center.sync, args=(EASGD(0.5), x, True, 20))
+    other.sync(meanwhile(lambda: (syncing.start(), syncing.join(0.3))), model(0), True, 10)
+    syncing.join()
     assert center.whole
 
 

@@ -10,7 +10,9 @@ import pytest
 import rounds_in_turns
 from rounds_in_turns import Group
 
-from platoon_base.centers.host import STRIPE_BYTES
+from platoon_base.centers import stripes
+from platoon_base.centers.host import STRIPE_BYTES, HostCenter
+from platoon_base.centers.stripes import COURIER
 from platoon_base.courier import messages as between
 from platoon_base.rules import EASGD, AveragedEASGD
 
@@ -104,6 +106,19 @@ def test_at_a_mean_all_hosts_have_the_same_center_and_the_same_average(workers):
                 np.testing.assert_array_equal(now, moment)
 
 
+def test_a_host_that_is_lost_within_an_exchange_holds_up_no_mean(monkeypatch):
+    with filled(workers=(1, 1, 1)) as group:
+        exchange(group)
+        for _ in range(5):  # It gets the answers that have been sent; the others do not go on.
+            group.hosts[0].courier.step([])
+        copies, copy = [], HostCenter.copy_parameters
+        monkeypatch.setattr(HostCenter, "copy_parameters", lambda *its: copies.append(copy(*its)))
+        group.until(lambda: copies, 0)
+        group.lose(2)
+        group.begin(1, [0, 1])
+        group.end(1, 0, 1)
+
+
 def test_a_host_without_workers_gets_the_center_and_its_average():
     with filled(workers=(1, 1, 1)) as group:
         train(group)
@@ -117,6 +132,19 @@ def test_a_host_without_workers_gets_the_center_and_its_average():
             mean = (starts[0][part] + starts[2][part]) / 2  # its own center does not count
             np.testing.assert_allclose(values_of(first)[part], mean, atol=1e-6)
         assert (values_of(second)[0] != values_of(second)[2]).any()
+
+
+def test_what_a_held_stripe_has_left_of_a_move_is_added_later(monkeypatch):
+    monkeypatch.setattr(stripes, "timeout", {"stripe": 0.05}.get)
+    with filled() as group:
+        host, tried = group.hosts[0], []
+        courier, by = host.centers.watch(host.layout, COURIER), np.ones_like(host.params[0])
+        host.center.locks.visit(lambda stripe: tried or tried.append(courier.move([by], 0)))
+        assert tried == [False]
+        assert 0 < by.sum() < by.size
+        assert courier.move([by], 0)
+        courier.close()
+        np.testing.assert_array_equal(values_of(host)[0], 2)
 
 
 def test_an_average_follows_a_center_that_a_worker_changes():

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,9 +21,17 @@ from scripts_here import script_path
 
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 from platoon_base.links import handshake
-from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher, KeyExchange, derive_keys
 from platoon_base.links.handshake import Address, Caller, Listener, Opening, open_links
-from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
+from platoon_base.links.stream import (
+    MAX_PAYLOAD_BYTES,
+    TAG_BYTES,
+    AlteredError,
+    BrokenStreamError,
+    Cipher,
+    KeyExchange,
+    Stream,
+    derive_keys,
+)
 from platoon_base.system.process import awake
 
 pytestmark = pytest.mark.base
@@ -149,6 +158,29 @@ def test_a_record_can_be_left_for_later(pair):
     keeping.holding = False
     pass_on(sender, receiver, keeping, 3)
     assert [(tag, len(payload)) for tag, _, payload in keeping.records] == [(1, 1), (99, 100_000), (2, 1)]
+
+
+def test_nothing_follows_a_push_that_was_torn():
+    """A part of a record may be on its way: what follows would be taken for its rest."""
+    sock = Mock()
+    sock.sendmsg.side_effect = [KeyboardInterrupt, BlockingIOError]
+    stream = Stream(sock, None, None)
+    stream.post(1, 0, b"a")
+    with pytest.raises(KeyboardInterrupt):
+        stream.push()
+    assert not stream.push()
+    sock.sendmsg.assert_called_once()
+
+
+def test_records_that_are_dropped_are_not_waited_for(pair):
+    sender, receiver = pair
+    for i in range(90):  # more than sockets hold
+        sender.post(i, 0, bytes(MAX_PAYLOAD_BYTES))
+    sender.push()
+    sender.drop_queue()
+    keeping = Keeping()
+    pass_on(sender, receiver, keeping, sender.posted)
+    assert sender.sent == sender.posted == len(keeping.records) < 90
 
 
 def test_the_end_of_a_connection_is_seen_after_all_that_came(pair):

@@ -402,6 +402,17 @@ def test_a_process_that_is_killed_with_unread_messages_is_noticed_soon(pair):
         os.close(fd)
 
 
+def test_messages_that_arrive_last_do_not_hide_the_end_of_a_process(pair):
+    pair.until(pair.is_whole)
+    there = pair.peer
+    pair.client.peer.idle.close()
+    pair.until_server(lambda: there.gone)
+    pair.client.peer.send(b"last")
+    pair.client.close()
+    assert pair.until_server(lambda: there.closed(awake())) < 2.5
+    assert pair.at_server[1:] == [b"last"]
+
+
 def test_a_reset_is_no_end(pair):
     """A firewall may reset connections for a while, and refuse new ones."""
     pair.until(pair.is_whole)

@@ -62,6 +62,7 @@ MADE = {
 }
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("made", MADE)
 def test_an_exception_before_the_first_step_is_fatal(made):
     progress, early = MADE[made]

@@ -15,20 +15,15 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 x, y = torch.from_numpy(rows).to(device), torch.from_numpy(labels).long().to(device)
 before = sent_bytes()
 for epoch in range(4):
-    own = list(zip(x[mine].split(50), y[mine].split(50)))  # the last batch has another size
-    if sys.argv[1] == "shorter" and rank == 1:
-        own.pop()
-    for batch in average.batches(own):
+    for a, b in zip(x[mine].split(50), y[mine].split(50)):  # the last batch has another size
         optimizer.zero_grad()
-        a, b = batch or (x[:0], y[:0])
         loss = torch.nn.functional.cross_entropy(model(a), b)
         if sys.argv[1] == "behind":
             loss.backward()
             average(len(a))
         else:
             with average.overlapping(len(a)):
-                if batch is not None:
-                    loss.backward()
+                loss.backward()
         optimizer.step()
 sent = sent_bytes() - before
 with torch.no_grad():

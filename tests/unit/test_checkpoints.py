@@ -237,6 +237,10 @@ def test_what_is_not_finite_is_not_saved(folder):
         ):
             folder.save(bad)
     assert folder.numbers() == [1]
+    far = np.zeros(300_000, "float32")  # more than are looked at together
+    far[-1] = np.inf
+    with pytest.raises(ConfigurationError, match="element 299999 of "):
+        folder.save(Checkpoint.of(About(seed=0, size=1, seconds=0.0), Layout.of([far]), [far], []))
 
 
 def test_one_of_a_newer_version_is_not_passed_over(folder):
@@ -454,10 +458,11 @@ def test_a_folder_whose_locks_stay_on_this_host_is_warned_of(tmp_path, monkeypat
     assert f"is on a file system ({why}) whose locks other hosts may not see" in caplog.text
 
 
-def test_a_folder_that_was_removed_is_made_anew(folder, caplog):
+def test_a_folder_that_was_removed_is_made_anew(folder, tmp_path, caplog):
     folder.save(make(1))
-    shutil.rmtree(folder.path)
-    folder.save(make(2))
+    folder.path.rename(tmp_path / "removed")
+    for value in (1, 2):
+        folder.save(make(value))
     assert "was removed and has been created again" in caplog.text
     assert same(newest(folder), make(2))
     with pytest.raises(ConfigurationError, match="another job writes its checkpoints"):
@@ -540,6 +545,37 @@ def test_one_without_a_center_takes_no_place_of_one_that_has_it(folder, resumed)
     write_all(writer, [None, None] if resumed else [None, make().about.layout, None, None])
     writer.close()
     assert writer.tally.written == (0 if resumed else 2)
+
+
+def test_the_first_with_a_center_that_is_not_written_is_a_problem(folder, monkeypatch):
+    """Those before it are small, and say nothing about the room for it."""
+    writer = CheckpointWriter(Saving(folder, 1000.0), lambda layout: Center())
+    write_all(writer, [None])
+
+    def save(checkpoint):
+        raise OSError("no room")
+
+    monkeypatch.setattr(folder, "save", save)
+    write_all(writer, [make().about.layout])
+    assert "no room. Make room" in writer.take_problem()
+    write_all(writer, [make().about.layout])
+    writer.close()
+
+
+def test_the_last_one_is_written_after_the_one_before(folder, monkeypatch):
+    writer = CheckpointWriter(Saving(folder, 1000.0), lambda layout: Center())
+    save, begun = folder.save, []
+
+    def slowly(checkpoint):
+        begun.append(folder.numbers())
+        time.sleep(0.2)
+        return save(checkpoint)
+
+    monkeypatch.setattr(folder, "save", slowly)
+    writer.begin(make().about, make().about.layout)
+    writer.end(make().about, make().about.layout)
+    until(lambda: not writer.writing)
+    assert begun == [[], [1]]
 
 
 def test_what_gets_on_is_waited_for_however_long_it_takes():

@@ -227,6 +227,17 @@ def test_the_part_of_a_period_is_that_since_the_last_synchronization():
     assert other.worker.parts == [1.0, 0.5, 1.0]
 
 
+def test_a_period_begins_anew_at_an_evaluation():
+    fit = fit_of(DiLoCo(), every_n=4)
+    train(fit, 3)
+    with fit.evaluation(lambda: meet(fit)):
+        pass
+    train(fit, 3)
+    assert fit.worker.parts == [0.75]
+    train(fit)
+    assert fit.worker.parts == [0.75, 1.0]
+
+
 def test_a_round_that_overlaps_is_completed_in_its_period():
     fit = fit_of(DiLoCo(overlap=0.5), every_n=4, overlap=True)
     train(fit, 5)

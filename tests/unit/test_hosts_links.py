@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from platoon_base.collectives.host_exchange import part_of
+from platoon_base.collectives.host_exchange import headline, part_of
 from platoon_base.collectives.hosts_links import HEAD, WAITING, Counterpart, Link, Links
-from platoon_base.links.cipher import Cipher, derive_keys
-from platoon_base.links.stream import Stream
+from platoon_base.collectives.hosts_parts import RESULT, SHARE, Chunks, Reduction
+from platoon_base.links.stream import Cipher, Stream, derive_keys
 
 pytestmark = pytest.mark.base
 
@@ -132,3 +133,30 @@ def test_records_that_no_rank_sends_break_the_link(two, kind, ahead, content):
         mine.pump()
     assert "out of order" in mine.all[0].closed
     assert mine.all[0].altered
+
+
+def test_parts_of_calls_with_other_shapes_differ():
+    """Also in the last of many dimensions, and in a part that has as many elements."""
+    shapes = [(1, 1, 1, 1, 2, rows) for rows in (5, 6)]
+    calls = [headline("all_reduce", "sum", 0, np.zeros(shape, "float32"), 99) for shape in shapes]
+    first, second = (part_of(call, "all_reduce", "sum", "float32", 9) for call in calls)
+    assert (first != second).any()
+
+
+def test_a_share_that_is_early_waits_until_its_memory_is_free():
+    stream = Mock(posted=2, sent=0)
+    links = Mock(all=[Mock(to=Mock(host=1), stream=stream)])
+    reduction = Reduction(links, 0, 2, 2, "sum", np.dtype("float32"), Chunks([4, 4, 4], 2))
+
+    def is_free(chunk):
+        return reduction.place(1, SHARE, chunk, 0, 16) is not None
+
+    assert [is_free(chunk) for chunk in range(3)] == [True, True, False]
+    reduction.done(1, SHARE, 0, 0, 16)
+    assert not is_free(2)
+    reduction.begin(0, np.ones(8, "float32"), np.ones(8, "float32"))
+    assert is_free(2)
+    reduction.done(1, RESULT, 0, 0, 16)
+    assert not reduction.ended(0), "its own records are still to be sent"
+    stream.sent = stream.posted
+    assert reduction.ended(0)

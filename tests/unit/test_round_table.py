@@ -3,7 +3,7 @@
 import pytest
 
 from platoon_base.courier.messages import Combine, Gather, Gathered
-from platoon_base.multihost.rounds import RoundTable
+from platoon_base.multihost.courier_table import RoundTable
 
 pytestmark = pytest.mark.base
 
@@ -87,6 +87,13 @@ def after_a_round_of(hosts):
 def test_a_host_that_had_no_part_in_the_round_before_begins_from_its_center():
     assert after_a_round_of([1, 2]).gathered(0, Gathered(8, {0: 6})) == Combine(8, [], 7, 1, [1, 2])
     assert after_a_round_of([1, 2]).gathered(0, Gathered(8, {0: 7})) == Combine(8, [0], 7, 0, [1, 2])  # it has it
+
+
+def test_a_lost_host_that_has_returned_gives_no_center_of_before():
+    table = after_a_round_of([1, 2])
+    table.mark_lost(1)
+    table.begin(8, {0: 1}, [1, 2])
+    assert table.gathered(0, Gathered(8, {0: 6})) == Combine(8, [], 7, 2, [1, 2])
 
 
 def test_a_center_that_was_lost_with_its_host_holds_nobody_up():

@@ -1,4 +1,4 @@
-"""When the controller of the first host saves a center that couriers move: after these have ended."""
+"""When a center that couriers move is saved, and with which positions of the workers."""
 
 from types import SimpleNamespace
 
@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 from watching import until
 
-from platoon_base.checkpoints.files import CheckpointFolder
+from platoon_base.checkpoints.files import (
+    About,
+    Checkpoint,
+    CheckpointFolder,
+    newest_in,
+    read_checkpoint,
+)
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.saving import JobSaving
 from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.job import backends
 from platoon_base.layout import Layout
+from platoon_base.multihost.deputy import LastCheckpoint
+from platoon_base.multihost.messages import SavedState
+from platoon_base.sharding import Position
 from platoon_base.shm.job_state import JobState
 
 pytestmark = pytest.mark.base
@@ -39,3 +49,14 @@ def test_a_center_that_couriers_move_is_saved_once_they_have_ended(tmp_path):
         writer.close()
         folder.close()
     assert events == ["ended", "saved"]
+
+
+def test_another_host_saves_the_latest_positions(tmp_path, monkeypatch):
+    center = SimpleNamespace(snapshot=lambda may_wait: (VALUES, []), close=lambda: None)
+    monkeypatch.setattr(backends, "watch_center", lambda files, layout: center)
+    about = About(seed=0, size=1, seconds=0.0, positions={0: Position(1, 2, 9)})
+    about = Checkpoint.of(about, Layout.of(VALUES), VALUES, []).about
+    last = LastCheckpoint(None, SimpleNamespace(position=lambda rank: Position(2, 1, 15)))
+    last.note(SavedState(about, str(tmp_path)))
+    last.write()
+    assert read_checkpoint(newest_in(tmp_path)).about.positions == {0: Position(2, 1, 15)}

@@ -3,11 +3,14 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from platoon_base.controller.controller import Ending
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.system.signals import catches
+from platoon_base.system.process import catches
 
 pytestmark = pytest.mark.base
 
@@ -35,6 +38,17 @@ def test_apart_each_counts_though_they_are_taken_together():
         send(signal.SIGINT)
         assert signals.take() == [signal.SIGINT, signal.SIGINT]
         assert signals.take() == []
+
+
+def test_one_signal_to_the_launchers_of_all_hosts_is_one_and_later_ones_count():
+    children, own = Mock(), SimpleNamespace(take=lambda: [signal.SIGTERM], take_for_workers=list)
+    ending = Ending(children, Mock(), Mock(), 5)
+    ending.take_of_other_host(signal.SIGTERM, again=False)
+    ending.take_own(own)
+    assert children.stop.call_count == 1
+    ending.take_of_other_host(signal.SIGTERM, again=True)
+    ending.take_own(own)
+    assert children.kill.call_count == 2
 
 
 def test_those_for_the_workers_end_nothing():
