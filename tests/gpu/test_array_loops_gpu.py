@@ -170,3 +170,28 @@ def test_a_loop_goes_on_without_a_killed_worker_and_from_a_checkpoint(run, tmp_p
     outcome.require_success()
     assert min(synced for _, synced in made) > 5, made
     folder.close()
+
+
+TWO_MODELS = """
+import jax, jax.numpy as jnp
+from platoon_base import ASGD
+from platoon_base.array_loops import common, prepare, sync
+
+a, b = prepare({"a": jnp.zeros(100)}, {"b": jnp.zeros(200)}, strategy=ASGD(), sync_every=1)
+step = jax.jit(lambda tree: sync(jax.tree.map(lambda leaf: leaf + 1, tree)))
+a = step(step(a))  # on the device, as there is no other model yet
+b = step(step(b))
+for _ in range(4):
+    a, b = step(a), step(b)
+a, b = common(a, b)
+# Both are shared from the third step of the first model on, from which the steps of all add up.
+assert (a["a"] == 3 + 2 * 3).all() and (b["b"] == 2 + 2 * 4).all(), (a, b)
+"""
+
+
+def test_a_second_model_takes_over_what_the_first_is_then(run, tmp_path):
+    script = tmp_path / "loop.py"
+    script.write_text(TWO_MODELS)
+    outcome, _ = run(script)
+    outcome.require_success()
+    assert all("several optimizers or models" in log for log in outcome.logs), outcome.logs[0]
