@@ -56,6 +56,13 @@ def test_all_workers_have_one_model_after_each_pass(run, case):
     assert (min(synced for _, synced in made) > 10) == (case != "DiLoCo"), made
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_loaders_metrics_and_mistakes(run, mode):
+    """The last step is one of a training that has ended, whose error comes before metrics are gathered."""
+    outcome, _ = run("array_loops_gathered", mode)
+    outcome.require_success()
+
+
 @pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
 def test_errors_within_compiled_steps_are_raised_as_they_are(run, mode, error):
     outcome, made = run("array_loops_errors", mode)
@@ -195,3 +202,27 @@ def test_a_second_model_takes_over_what_the_first_is_then(run, tmp_path):
     outcome, _ = run(script)
     outcome.require_success()
     assert all("several optimizers or models" in log for log in outcome.logs), outcome.logs[0]
+
+
+SLOW = """
+import jax, jax.numpy as jnp
+from platoon_base.array_loops import average, batches, loops, prepare
+
+params = prepare({"w": jnp.ones((300, 300))}, mode="sync")
+
+@jax.jit
+def step(params):
+    return average({"w": jax.lax.fori_loop(0, 100, lambda i, w: w @ w / 300, params["w"])})
+
+for _ in range(3):
+    for _ in batches(4, 2):
+        params = step(params)
+assert loops.current().epoch == 3, loops.current().epoch
+"""
+
+
+def test_a_pass_waits_for_the_calls_of_its_programs(run, tmp_path):
+    """Otherwise a step would count as one of the next pass."""
+    script = tmp_path / "loop.py"
+    script.write_text(SLOW)
+    run(script)[0].require_success()
