@@ -19,7 +19,7 @@ help:
 	@echo 'make data       fetch Fashion-MNIST for examples and benchmarks (30 MB, with apt-get, without root)'
 	@echo 'make test       the parts of the code, and a real job through each promise (ARGS="-k name" instead: all tests'
 	@echo '                on Python 3.11 that pytest selects by it; BLOCKS=/path/to/a/checkout tests with that Blocks)'
-	@echo 'make test-all   everything: Python 3.11, 3.9 and 3.13, all back ends of Keras, hosts in namespaces where root'
+	@echo 'make test-all   all but rare tests: Python 3.11, 3.9 and 3.13, all back ends of Keras, hosts in namespaces where root'
 	@echo 'make test-pythons  what make test runs of the base, on Python 3.9 and 3.13'
 	@echo 'make test-engines  the tests with Slurm, Open MPI and Ray, if installed: as root'
 	@echo 'make findings   check what other packages do against what one would guess (ARGS="name" runs one; needs the network)'
@@ -111,7 +111,7 @@ readme: setup
 	@$(NOX) -s readme
 
 clean:
-	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_*.so platoon_plugins/keras/backends/_*.so
+	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_*.so
 	find . -path './.venv*' -prune -o -path ./.nox -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

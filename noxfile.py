@@ -33,6 +33,7 @@ PROMISES = "promise and not product and not rare"
 ALL = "not rare and not engine"
 # All tests of the Keras adapter run on torch, and these on its other back ends, where all would take too long.
 SOME_OF_KERAS = "(not keras or promise or backend)"
+REST = f"{ALL} and {SOME_OF_KERAS} and not ({PROMISES})"
 # Tests wait for processes a third of the time; on larger machines memory would bound the number.
 AT_ONCE = min(max(2, (os.cpu_count() or 1) * 3 // 2), 8)
 # Several tests at once keep the cores busy: with a thread for each core they wait for their own threads.
@@ -114,9 +115,10 @@ def promises(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def everything(session: nox.Session) -> None:
-    """What `make test-all` runs: Python 3.11, the oldest and the newest Python, and the back ends of Keras."""
+    """What `make test-all` runs, the quickest first: parts of the code and promises, other Pythons, Keras, the rest."""
     session.notify("blocks", posargs=[])
-    for name in ("tests", f"base-{VERSIONS[0]}", f"base-{VERSIONS[-1]}", "keras3", "tf"):
+    session.notify("tests", posargs=["-m", PROMISES])
+    for name in (f"base-{VERSIONS[0]}", f"base-{VERSIONS[-1]}", "tf", "keras3", "rest"):
         session.notify(name, posargs=[])
 
 
@@ -146,6 +148,14 @@ def tests(session: nox.Session) -> None:
     """The tests on Python 3.11, in .venv."""
     variables = {"THEANO_FLAGS": faster_theano(session), "KERAS_BACKEND": "theano"}
     run_pytest(session, "Python 3.11", PYTHON, *(session.posargs or ["-m", f"{ALL} and {SOME_OF_KERAS}"]), **variables)
+
+
+@nox.session(python=False)
+def rest(session: nox.Session) -> None:
+    """What `make test-all` runs on Python 3.11 beside what `make test` does."""
+    # These wait longer than others, for lost hosts and deadlines.
+    session.posargs[:] = session.posargs or ["-n", str(AT_ONCE + 1), "-m", REST]
+    tests(session)
 
 
 def base(session: nox.Session) -> None:
@@ -272,7 +282,7 @@ def dist(session: nox.Session) -> None:
     session.run("python", "-m", "build", "--outdir", "dist", silent=True)
     (wheel,) = Path("dist").glob("*.whl")
     # Indexes take no wheel that is only "linux". Where this fails, an extension calls a newer function of libc;
-    # `objdump -T platoon_base/_*.so platoon_plugins/keras/backends/_*.so | grep GLIBC` names it.
+    # `objdump -T platoon_base/_*.so | grep GLIBC` names it.
     label = "manylinux_{}_{}_{}".format(*OLDEST_LIBC, platform.machine())
     session.run("auditwheel", "repair", "--plat", label, "--wheel-dir", "dist", str(wheel))
     wheel.unlink()

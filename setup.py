@@ -39,16 +39,15 @@ def extensions():
         _extension("_codecs", flags),
         _extension("_excerpt", flags),
         _extension("_guard", flags),
-        _extension("_gates", flags, package="platoon_plugins.keras.backends"),
+        _extension("_gates", flags),
     ]
 
 
-def _extension(name, flags, *headers, package="platoon_base"):
-    folder = package.replace(".", "/")
+def _extension(name, flags, *headers):
     return Extension(
-        f"{package}.{name}",
-        [f"{folder}/{name}.c"],
-        depends=[f"{folder}/{header}" for header in headers],
+        f"platoon_base.{name}",
+        [f"platoon_base/{name}.c"],
+        depends=[f"platoon_base/{header}" for header in headers],
         define_macros=[("Py_LIMITED_API", "0x03090000")],
         py_limited_api=True,
         optional=True,

@@ -22,6 +22,7 @@ class Group:
         self.names, self.moments = names, moments
         self.arrays = [array.copy() for array in arrays]  # Those that the workers share.
         self.pending: list[Array] = []  # Changes since, which the next step of the group gets.
+        self.is_fresh = True  # Whether the arrays are those of the latest step.
 
     @property
     def trained(self) -> int:
@@ -55,6 +56,9 @@ def places_of(
             if all(prefix + name in trees[i] and trees[i][prefix + name].shape == shapes[name] for name in shapes)
         ]
         having = sorted(having, key=lambda place: place[1] != "")[: len(groups)]
+        if len(groups) == 1:  # Distances would take as long as copies.
+            found += [(groups[0], place) for place in having]
+            continue
         apart = sorted(
             (sum(float(abs(a - trees[i][prefix + name]).sum()) for name, a in zip(shapes, group.arrays)), g, place)
             for g, group in enumerate(groups)
@@ -64,8 +68,8 @@ def places_of(
         for _, g, place in apart:
             if g not in pairs and place not in pairs.values():
                 pairs[g] = place
-        if len(groups) > 1:  # The first worker's choice counts.
-            pairs = dict(worker.gather(list(pairs.items()), name="models of equal shapes")[0])
+        # The first worker's choice counts.
+        pairs = dict(worker.gather(list(pairs.items()), name="models of equal shapes")[0])
         found += [(groups[g], having[place]) for g, place in pairs.items()]
     return found
 

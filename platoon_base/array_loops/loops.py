@@ -11,14 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.array_loops.groups import Group, moments_in, places_of, real_parts, real_parts_of
-from platoon_base.array_loops.trees import Tree, call_on_host, is_traced, jax, kind_of, on_host, same_as, tree_of
+from platoon_base.array_loops.centers import LoopCenter
+from platoon_base.array_loops.groups import moments_in, real_parts
+from platoon_base.array_loops.places import Place
+from platoon_base.array_loops.trees import (
+    call_on_host,
+    is_traced,
+    jax,
+    kind_of,
+    on_host,
+    same_as,
+    tree_of,
+)  # fmt: skip
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.fingerprint import checksum
 from platoon_base.layout import Layout
-from platoon_base.rules import default_period, prepared_rule, rule_for_loop, shares_moments
+from platoon_base.rules import default_period, prepared_rule
 from platoon_base.worker import (
-    Fit,
     FlatAllReduce,
     State,
     Worker,
@@ -62,29 +71,6 @@ class Value:
         self.array[...] = value
 
 
-class Shared:
-    """An array as a parameter of a center; see `platoon_base.parameters.Parameter`.
-
-    It is a copy on the host, also of values on a device.
-    """
-
-    def __init__(self, name: str, array: Array) -> None:
-        self.name, self._array = name, array
-
-    def borrow(self) -> Array:
-        return self._array
-
-    def give_back(self, array: Array) -> None:
-        if array is not self._array:
-            self._array[...] = array
-
-    def memory(self) -> Array:
-        return self._array
-
-    def on_device(self) -> None:
-        return None
-
-
 class Pass:
     """One pass over a loader; ``trained`` once a step followed one of its batches."""
 
@@ -102,7 +88,7 @@ class Loop:
 
     def __init__(self, worker: Worker, settings: Any) -> None:
         self.worker, self.settings = worker, settings
-        self.mode, strategy, self._sync_every, scaling, self._on_nonfinite = settings
+        self.mode, strategy, self._sync_every, scaling, on_nonfinite = settings
         self._given = prepared_rule(self.mode, strategy, self._sync_every, scaling)
         self.alone = worker.global_size == 1
         self.epoch, self.rows, self.begun = 0, 1.0, False
@@ -117,11 +103,11 @@ class Loop:
         self._ignored = 0  # Calls of programs since the failure.
         self._unit = 0.0
         self._sums: FlatAllReduce | None = None
+        self.place = Place(worker, self._guarded)
+        self._compared = False
         self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
-        self.groups: dict[Any, Group] = {}
-        self._begun_with: list[tuple[Any, int]] = []  # A parameter of each optimizer, with its number.
-        self._last: Any = None  # The group after whose steps the workers synchronize.
-        self.fit = Fit(worker)
+        self.center = LoopCenter(worker, self.place, self._given, self._sync_every, on_nonfinite)
+        self.groups, self.fit, self.number_of = self.center.groups, self.center.fit, self.center.number_of
         steps = worker.advanced.activity[0]
         needed = lambda: worker.advanced.activity[0] >= steps + _STEPS_OF_A_TRAINING  # noqa: E731
         self._intent = worker.advanced.intend("prepare", _NEVER[self.mode], needed)
@@ -156,17 +142,19 @@ class Loop:
 
     def require_sound(self) -> None:
         """Raise the error of a call of a compiled program, whose own text would hide it."""
+        if self._failure is None and self.place.device is not None:
+            self._failure = self.place.device.failure()
         if self._failure is not None:
             self._ignored, self.raised = 0, True
             raise self._failure
 
-    def _guarded(self, function: Callable[[list[Array]], list[Array]]) -> Callable[[list[Array]], list[Array]]:
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function for programs; its error is raised by the next call of the script."""
 
-        def call(arrays: list[Array]) -> list[Array]:
+        def call(*args: Any) -> Any:
             if self._failure is None:
                 try:
-                    return function(arrays)
+                    return function(*args)
                 except Exception as exc:
                     self._failure = exc
                     for loop in _current:  # Another one, if this one is closed.
@@ -174,7 +162,7 @@ class Loop:
             self._ignored += 1
             if self._ignored > _IGNORED:  # The script makes no calls.
                 raise self._failure
-            return arrays
+            return args[0]
 
         return call
 
@@ -214,6 +202,7 @@ class Loop:
             return
         self._met = True
         start_training(self.worker, "averaged gradients", "loop with averaged gradients", values=variables)
+        self.place.agree()
 
     def average(self, grads: Any, weight: float | None = None, number: int = 0) -> Any:
         """Return averaged gradients; ``number`` is that of a prepared optimizer."""
@@ -230,10 +219,25 @@ class Loop:
         self._averaged.update(tree.names)
         computed = [weight] if is_traced([weight]) else []  # within the compiled step
         known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
-        count = len(tree.leaves)
+        count, key = len(tree.leaves), (number, tree.shape)
+        if not self._met:
+            self.place.stay_on_host()
+        if self._met and self.place.takes(tree.leaves):
+            kinds = [(np.shape(leaf), np.float32 if leaf.dtype.kind == "V" else leaf.dtype) for leaf in tree.leaves]
+
+            def begin(sample: Callable[[], Array]) -> None:
+                self._steps(key)
+                self.require_sound()
+                if not self._compared:
+                    self._compared = True
+                    like = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in kinds]
+                    self._compare(tree.names, like, [sample()], 0.0)
+
+            given = weight if computed else known
+            return tree.rebuild(self.place.device.average(key, tree.leaves, given, begin))
 
         def averaged(arrays: list[Array]) -> list[Array]:
-            self._steps((number, tree.shape))
+            self._steps(key)
             self._average(tree.names, arrays[:count], _require_weight(arrays[-1]) if computed else known)
             return arrays
 
@@ -243,18 +247,7 @@ class Loop:
         reals = [real_parts(array) for array in arrays]
         if self._sums is None:
             self.start()
-            layout = Layout.of(reals, names).fingerprint.hex()
-            mark = 0
-            for array in reals:
-                mark = checksum(array, mark)
-            told = self.worker.gather([weight, layout, mark if any(x.any() for x in reals) else 0], name="gradients")
-            if len({layout for _, layout, _ in told}) > 1:
-                raise LayoutMismatchError(
-                    "the gradients of this worker have other names, shapes or dtypes than others'"
-                )
-            warn_if_alike([each for _, _, each in told], self.worker.global_rank)
-            _warn_of_host_memory("the gradients of each step", reals)
-            self._unit = max(given for given, _, _ in told) or 1.0
+            self._unit = self._compare(names, reals, reals, weight) or 1.0
             self._sums = FlatAllReduce(self.worker, compress=True)
         factor = weight / self._unit
         header = np.array([factor], next((x.dtype for x in reals if x.dtype.itemsize >= 4), np.float32))
@@ -276,15 +269,19 @@ class Loop:
             if total not in (0.0, 1.0):
                 array /= total
 
-    # A center.
+    def _compare(self, names: Sequence[str], arrays: Sequence[Array], values: Sequence[Array], weight: float) -> float:
+        """Compare the first gradients of all workers, and their ``values``; return the largest weight."""
+        layout, mark = Layout.of(arrays, names).fingerprint.hex(), 0
+        for array in values:
+            mark = checksum(array, mark)
+        told = self.worker.gather([weight, layout, mark if any(x.any() for x in values) else 0], name="gradients")
+        if len({layout for _, layout, _ in told}) > 1:
+            raise LayoutMismatchError("the gradients of this worker have other names, shapes or dtypes than others'")
+        warn_if_alike([each for _, _, each in told], self.worker.global_rank)
+        self.place.warn("the gradients of each step", sum(array.nbytes for array in arrays))
+        return max(float(given) for given, _, _ in told)
 
-    def number_of(self, leaf: Any, number: int) -> int:
-        """Return the number of the first optimizer whose state was made for the same parameters."""
-        for known, of in self._begun_with:
-            if known is leaf:
-                return of
-        self._begun_with.append((leaf, number))
-        return number
+    # A center.
 
     def sync(self, params: Any, state: Any = None, number: int = 0) -> Any:
         """Return the parameters, and the state of an optimizer, as synchronized with the center.
@@ -297,79 +294,35 @@ class Loop:
         if not tree.leaves:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
         _wait_at_exit(tree.leaves)
+        self.place.look_at(tree.leaves)
         moments = moments_in(state, tree)
-        count, key = len(tree.leaves), (number, tree.shape)
+        count, key, leaves = len(tree.leaves), (number, tree.shape), [*tree.leaves, *moments.leaves]
 
         def synchronized(arrays: list[Array]) -> list[Array]:
             self._steps(key)
-            self._synchronize(tree.names, arrays, moments.names, key)
+            self.center.synchronize(tree.names, arrays, moments.names, key)
             return arrays
 
+        def in_memory(arrays: Any) -> None:
+            if not self._skips(key):
+                self._steps(key)
+                self.center.synchronize_there(tree.names, arrays, moments.names, key)
+
+        if self.place.takes(leaves):
+            found = self.place.device.change((key, *moments.names), leaves, in_memory)
+            return tree.rebuild(found[:count]), moments.rebuild(found[count:])
         period = default_period(self._given) if self._sync_every is None else self._sync_every
         skips = functools.partial(self._skips, key) if period > 1 else None
-        found = call_on_host(synchronized, [*tree.leaves, *moments.leaves], self._guarded, skips)
+        found = call_on_host(synchronized, leaves, self._guarded, skips)
         return tree.rebuild(found[:count]), moments.rebuild(found[count:])
 
     def _skips(self, key: Any) -> bool:
         """Count a step after which nothing is due, and return True; False if something is."""
-        if self.fit.rule is None or key != self._last or self.groups[key].pending or self.fit.is_last_step:
+        if not self.center.skips(key):
             return False
         self._steps(key)
         self.fit.step()
         return True
-
-    def _synchronize(self, names: list[str], arrays: list[Array], moments: list[str], key: Any) -> None:
-        reals = [real_parts(array) for array in arrays]
-        group = self.groups.get(key)
-        if group is None:
-            self._release()  # Parameters that had no step before are shared too.
-            self.groups[key] = Group([*names, *moments], reals, len(moments))
-            return
-        if self.fit.rule is None:
-            _copy(group.arrays, reals)
-            self._share(key)
-        else:
-            for pending, array in zip(group.pending, reals):
-                array += pending
-            group.pending = []
-            _copy(group.arrays, reals)
-            if key == self._last:
-                self._step()
-        _copy(reals, group.arrays)
-
-    def _step(self) -> None:
-        others = [group for key, group in self.groups.items() if key != self._last]
-        before = [[array.copy() for array in group.arrays] for group in others]
-        self.fit.step()
-        self._leave_pending(others, before)
-
-    def _leave_pending(self, groups: Sequence[Group], before: Sequence[Sequence[Array]]) -> None:
-        for group, values in zip(groups, before):
-            changes = [array - value for array, value in zip(group.arrays, values)]
-            group.pending = [a + b for a, b in zip(group.pending, changes)] if group.pending else changes
-
-    def _share(self, last: Any) -> None:
-        named = [
-            (Shared(f"{number}/{name}" if len(self.groups) > 1 else name, array), i >= group.trained)
-            for number, group in enumerate(self.groups.values())
-            for i, (name, array) in enumerate(zip(group.names, group.arrays))
-        ]
-        dtypes = [each.memory().dtype for each, _ in named]
-        rule, period = rule_for_loop(self._given, self._sync_every, dtypes)
-        parameters = [each for each, is_moment in named if not is_moment]
-        moments = [each for each, is_moment in named if is_moment] if shares_moments(rule) else None
-        others = [group for key, group in self.groups.items() if key != last]
-        before = [[array.copy() for array in group.arrays] for group in others]
-        self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
-        _warn_of_host_memory("all parameters of each synchronization", [each.memory() for each, _ in named])
-        self.fit.begin(rule, period)
-        self._leave_pending(others, before)
-        self._last = last
-
-    def _release(self) -> None:
-        if self.fit.rule is not None:
-            self.worker.release_shared_params()
-            self.fit.rule = None
 
     # Common values.
 
@@ -384,7 +337,7 @@ class Loop:
             [on_host(leaf) if kind_of(leaf) in "fciub" and kind_of(leaf) else None for leaf in t.leaves] for t in found
         ]
         if self.mode == "async":
-            known = self._of_center(found, values)
+            known = self.center.synchronize_all(found, values)
         else:
             known = {(i, name) for i, tree in enumerate(found) for name in tree.names if name in self._averaged}
             same = [
@@ -408,54 +361,11 @@ class Loop:
             for i, tree in enumerate(found)
         ]
 
-    def _of_center(self, found: Sequence[Tree], values: Sequence[Sequence[Array | None]]) -> set[tuple[int, str]]:
-        """Set the values of shared parameters to those of the center; return which they are."""
-        if not self.groups:
-            return set()
-        places: dict[tuple[int, str], Array] = {}
-        named = [dict(zip(tree.names, map(real_parts_of, each))) for tree, each in zip(found, values)]
-        for group, (i, prefix) in places_of(self.groups, named, self.worker):
-            for name, shared in zip(group.names[: group.trained], group.arrays):
-                shared[...] = named[i][prefix + name]
-                places[i, prefix + name] = shared
-            group.pending = []
-        if self.fit.rule is None:
-            self._share(next(iter(self.groups)))
-        self.fit.synchronize(whole=True)
-        self.worker.barrier("the end of a pass")
-        self.worker.average_hosts()
-        self.worker.copy_to_local()
-        for group in self.groups.values():
-            group.pending = []
-        for (i, name), array in places.items():
-            real_parts_of(values[i][found[i].names.index(name)])[...] = array
-        return set(places)
-
-    @property
-    def moments(self) -> list[str]:
-        """The names of the moments that the workers share."""
-        return [name for group in self.groups.values() for name in group.names[group.trained :]]
-
     def close(self) -> None:
         if self._failure is None:
             settle()
-        self._release()
+        self.center.release()
         self._closed = True
-
-
-def _warn_of_host_memory(what: str, arrays: Sequence[Array]) -> None:
-    module = jax()
-    if module is None or module.default_backend() == "cpu":
-        return
-    warn_once(
-        f"{what}, {sum(array.nbytes for array in arrays) / 1e6:.3g} MB, pass through host memory, about 1 to 5 ms "
-        "for each MB: exchange less often, by prepare(..., sync_every=10) or strategy=DiLoCo()"
-    )
-
-
-def _copy(to: Sequence[Array], values: Sequence[Array]) -> None:
-    for array, value in zip(to, values):
-        array[...] = value
 
 
 def _require_weight(weight: Any) -> float:
@@ -479,6 +389,9 @@ def settle() -> None:
         with contextlib.suppress(Exception):  # Their results raise it.
             jax().effects_barrier()
     loop = current()
+    if loop is not None and loop.place.device is not None:
+        with contextlib.suppress(Exception):  # Likewise; the results of the latest step are alive.
+            jax().block_until_ready([array for array in jax().live_arrays() if not array.is_deleted()])
     if loop is not None:
         loop.require_sound()
 

@@ -208,6 +208,7 @@ def _first_values(given: Any, loop: Loop) -> Any:
     """Return values of the first worker, with averaged gradients, and other keys on each worker."""
     tree = tree_of(given)
     leaves = list(tree.leaves)
+    loop.place.look_at(leaves)
     if loop.mode == "sync":
         chosen = [i for i, leaf in enumerate(leaves) if kind_of(leaf) in ("f", "c", "i", "u", "b")]
         values = [_exchanged(on_host(leaves[i])) for i in chosen]
@@ -261,6 +262,7 @@ def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
         leaves = tree_of(params).floats()
         if leaves.leaves and not is_traced(leaves.leaves):
             number = loop.number_of(leaves.leaves[0], number)
+        loop.place.look_at(leaves.leaves)
         if mode == "sync" and not is_traced(leaves.leaves):
             settle()
             loop.start()

@@ -11,7 +11,7 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["Tree", "call_on_host", "is_traced", "jax", "kind_of", "on_host", "same_as", "tree_of"]
+__all__ = ["Tree", "call_on_host", "has_gpu", "is_traced", "jax", "kind_of", "on_host", "same_as", "tree_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -19,6 +19,11 @@ Array = np.ndarray[Any, Any]
 def jax() -> Any:
     """Return the module, if the script has imported it."""
     return sys.modules.get("jax")
+
+
+def has_gpu() -> bool:
+    """Return whether JAX computes on an accelerator by default."""
+    return jax() is not None and jax().default_backend() != "cpu"
 
 
 class Tree(NamedTuple):

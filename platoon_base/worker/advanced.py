@@ -19,8 +19,6 @@ from platoon_base.worker_process.apart import Intent, intend
 if TYPE_CHECKING:
     from platoon_base.worker.device_all_reduce import DeviceAllReduce
 
-__all__ = ["Advanced"]
-
 
 class Advanced:
     """The calls of a `Worker` for authors of adapters, as ``worker.advanced``.
@@ -33,6 +31,7 @@ class Advanced:
     def __init__(self, connection: Connection, sharing: Sharing) -> None:
         self.stop_votes = StopVotes(connection.job_state, connection.identity.rank)
         self.clock = connection.progress.clock
+        self.centers = connection.centers
         self._connection = connection
         self._sharing = sharing
         self._data_seen = DataSeen(connection.identity.resume_at)

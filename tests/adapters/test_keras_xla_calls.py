@@ -35,7 +35,7 @@ def test_arrays_of_all_sorts_are_changed_in_the_programs_memory():
     import jax
     import jax.numpy as jnp
 
-    from platoon_plugins.keras.backends.xla_calls import call_in_place
+    from platoon_base.jax_arrays import call_in_place
 
     calls, twice = [], None
     twice = Times(2, calls)
@@ -61,7 +61,7 @@ def test_arrays_of_all_sorts_are_changed_in_the_programs_memory():
 def test_the_calls_of_a_program_come_in_the_order_in_which_they_were_traced():
     import jax
 
-    from platoon_plugins.keras.backends.xla_calls import call_in_place
+    from platoon_base.jax_arrays import call_in_place
 
     calls = []
     slow, fast = Times(2, calls, work=20), Times(5, calls)
@@ -90,7 +90,7 @@ def test_a_call_behind_an_array_stays_in_the_loop_that_changes_it():
     import jax
     import jax.numpy as jnp
 
-    from platoon_plugins.keras.backends.xla_calls import call_on_stream
+    from platoon_base.jax_arrays import call_on_stream
 
     header, sums = Counted(), Counted()
 
@@ -111,7 +111,7 @@ def test_a_gate_lets_one_call_in():
     import jax
     import jax.numpy as jnp
 
-    from platoon_plugins.keras.backends.xla_calls import call_on_stream, gate_of
+    from platoon_base.jax_arrays import call_on_stream, gate_of
 
     counted, others, owner = Counted(), Counted(), Counted()
     gate = gate_of(owner)
@@ -140,7 +140,7 @@ def test_a_gate_lets_one_call_in():
 def test_an_error_ends_the_program_with_its_text():
     import jax
 
-    from platoon_plugins.keras.backends.xla_calls import call_in_place
+    from platoon_base.jax_arrays import call_in_place
 
     calls = []
     twice = Times(2, calls)

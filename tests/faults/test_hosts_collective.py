@@ -31,23 +31,20 @@ def test_tensors_pass_through_the_host(run_over):
 
 
 @pytest.mark.parametrize(
-    ("workers", "victim", "n"),
+    ("workers", "victim", "n", "codec"),
     [
-        pytest.param("2+2", 3, 10, marks=pytest.mark.promise),
-        ("2+2", 3, 2_000_000),
-        ("2+2", 0, 10),
-        ("2+2", 0, 2_000_000),
-        ("1+2", 2, 2_000_000),
-        ("1+1+1", 1, 10),
+        pytest.param("2+2", 3, 10, "none", marks=pytest.mark.promise),
+        ("2+2", 3, 2_000_000, "none"),
+        ("2+2", 0, 10, "none"),
+        ("2+2", 0, 2_000_000, "none"),
+        ("1+2", 2, 2_000_000, "none"),
+        ("1+1+1", 1, 10, "none"),
+        ("2+2", 3, 2_000_000, "int8"),
+        ("1+2", 0, 2_000_000, "int8"),
     ],
 )
-def test_a_killed_rank_ends_the_calls_of_all_hosts_and_is_named(run_over, workers, victim, n):
-    require_lost(ends(run_over, workers, "killed", victim, n), victim)
-
-
-@pytest.mark.parametrize(("workers", "victim"), [("2+2", 3), ("1+2", 0)])
-def test_a_killed_rank_ends_compressed_calls_of_all_hosts_and_is_named(run_over, workers, victim):
-    require_lost(ends(run_over, workers, "killed", victim, 2_000_000, codec="int8"), victim)
+def test_a_killed_rank_ends_the_calls_of_all_hosts_and_is_named(run_over, workers, victim, n, codec):
+    require_lost(ends(run_over, workers, "killed", victim, n, codec=codec), victim)
 
 
 @pytest.mark.parametrize(("workers", "victim"), [("2+2", 3), ("1+2", 0)])

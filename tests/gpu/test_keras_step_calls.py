@@ -6,7 +6,8 @@ from cuda_center_jobs import BY_JAX, runner
 pytestmark = [pytest.mark.backend, pytest.mark.timeout(600)]
 
 COUNTED = """
-from platoon_plugins.keras.backends import jax_groups, xla_calls
+from platoon_base.jax_arrays import Gate
+from platoon_plugins.keras.backends import jax_groups
 
 STEPS, EPOCHS = 12, 3
 made = {"in steps": 0, "apart": 0}
@@ -81,7 +82,7 @@ assert value(model) == 3 * size * STEPS * EPOCHS, value(model)
 def test_without_the_c_extension_synchronizations_are_programs_of_their_own(run):
     run(
         """
-xla_calls.gate_of = lambda owner: None
+jax_groups.gate_of = lambda owner: None
 model = ones(keras.optimizers.SGD(1.0))
 fit(model, every=3)
 assert value(model) == size * STEPS * EPOCHS, value(model)
@@ -201,7 +202,7 @@ class Counts(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         begun[0] += 1
 
-let_in, queue = xla_calls.Gate.let_one_in, jax_groups.StepCall.__call__
+let_in, queue = Gate.let_one_in, jax_groups.StepCall.__call__
 
 def noting(self):
     gates.append(self)
@@ -211,7 +212,7 @@ def queueing(self, *args):
     found.append((gates[-1].came, begun[0]))
     queue(self, *args)
 
-xla_calls.Gate.let_one_in, jax_groups.StepCall.__call__ = noting, queueing
+Gate.let_one_in, jax_groups.StepCall.__call__ = noting, queueing
 x = np.ones((32 * 60, 400), "float32")
 for _ in range(2):
     model.fit(x, x[:, :1], 32, 1, verbose=0, callbacks=distribute([Counts()], rule=ASGD(), every_n_batches=4))

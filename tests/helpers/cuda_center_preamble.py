@@ -15,7 +15,7 @@ import keras
 
 import pytest
 import replaying
-from replaying import draw
+from replaying import draw, require_validated, take_turns
 from watching import exchange_pids, living, partitions_of, until
 from platoon_base import ASGD, EASGD, CenterMomentum, connect, rules
 from platoon_base.errors import ConfigurationError, NonFiniteError
@@ -27,7 +27,7 @@ backend = importlib.import_module(f"platoon_plugins.keras.backends.{keras.backen
 
 if "CENTER_ON_PROCESSOR" in os.environ:
     use_processor(os.environ["CENTER_ON_PROCESSOR"])
-    arrays = importlib.import_module("platoon_plugins.keras.backends.jax_arrays")
+    arrays = importlib.import_module("platoon_base.jax_arrays")
     groups = importlib.import_module("platoon_plugins.keras.backends.jax_groups")
     sys.modules[type(backend).__module__].on_cuda = groups.on_cuda = arrays.JaxArray
 

@@ -1,6 +1,8 @@
 """Jobs on the hosts of a laboratory, and scripts of their workers."""
 
 import json
+import os
+import signal
 import sys
 import time
 
@@ -24,6 +26,19 @@ def script(text):
 
 def launch_words(*options):
     return [PYTHON, "-m", "platoon_base", "launch", *map(str, options)]
+
+
+def said_in(log):
+    """Return the lists that a worker has written into its log as lines of JSON."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [json.loads(line) for line in lines if line.startswith("[")]
+
+
+def kill_launchers(host):
+    """Kill the launchers that an engine has started on a host."""
+    for pid, words in host.processes().items():
+        if "platoon_base launch" in words or "launch --nnodes" in words:  # Ray starts the latter
+            os.kill(pid, signal.SIGKILL)
 
 
 class Job:
@@ -83,14 +98,13 @@ class Job:
         return sum(self.workers[:host])
 
     def log(self, rank):
-        """Return what a worker has written so far."""
+        """Return the path of the log of a worker."""
         host = next(host for host in range(len(self.workers)) if rank < self.rank_on(host + 1))
-        path = self.laboratory.folder / f"logs{host}" / f"rank{rank}.log"
-        return path.read_text() if path.exists() else ""
+        return self.laboratory.folder / f"logs{host}" / f"rank{rank}.log"
 
     def said(self, rank):
         """Return what a worker has said."""
-        return [json.loads(line) for line in self.log(rank).splitlines() if line.startswith("[")]
+        return said_in(self.log(rank))
 
     def until_said(self, word, ranks=None, timeout_s=60):
         """Wait until workers have said a word; fails at once if all launchers have ended."""
@@ -118,7 +132,7 @@ class Job:
     def text(self):
         """Return all outputs and logs, for messages of failed tests."""
         parts = [f"--- host {host}\n{launcher.text()}" for host, launcher in enumerate(self.launchers)]
-        parts += [f"--- rank {rank}\n{self.log(rank)}" for rank in range(sum(self.workers))]
+        parts += [f"--- {log}\n{log.read_text()}" for log in map(self.log, range(sum(self.workers))) if log.exists()]
         return "\n".join(parts)
 
     def close(self):

@@ -72,7 +72,6 @@ def test_another_version(job):
 NOWHERE = "10.77.0.77"
 # What each launcher is given besides, and what each says.
 MISTAKES = {
-    "other arguments": ({}, {"args": ["--epochs", "3"]}, "has other arguments", ""),
     "no script": ({}, {"script": "missing.py"}, "", "missing.py"),
     "a name without an address": (
         {},

@@ -3,42 +3,33 @@
 import json
 
 import pytest
+from launching_in_laboratory import Job, launch_words
 from scripts_here import script_path
 
 TOGETHER = script_path("launching_together")
 
 
-@pytest.mark.parametrize(
-    "workers",
-    [(1, 1), pytest.param((2, 1), marks=pytest.mark.product), pytest.param((1, 3, 2), marks=pytest.mark.product)],
-    ids=str,
-)
 @pytest.mark.promise
-def test_workers_of_all_hosts_are_one_world(start_job, workers):
-    summary = "summary.json"
-    job = start_job(TOGETHER, workers=workers, each={0: ["--summary", summary]})
-    assert job.wait() == [0] * len(workers), job.text()
-    size = sum(workers)
-    hosts = [host for host, count in enumerate(workers) for _ in range(count)]
-    shards = []
-    for rank, host in enumerate(hosts):
+def test_workers_of_all_hosts_are_one_world(start_job):
+    """Other numbers of hosts are in jobs/test_two_hosts.py."""
+    job = start_job(TOGETHER, workers=(2, 1), each={0: ["--summary", "summary.json"]})
+    assert job.wait() == [0, 0], job.text()
+    shards, names = [], ["h0", "h0", "h1"]
+    for rank, place in enumerate(([0, 3, 0, 2, "h0"], [1, 3, 1, 2, "h0"], [2, 3, 0, 1, "h1"])):
         said = {word: rest for word, *rest in job.said(rank)}
-        local = rank - job.rank_on(host)
-        assert said["place"] == [rank, size, local, workers[host], f"h{host}", "/tmp/home"]
-        assert said["gathered"] == [[[other, f"h{hosts[other]}"] for other in range(size)]]
-        assert said["metrics"] == [(size - 1) / 2]
-        assert said["sum"] == [[total * size * (size - 1) / 2 for total in (0, 1, 2)]]
+        assert said["place"] == [*place, "/tmp/home"]
+        assert said["gathered"] == [[[other, name] for other, name in enumerate(names)]]
+        assert said["metrics"] == [1.0]
+        assert said["sum"] == [[0, 3, 6]]
         shards += said["shard"][0]
     assert sorted(shards) == list(range(23))
-    found = json.loads((job.laboratory.folder / summary).read_text())
-    assert [found[f"by_{rank}"] for rank in range(size)] == list(range(size))
-    assert f"{size} workers on {len(workers)} hosts" in job.output(0)
+    found = json.loads((job.laboratory.folder / "summary.json").read_text())
+    assert [found[f"by_{rank}"] for rank in range(3)] == [0, 1, 2]
+    assert "3 workers on 2 hosts" in job.output(0)
 
 
 def test_variables_of_torchrun_will_do(laboratory):
     """As a manifest of Kubernetes sets them, whose indexed jobs number the hosts."""
-    from launching_in_laboratory import Job, launch_words
-
     job = Job(laboratory, TOGETHER, (1, 1))
     job.write_key(*laboratory.hosts)
     for index, host in enumerate(laboratory.hosts):

@@ -1,11 +1,10 @@
 """Real mpirun: one launcher per host, whose workers are the world."""
 
-import json
 import signal
 
 import pytest
 from laboratory import until
-from launching_in_laboratory import MEETS, launch_words, script
+from launching_in_laboratory import MEETS, kill_launchers, launch_words, said_in, script
 from scripts_here import written
 
 pytestmark = pytest.mark.engine
@@ -27,9 +26,7 @@ def start(mpi, code, *options, workers=2, args=(), **kwargs):
 
 
 def said(mpi, rank):
-    path = mpi.laboratory.folder / "logs" / f"rank{rank}.log"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.startswith("[")]
+    return said_in(mpi.laboratory.folder / "logs" / f"rank{rank}.log")
 
 
 def until_they_meet(mpi, running, ranks=(0, 1)):
@@ -91,10 +88,5 @@ def test_a_host_that_loses_its_launcher_ends_the_job_of_mpirun(mpi):
     """mpirun ends all that it has started when one process of its own is killed."""
     running = start(mpi, script(MEETS), workers=1)
     until_they_meet(mpi, running)
-    host = mpi.laboratory.hosts[1]
-    for pid, words in host.processes().items():
-        if words.startswith(("platoon launch", "platoon: launch")) or "platoon_base launch" in words:
-            with open(f"/proc/{pid}/status") as file:
-                inner = next(line.split()[-1] for line in file if line.startswith("NSpid"))
-            host.run("kill", "-9", inner)
+    kill_launchers(mpi.laboratory.hosts[1])
     assert running.wait(40) != 0

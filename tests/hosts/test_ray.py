@@ -1,7 +1,5 @@
 """A real cluster of Ray: `platoon launch --on ray`, from the command line and from Python, and nodes that are lost."""
 
-import json
-import os
 import signal
 import textwrap
 import time
@@ -9,7 +7,7 @@ import time
 import engines
 import pytest
 from laboratory import Laboratory, problem, until
-from launching_in_laboratory import MEETS, script
+from launching_in_laboratory import MEETS, kill_launchers, said_in, script
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("ray")]  # one cluster for all
@@ -57,9 +55,7 @@ def start(cluster, code, *options, workers=2, args=(), **kwargs):
 
 
 def said(cluster, rank):
-    path = cluster.logs / f"rank{rank}.log"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.startswith("[")]
+    return said_in(cluster.logs / f"rank{rank}.log")
 
 
 def until_said(cluster, running, word, ranks=(0, 1)):
@@ -107,9 +103,7 @@ def test_a_killed_command_leaves_no_process_and_the_next_job_removes_the_key(clu
 def test_a_killed_launcher_is_a_lost_host(cluster):
     running = start(cluster, script(MEETS), "--nnodes", "2")
     until_said(cluster, running, "meets")
-    for pid, words in cluster.laboratory.hosts[1].processes().items():
-        if words.startswith("platoon launch") or "launch --nnodes 2 --node-rank 1" in words:
-            os.kill(pid, signal.SIGKILL)
+    kill_launchers(cluster.laboratory.hosts[1])
     running.until("lost host 1 (h1)")
     running.send_signal(signal.SIGINT)
     assert running.wait(40) == 130, running.text()

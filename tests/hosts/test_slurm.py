@@ -1,11 +1,10 @@
 """Real Slurm: `srun platoon launch`, batch scripts, `scancel`, and tasks that are killed."""
 
-import json
 import time
 
 import pytest
 from laboratory import until
-from launching_in_laboratory import MEETS, launch_words, script
+from launching_in_laboratory import MEETS, kill_launchers, launch_words, said_in, script
 
 pytestmark = pytest.mark.engine
 
@@ -36,9 +35,7 @@ class Launched:
         return self.slurm.start(*words)
 
     def said(self, rank):
-        path = self.logs / f"rank{rank}.log"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.startswith("[")]
+        return said_in(self.logs / f"rank{rank}.log")
 
     def until_said(self, word, ranks, running):
         def found():
@@ -69,28 +66,22 @@ def test_srun_launches_one_job_on_all_hosts(slurm):
     assert "4 workers on 2 hosts (2 on h0, 2 on h1)" in running.text()
 
 
-def test_a_batch_script_launches_one_job(slurm):
-    """The file of docs/hosts.md, with another script and Python."""
+@pytest.mark.parametrize(
+    ("options", "more", "srun"),
+    [
+        ((), "#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=2\n", "srun --kill-on-bad-exit=0 "),
+        (("--hosts", "h0,h1"), "", ""),
+    ],
+    ids=["srun", "hosts by name"],
+)
+def test_a_batch_script_launches_one_job(slurm, options, more, srun):
+    """The file of docs/hosts.md, with another script and Python; a launcher starts hosts by name by srun itself."""
     launched = Launched(slurm, WORLD)
     batch = slurm.laboratory.folder / "job.sh"
     output = slurm.laboratory.folder / "batch.out"
-    words = " ".join(map(str, launched.words()))
-    batch.write_text(
-        "#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=2\n"
-        f"#SBATCH --output={output}\nsrun --kill-on-bad-exit=0 {words}\necho ended with $?\n"
-    )
-    assert slurm.start("sbatch", batch).wait() == 0
-    until(lambda: output.exists() and "ended with" in output.read_text(), "the batch job ends")
-    assert "ended with 0" in output.read_text()
-    assert worlds(launched, [3])[0][:3] == ["world", 3, 4]
-
-
-def test_hosts_by_name_are_started_by_srun_within_an_allocation(slurm):
-    launched = Launched(slurm, WORLD)
-    batch = slurm.laboratory.folder / "job.sh"
-    output = slurm.laboratory.folder / "batch.out"
-    words = " ".join(map(str, launched.words("--hosts", "h0,h1")))
-    batch.write_text(f"#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --output={output}\n{words}\necho ended with $?\n")
+    words = " ".join(map(str, launched.words(*options)))
+    head = f"#!/bin/sh\n#SBATCH --nodes=2\n{more}#SBATCH --output={output}\n"
+    batch.write_text(f"{head}{srun}{words}\necho ended with $?\n")
     assert slurm.start("sbatch", batch).wait() == 0
     until(lambda: output.exists() and "ended with" in output.read_text(), "the batch job ends")
     assert "ended with 0" in output.read_text()
@@ -131,19 +122,10 @@ def test_a_killed_launcher_ends_or_leaves_the_job_as_srun_is_told(slurm):
     launched = Launched(slurm, script(MEETS))
     running = launched.srun(srun=["--kill-on-bad-exit=0"], workers=1)
     launched.until_said("meets", (0, 1), running)
-    host = slurm.laboratory.hosts[1]
-    for pid, words in host.processes().items():
-        if "platoon_base launch" in words or words.startswith("platoon launch"):
-            host.run("kill", "-9", _inner(pid))
+    kill_launchers(slurm.laboratory.hosts[1])
     running.until("lost host 1 (h1)")
     interrupt(slurm)
     assert running.wait(30) != 0
-
-
-def _inner(pid):
-    """Return a pid as its own namespace has it."""
-    with open(f"/proc/{pid}/status") as file:
-        return next(line.split()[-1] for line in file if line.startswith("NSpid"))
 
 
 def test_nnodes_1_makes_each_task_a_job_of_its_own(slurm):

@@ -8,7 +8,7 @@ from needing import marks_of, needs_theano
 from tests.helpers.launching_hosts import Hosts, clean_environment
 from tests.jobs.test_examples import EXAMPLES, TIMEOUT_S, needs_blocks, needs_keras
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 20)]
+pytestmark = [pytest.mark.rare, pytest.mark.timeout(TIMEOUT_S + 20)]
 
 
 LASAGNE = ["--plot", "", "--num-epochs", "12", "--sync"]

@@ -39,6 +39,7 @@ def launcher(tmp_path):
 @needs_theano
 @pytest.mark.timeout(TIMEOUT_S + 20)
 @pytest.mark.slow
+@pytest.mark.rare
 def test_the_lstm_learns_by_asynchronous_easgd_started_by_hand(start, tmp_path):
     port = at(free_port())
     path = os.pathsep.join(filter(None, [str(LSTM), os.environ.get("PYTHONPATH")]))
@@ -76,15 +77,6 @@ def test_averaged_gradients_by_the_originals_calls_are_those_by_todays(launcher,
         assert old[key] == new[key], key
     assert old["validations"] == 3
     assert new["workers"] == 2
-
-
-# The controller's decisions.
-
-
-# The text.
-
-
-# The batched sum.
 
 
 @pytest.mark.base

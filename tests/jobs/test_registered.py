@@ -26,8 +26,8 @@ from setuptools import setup
 setup(
     name="tiny-adapter",
     version="4.5",
-    py_modules=["tinyframe", "tiny_adapter"],
-    entry_points={"platoon.frameworks": ["tiny = tiny_adapter:NAME"]},
+    py_modules=["tinyframe", *MODULES],
+    entry_points={"platoon.frameworks": POINTS},
 )
 """
 
@@ -37,12 +37,16 @@ def install(tmp_path):
     """Build and install the adapter into a folder of its own, and return what puts that folder on the path."""
     pytest.importorskip("setuptools", reason="needs setuptools, to build a distribution: pip install setuptools")
 
-    def run(name="FRAMEWORK", adapter=ADAPTER):
+    def run(**adapters):
         source, target = tmp_path / "source", tmp_path / "installed"
         source.mkdir()
         (source / "tinyframe.py").write_text(FRAMEWORK)
-        (source / "tiny_adapter.py").write_text(adapter)
-        (source / "setup.py").write_text(SETUP.replace("NAME", name))
+        points, adapters = [], adapters or {"tiny": ("FRAMEWORK", ADAPTER)}
+        for point, (name, code) in adapters.items():
+            (source / f"{point}_adapter.py").write_text(code)
+            points.append(f"{point} = {point}_adapter:{name}")
+        modules = [f"{point}_adapter" for point in adapters]
+        (source / "setup.py").write_text(SETUP.replace("MODULES", repr(modules)).replace("POINTS", repr(points)))
         options = ["-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
         done = subprocess.run(
             [sys.executable, "-m", "pip", "install", *options, "--target", target, source],
@@ -85,22 +89,22 @@ def test_doctor_and_env_show_an_adapter_of_another_project(platoon, install):
     assert facts["variables"]["TINY_FLAG"] == "set"
 
 
-@pytest.mark.parametrize(
-    ("name", "adapter", "why"),
-    [
-        ("FRAMEWORK", "import a_module_that_is_missing", "cannot import tiny_adapter:FRAMEWORK: ModuleNotFound"),
-        ("OTHER", ADAPTER, "cannot import tiny_adapter:OTHER: AttributeError"),
-        ("checks", ADAPTER, "tiny_adapter:checks is function, not a platoon_base.frameworks.Framework"),
-        ("FRAMEWORK", ADAPTER.replace('assert "Theano"', 'assert "nothing"'), "its check failed: AssertionError"),
-    ],
-)
-def test_a_broken_registration_is_reported_and_ends_nothing(platoon, install, name, adapter, why):
-    run = platoon("doctor", "--json", environment=install(name, adapter))
+BROKEN = {
+    "module": ("FRAMEWORK", "import a_module_that_is_missing", "cannot import module_adapter:FRAMEWORK: Module"),
+    "other": ("OTHER", ADAPTER, "cannot import other_adapter:OTHER: AttributeError"),
+    "kind": ("checks", ADAPTER, "kind_adapter:checks is function, not a platoon_base.frameworks.Framework"),
+    "check": ("FRAMEWORK", ADAPTER.replace('assert "Theano"', 'assert "nothing"'), "its check failed: AssertionError"),
+}
+
+
+def test_broken_registrations_are_reported_and_end_nothing(platoon, install):
+    run = platoon("doctor", "--json", environment=install(**{point: each[:2] for point, each in BROKEN.items()}))
     assert run.returncode == 0, run.stderr
     checks = {check["name"]: check for check in json.loads(run.stdout)}
-    assert not checks["tiny"]["works"]
-    assert why in checks["tiny"]["finding"]
-    assert "entry point 'tiny'" in checks["tiny"]["remedy"]
+    for point, (_, _, why) in BROKEN.items():
+        assert not checks[point]["works"]
+        assert why in checks[point]["finding"]
+        assert f"entry point '{point}'" in checks[point]["remedy"]
     assert "Keras" in checks
 
 

@@ -125,7 +125,7 @@ def optax_loop(case):
     check_rule(case)
     if worker.global_size > 1 and case in ("default", "none"):
         wanted = sorted(f"0/{kind}/{leaf}" for kind in ("mu", "nu") for leaf in ("w", "b", "out"))
-        assert sorted(loops.current().moments) == wanted, loops.current().moments
+        assert sorted(loops.current().center.moments) == wanted, loops.current().center.moments
     assert loss_of(params, X, Y) < 0.6, (case, loss_of(params, X, Y))
     assert abs(other["scale"] - 0.5).max() < 0.4, other
     if worker.global_size > 1:

@@ -22,14 +22,18 @@ FAULTS = {
 }
 
 kept = {"feedback": ErrorFeedback()} if os.environ["PRETENDED_COMPRESSION"] != "none" else {}
-worker.all_reduce(np.ones(first, np.float32))
 began = time.monotonic()
-if rank == victim:
-    FAULTS[fault]()
 try:
+    # The fault may end this call already on ranks that do not have its result yet.
+    worker.all_reduce(np.ones(first, np.float32))
+    began = time.monotonic()
+    if rank == victim:
+        FAULTS[fault]()
     for _ in range(3):
         worker.all_reduce(np.ones(n, np.float32), **kept)
 except Exception as exc:
+    if rank == victim:
+        raise
     print("ENDED", type(exc).__name__, exc, round(time.monotonic() - began, 1), flush=True)
     # Who leaves earlier would be named too, by ranks that have not noticed the fault yet.
     (folder / f"ended{rank}").touch()

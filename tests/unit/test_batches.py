@@ -11,20 +11,20 @@ import threading
 import msgspec
 import numpy as np
 import pytest
+from programs import run_python
 from scripts_here import script_path
 from watching import until
 
 from platoon_base.data import BatchReader, BatchServer
-from platoon_base.data.batch_frames import (
-    PROTOCOL,
+from platoon_base.data.batch_link import Link, connect_link, listen_at
+from platoon_base.data.batch_memory import (
     Batch,
     Hello,
     Part,
+    Slot,
     decode_from_server,
     encode,
 )
-from platoon_base.data.batch_link import Link, connect_link, listen_at
-from platoon_base.data.batch_memory import Slot
 from platoon_base.data.batch_reader import AHEAD
 from platoon_base.errors import (
     CollectiveTimeoutError,
@@ -187,12 +187,12 @@ def test_a_worker_that_connects_anew_has_not_left(address, hello):
         server.send(np.zeros(3))
         link = connect_link(address)
         if hello == "before":
-            link.send(encode(Hello(PROTOCOL, 0, 4)))
+            link.send(encode(Hello(0, 4)))
         first.close()
         if hello == "after":
             with pytest.raises(CollectiveTimeoutError, match="no worker had room"):
                 server.send(np.ones(3), timeout_s=SHORT_S)
-            link.send(encode(Hello(PROTOCOL, 0, 4)))
+            link.send(encode(Hello(0, 4)))
         server.send(np.ones(3), timeout_s=SHORT_S)
         link.close()
         server.close()
@@ -432,13 +432,8 @@ def test_batches_go_to_and_come_from_processes_of_one_user_alone(tmp_path):
     address = str(tmp_path / "batches")
     with listen_at(address) as listener:
         os.chmod(address, 0o666)
-        done = subprocess.run(
-            [sys.executable, CALL_AS_NOBODY, address], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert (
-            done.stdout.strip()
-            == "refused a connection of user 0: batches are shared only between processes of one user"
-        ), done
+        said = run_python(CALL_AS_NOBODY, address).stdout.strip()
+        assert said == "refused a connection of user 0: batches are shared only between processes of one user"
         for _ in range(2):
             caller, _ = listener.accept()
             with pytest.raises(ProtocolError, match="refused a connection of user 65534"):

@@ -17,8 +17,7 @@ from platoon_base.collectives.hosts_links import HEAD, WAITING, Counterpart, Lin
 from platoon_base.collectives.hosts_parts import RESULT, SHARE, Chunks, Reduction
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts import World
-from platoon_base.links.cipher import Cipher, derive_keys
-from platoon_base.links.stream import Stream
+from platoon_base.links.stream import Cipher, Stream, derive_keys
 
 pytestmark = pytest.mark.base
 

@@ -23,7 +23,7 @@ from platoon_plugins.keras.optimizers import ModelAverages
 from platoon_plugins.keras.sums import BatchLosses
 
 if hasattr(jax, "ffi"):
-    from platoon_plugins.keras.backends.jax_arrays import on_cuda
+    from platoon_base.jax_arrays import on_cuda
     from platoon_plugins.keras.backends.jax_groups import VariableGroup
 else:  # JAX before 0.5.
     on_cuda = VariableGroup = None

@@ -20,15 +20,14 @@ from platoon_plugins.keras.backends.compiled_gradients import CompiledAverage
 from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientHeader
 
 if hasattr(jax, "ffi"):
-    from platoon_plugins.keras.backends import xla_calls
+    from platoon_base import jax_arrays
 else:  # JAX before 0.5.
-    xla_calls = None  # type: ignore[assignment]
+    jax_arrays = None  # type: ignore[assignment]
 
 __all__ = ["JaxAverage"]
 
 Array = np.ndarray[Any, Any]
 
-_WIDE = np.dtype(np.float64)
 # Maximum of unread headers in loops over train_on_batch.
 _KEPT = 1000
 
@@ -73,9 +72,9 @@ class JaxAverage(CompiledAverage):
         if self.on_device:
             weight = jnp.maximum(jnp.asarray(weight, np.float32), MIN_WEIGHT)
             return self._sums_over_workers(batch._replace(weight=weight), counts=True, is_sum=is_sum)
-        if xla_calls is not None and jax.default_backend() == "cpu":
+        if jax_arrays is not None and jax.default_backend() == "cpu":
             fill = self._handler(is_sum, self._fill_in_place, is_sum)
-            return xla_calls.call_in_place(fill, batch.gradients, weight)
+            return jax_arrays.call_in_place(fill, batch.gradients, weight)
         shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in batch.gradients]
         call = self._handler(("copies", is_sum), self._fill_copies, is_sum)
         averages: Sequence[Any] = io_callback(call, shapes, list(batch.gradients), weight, ordered=True)
@@ -97,7 +96,7 @@ class JaxAverage(CompiledAverage):
         return outs
 
     def _queue(
-        self, like: list[Array], names: Sequence[Any], counts: bool, blocks: Sequence[xla_calls.Block], stream: int
+        self, like: list[Array], names: Sequence[Any], counts: bool, blocks: Sequence[jax_arrays.Block], stream: int
     ) -> None:
         """Queue the sums of flat buffers, the last of which ends with the header; XLA calls it."""
         # `like` and `names` are those of the trace: `expect` may have been called since.
@@ -124,7 +123,7 @@ class JaxAverage(CompiledAverage):
             self._queued.fail()
 
     def _queue_compressed(
-        self, feedback: Sequence[ErrorFeedback], blocks: Sequence[xla_calls.Block], stream: int
+        self, feedback: Sequence[ErrorFeedback], blocks: Sequence[jax_arrays.Block], stream: int
     ) -> None:
         """Queue the sums of flat buffers after those of their header; XLA calls it."""
         self.require_sound()
@@ -192,39 +191,17 @@ class JaxAverage(CompiledAverage):
         size, rank = self.worker.global_size, self.worker.global_rank
         header = jnp.zeros(2 * size + len(gradients), np.float32)
         header = header.at[size + rank].set(weight).at[2 * size :].set(np.asarray(batch.used, np.float32))
-        wide = [i for i, gradient in enumerate(gradients) if gradient.dtype == _WIDE]
-        narrow = [i for i, gradient in enumerate(gradients) if gradient.dtype != _WIDE]
-        kinds = [(wide, _WIDE), (narrow, np.dtype(np.float32))] if wide else [(narrow, np.dtype(np.float32))]
-        flats = [_flat([gradients[i] for i in indices], weight, dtype) for indices, dtype in kinds]
         kind = (*self._names, *((gradient.shape, gradient.dtype) for gradient in gradients))
         like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
         call = self._handler((counts, kind), self._queue, like, self._names, counts)
-        divisor: Any = None
+        compressed = None
         if self._sums.compresses:
-            # After a gradient: otherwise XLA may make this call once for all steps of a loop.
-            (header,) = xla_calls.call_on_stream(call, [header], after=gradients[:1])
-            weights = header[size : 2 * size]
-            if not counts and not np.asarray(weights).any():
-                # Nobody uses this result, so residuals would be lost.
-                return list(gradients)
-            # Divide first: residuals are of averages.
-            if not is_sum:
-                flats = [flat / _total(weights).astype(flat.dtype) for flat in flats]
-            feedback = [ErrorFeedback() for _ in flats]
-            call = self._handler(("compressed", kind), self._queue_compressed, feedback)
-            sums = xla_calls.call_on_stream(call, flats, after=[header])
-        else:
-            sums = xla_calls.call_on_stream(call, [*flats[:-1], jnp.concatenate([flats[-1], header])])
-            if not is_sum:
-                divisor = _total(sums[-1][-header.size :][size : 2 * size])
-        averages: list[Any] = [None] * len(gradients)
-        for flat, (indices, _) in zip(sums, kinds):
-            starts = np.cumsum([0, *(gradients[i].size for i in indices)]).tolist()
-            for i, start, end in zip(indices, starts, starts[1:]):
-                part = flat[start:end].reshape(gradients[i].shape)
-                part = part if divisor is None else part / divisor.astype(part.dtype)
-                averages[i] = part.astype(gradients[i].dtype)
-        return averages
+            feedback = [ErrorFeedback(), ErrorFeedback()]
+            compressed = self._handler(("compressed", kind), self._queue_compressed, feedback)
+        weights = slice(size, 2 * size)
+        return jax_arrays.sum_over_workers(
+            gradients, weight, header, weights, call, compressed, is_sum=is_sum, idle=not counts
+        )
 
     def _take(self, calls: int) -> None:
         """Read the header of call number ``calls``, and drop those of earlier calls."""
@@ -282,13 +259,3 @@ class _Queued:
         # Read all, as an unread header keeps its page of memory.
         values = [fetched.values() for fetched in found]
         return values[-1] if values else None
-
-
-def _total(weights: Any) -> Any:
-    return jnp.maximum(weights.sum(), MIN_WEIGHT)
-
-
-def _flat(arrays: Sequence[Any], weight: Any, dtype: Any) -> Any:
-    if not arrays:
-        return jnp.zeros(0, dtype)
-    return jnp.concatenate([array.astype(dtype).ravel() for array in arrays]) * weight.astype(dtype)

@@ -21,9 +21,17 @@ import numpy as np
 
 from platoon_base.device_arrays import Queue
 from platoon_base.errors import PlatoonError
-from platoon_plugins.keras.backends import xla_calls
+from platoon_base.jax_arrays import (
+    AwaitedArrays,
+    Block,
+    JaxArrays,
+    call_on_stream,
+    change_now,
+    device_of,
+    gate_of,
+    on_cuda,
+)  # fmt: skip
 from platoon_plugins.keras.backends.aligned import writable
-from platoon_plugins.keras.backends.jax_arrays import AwaitedArrays, JaxArrays, change_now, device_of, on_cuda
 from platoon_plugins.keras.backends.jax_state import Place, StepState
 
 __all__ = ["VariableGroup"]
@@ -45,7 +53,7 @@ class StepCall:
     def __init__(self, lists: StepState, places: Sequence[Place]) -> None:
         self.places = places
         self._lists = lists
-        self._gate: Any = xla_calls.gate_of(self)
+        self._gate: Any = gate_of(self)
         self._traced = False
         # The lock of the attributes below; reentrant, as a signal handler may run at any time.
         self._turn = threading.RLock()
@@ -74,7 +82,7 @@ class StepCall:
             )
             if self._traced:
                 taken = [lists[number][index] for number, index in self.places]
-                for (number, index), array in zip(self.places, xla_calls.call_on_stream(self, taken, (), self._gate)):
+                for (number, index), array in zip(self.places, call_on_stream(self, taken, (), self._gate)):
                     lists[number][index] = array
                 state = tuple(lists)
             return step(state, *args)
@@ -155,7 +163,7 @@ class StepCall:
         if self._failure is not None:
             raise self._failure
 
-    def __call__(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
+    def __call__(self, blocks: Sequence[Block], stream: int) -> None:
         """Make the calls; an exception is stored for the thread that started the step."""
         work = self._take()
         try:
