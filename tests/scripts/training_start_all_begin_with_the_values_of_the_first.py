@@ -1,6 +1,4 @@
-import numpy as np
-
-from training_start_variable import Variable, rank, worker
+from training_start_variable import *
 from platoon_base import ASGD
 from platoon_base.worker import copy_values, start_training
 

@@ -1,8 +1,5 @@
+from training_start_variable import *
 import os
-
-import numpy as np
-from training_start_variable import rank, worker
-
 from platoon_base import DiLoCo
 from platoon_base.errors import PlatoonError
 

@@ -1,6 +1,4 @@
-import numpy as np
-
-from training_start_variable import Variable, rank, worker
+from training_start_variable import *
 from platoon_base import EASGD
 from platoon_base.errors import PlatoonError
 from platoon_base.worker import start_training
