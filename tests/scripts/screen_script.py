@@ -1,8 +1,5 @@
-import signal
-from platoon_base import connect
+from job_preamble import rank, signal, worker
 
-worker = connect()
-rank = worker.global_rank
 if rank % 4 == 3:
     worker.advanced.announce(bound=True)
 elif rank % 4 != 2:
