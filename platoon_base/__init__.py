@@ -47,17 +47,10 @@ __version__ = "0.1.0.dev0"
 __getattr__ = lazy_names(
     __name__,
     {
-        "connect": "platoon_base.job.joining",
-        **dict.fromkeys(("is_main", "rank", "world_size"), "platoon_base.job.joining"),
-        "notebook_launcher": "platoon_base.cli.notebook",
-        **dict.fromkeys(
-            (
-                *("ASGD", "EAMSGD", "EASGD", "AveragedEASGD", "CenterMomentum"),
-                *("DiLoCo", "GoSGD", "LocalSGD", "Rule", "SlowMo"),
-            ),
-            "platoon_base.rules",
-        ),
-        "Worker": "platoon_base.worker.handle",
+        "platoon_base.job.joining": "connect is_main rank world_size",
+        "platoon_base.cli.notebook": "notebook_launcher",
+        "platoon_base.rules": "ASGD EAMSGD EASGD AveragedEASGD CenterMomentum DiLoCo GoSGD LocalSGD Rule SlowMo",
+        "platoon_base.worker.handle": "Worker",
     },
     modules=("errors", "job", "rules", "worker"),
 )

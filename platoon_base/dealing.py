@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_bounds
 
-__all__ = ["INDICES", "Cut", "deal"]
-
 
 class Cut(NamedTuple):
     """How a kind of batches is joined and divided: the rows of an index list, or of tensors."""

@@ -10,18 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "CudaArray",
-    "CudaContext",
-    "Flush",
-    "Order",
-    "Queue",
-    "is_device_array",
-    "is_gpu_array",
-    "memory_order",
-    "order_of",
-]
-
 # Called with the addresses of arrays and the stream.
 Queue = Callable[[list[int], int], None]
 # Makes a postponed call, unless it was made already.

@@ -1,23 +1,13 @@
-"""Names of the dtypes that the library supports; all tables of back ends are made from these."""
+"""The dtypes that the library supports, from which all tables of back ends are made, and sums."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "COLLECTIVE",
-    "C_TYPES",
-    "DEVICE_FLOATS",
-    "FLOATS",
-    "NCCL_CODES",
-    "PLAIN",
-    "SHARED",
-    "XLA_CODES",
-    "sum_dtype",
-]  # fmt: skip
-
+Array = np.ndarray[Any, Any]
 # Weights and gradients on every back end.
 FLOATS = ("float16", "float32", "float64")
 # All back ends of collective calls take these. The codes of _reductions.h have the same order.
@@ -41,3 +31,20 @@ def sum_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the dtype in which values of ``dtype`` are summed: float32 for float16, else itself."""
     dtype = np.dtype(dtype)
     return np.dtype("float32") if dtype == np.float16 else dtype
+
+
+def add_up(sources: Sequence[Array], out: Array) -> None:
+    """Set ``out`` to the sum of arrays, in their order; half precision is added in float32.
+
+    The caller ignores overflows, by `numpy.errstate`.
+    """
+    wide = sum_dtype(out.dtype)
+    total = out if out.dtype == wide else np.empty(out.shape, wide)
+    if len(sources) < 2:
+        total[...] = sources[0] if sources else 0
+    else:
+        np.add(sources[0], sources[1], out=total, dtype=wide)
+    for source in sources[2:]:
+        np.add(total, source, out=total, dtype=wide)
+    if total is not out:
+        out[...] = total

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["checksum", "fingerprint", "plain"]
-
 _WHOLE_BYTES = 1 << 16
 _ROWS = 64
 

@@ -13,20 +13,6 @@ import msgspec
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = [
-    "ONE_HOST",
-    "START_ONE",
-    "Copies",
-    "Place",
-    "World",
-    "engine_addresses",
-    "engine_job",
-    "find_copies",
-    "find_endpoint",
-    "find_place",
-    "first_of",
-]
-
 
 class World(msgspec.Struct, frozen=True):
     """The hosts of a job; ranks are numbered across hosts."""

@@ -16,8 +16,6 @@ from platoon_base.system.text import legible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["ALIGNMENT", "Layout", "ParameterSpec", "Piece", "array_on", "require_plain"]
-
 
 def require_plain(array: Any, name: str) -> None:
     """Raise for a subclass of ndarray that does not assign by copying, as a masked array."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["SCALINGS", "Warmup", "scale_factor", "scaled", "scaled_schedule", "unscaled_text"]
-
 SCALINGS = ("linear", "sqrt", "none")
 
 

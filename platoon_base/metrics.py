@@ -10,8 +10,6 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["VECTOR_ITEM_BYTES", "MeanAccumulator", "Pairs", "add_pairs", "add_vectors", "means"]
-
 Pairs = dict[str, tuple[float, float]]
 VECTOR_ITEM_BYTES = 8
 

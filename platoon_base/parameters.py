@@ -15,15 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.device_arrays import Order, is_device_array, is_gpu_array, memory_order
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.layout import Layout, require_plain
-
-__all__ = [
-    "Array", "Borrowed", "BorrowedArrays", "Group", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor",
-]  # fmt: skip
-
-Array = np.ndarray[Any, Any]
 
 
 class Parameter(Protocol):

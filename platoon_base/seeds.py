@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Common", "seed_alike"]
-
 _one_at_a_time = threading.Lock()
 # This is added to the job's seed, to differ from each worker's own seed.
 _ALIKE = 33

@@ -10,10 +10,6 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = [
-    "START", "UNEVEN", "Position", "epoch_indices", "require_uneven", "shard", "shard_bounds", "shard_seed", "take",
-]  # fmt: skip
-
 UNEVEN = ("keep", "drop", "wrap")
 
 

@@ -17,21 +17,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import HOSTS_EVERY_S, TIMEOUT_S, TIMEOUTS
 from platoon_base.system.text import did_you_mean
 
-__all__ = [
-    "DEFAULT_TIMEOUT_S",
-    "LIVENESS_S",
-    "POLL_S",
-    "ROWS",
-    "SHORT_POLL_S",
-    "Row",
-    "adopt",
-    "adopt_job",
-    "change",
-    "of_job",
-    "require_coupled",
-    "timeout",
-]
-
 # Intervals of polls: for something that takes milliseconds, for other processes and hosts, and
 # whether processes are alive.
 SHORT_POLL_S, POLL_S, LIVENESS_S = 0.01, 0.1, 0.25

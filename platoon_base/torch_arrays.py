@@ -9,12 +9,9 @@ import numpy as np
 import torch
 
 from platoon_base.device_arrays import CudaArray, Order, Queue
-from platoon_base.dtypes import FLOATS
+from platoon_base.dtypes import FLOATS, Array
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["HostCopy", "TensorMemory", "TensorParameter", "TorchArray", "host_copy", "on_cuda"]
-
-Array = np.ndarray[Any, Any]
 Tensor = Any
 
 

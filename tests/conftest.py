@@ -26,17 +26,20 @@ from zygote import zygote_for, zygote_pids
 
 from platoon_base.centers.host import HostCenters
 from platoon_base.channels.inproc import InprocHub
-from platoon_base.cli.launcher import log_file, worker_environment
+from platoon_base.cli.launcher import worker_environment
 from platoon_base.controller.outcome import Result
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import encode
 from platoon_base.coordination.messages import PROTOCOL, Hello
 from platoon_base.job import JobOptions, host_job, single_worker
 from platoon_base.job.files import segment_prefix
+from platoon_base.job.starting import log_file
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 from platoon_base.system.environment import NAMESPACE, STRICT
-from platoon_base.worker import AdvisoryLock, BackEnds, Connection, Identity, Worker
+from platoon_base.worker import Worker
+from platoon_base.worker.connection import BackEnds, Connection, Identity
+from platoon_base.worker.job_signals import AdvisoryLock
 from platoon_base.worker_process.program import Start, python_main
 
 JOB_TIMEOUT_S = 400  # below most tests' own limits, so that the logs are shown

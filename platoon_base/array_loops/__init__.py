@@ -28,6 +28,4 @@ __all__ = [
 ]
 
 # The import of `prepare` seeds generators.
-__getattr__ = lazy_names(
-    __name__, dict.fromkeys(("average", "common", "prepare", "sync"), "platoon_base.array_loops.prepared")
-)
+__getattr__ = lazy_names(__name__, {"platoon_base.array_loops.prepared": "average common prepare sync"})

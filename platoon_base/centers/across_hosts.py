@@ -19,25 +19,10 @@ from platoon_base.centers.host_rounds import Rounds, Total
 from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.compression.codecs import Codec
 from platoon_base.compression.packing import Packing, Residuals
-from platoon_base.dtypes import sum_dtype
+from platoon_base.dtypes import Array, sum_dtype
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout, Piece
 from platoon_base.shm.schema import Part, Parts, Word
-
-__all__ = [
-    "AcrossHosts",
-    "HostsMeans",
-    "HostsRounds",
-    "Overwrites",
-    "RoundTotals",
-    "Shift",
-    "await_hosts",
-    "is_finite",
-    "weighted_mean",
-    "wide",
-]
-
-Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 

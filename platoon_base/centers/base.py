@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
-
+from platoon_base.dtypes import Array
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.segments import Name, Segment
-
-__all__ = ["Center", "CenterFactory", "Named", "NonFiniteElement", "OnHost", "RoundCenter"]
-
-Array = np.ndarray[Any, Any]
 
 
 class NonFiniteElement(NamedTuple):

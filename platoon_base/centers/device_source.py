@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.device_tiles import ELEMENT
+from platoon_base.centers.device_directory import ELEMENT
 from platoon_base.dtypes import C_TYPES
 from platoon_base.rules.center import Rule, average_of, form_of, local_sources, momenta
 from platoon_base.rules.forms import Form
-
-__all__ = ["CUDA", "Operation", "kernel_source", "kernel_types", "operations"]
 
 _TYPES = r"""
 typedef unsigned long long u64;

@@ -14,7 +14,6 @@ from platoon_base.centers.host_kernels import undo_bytes
 from platoon_base.centers.host_rounds import Rounds, contributions_of
 from platoon_base.centers.stripes import (
     CONTROLLER,
-    COURIER,
     FREE,
     HOLDER,
     STRIPE_BYTES,
@@ -23,6 +22,7 @@ from platoon_base.centers.stripes import (
     copy_all,
     cut,
 )
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
@@ -31,10 +31,6 @@ from platoon_base.shm.schema import PAGE, Part, Schema, Views
 from platoon_base.shm.segments import Name
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
-
-__all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
-
-Array = np.ndarray[Any, Any]
 
 STRIPES_EACH = 4  # Stripes per worker, if there are several.
 

@@ -6,43 +6,22 @@ Both give the same bits, and leave elements unchanged whose center value would n
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
-from platoon_base.dtypes import C_TYPES, sum_dtype
+from platoon_base.dtypes import C_TYPES, Array, add_up, sum_dtype
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import ALIGNMENT, Layout
 from platoon_base.rules.center import Adopt, Rule, form_of, names_of
 from platoon_base.rules.forms import COMPILED, Form
 from platoon_base.rules.outer import OuterRule, step_form_of
-from platoon_base.sums import add_up
-from platoon_base.system.environment import NO_KERNELS
+from platoon_base.system.imports import extension
 
-__all__ = [
-    "BLOCK",
-    "HAVE_FUSED",
-    "STEP_BLOCK",
-    "PieceArrays",
-    "Plan",
-    "RoundKernels",
-    "apply",
-    "blocks",
-    "find_fused",
-    "undo_bytes",
-]
+# NumPy is several times slower.
+EXTENSION: Any = extension("_kernels")
 
-EXTENSION: Any = None  # The C extension, if it was built.
-if not os.environ.get(NO_KERNELS):
-    try:
-        EXTENSION = importlib.import_module("platoon_base._kernels")
-    except ImportError:
-        pass  # Not built: NumPy is several times slower; `platoon doctor` reports it.
-
-Array = np.ndarray[Any, Any]
 Fused = Callable[..., Optional[tuple[int, int]]]
 
 # The arrays of one piece: local, center, local states, center states.

@@ -19,20 +19,15 @@ import numpy as np
 
 from platoon_base.centers.host_kernels import STEP_BLOCK, RoundKernels, blocks
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, copy_all, cut
-from platoon_base.dtypes import sum_dtype
+from platoon_base.dtypes import Array, add_up, sum_dtype
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.schema import Growing, Part, Parts, Views
-from platoon_base.sums import add_up
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["Contributions", "Rounds", "Total", "contributions_of"]
-
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 _NO_GENERATION = -1  # This worker's values are not a copy of the stripe.
 

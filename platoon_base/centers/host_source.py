@@ -9,8 +9,6 @@ from string import Template
 from platoon_base.dtypes import C_TYPES
 from platoon_base.rules.forms import COMPILED, Form
 
-__all__ = ["HEADER", "header_text"]
-
 HEADER = Path(__file__).parents[1] / "_rules.h"
 
 _TOP = """\

@@ -14,29 +14,13 @@ import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host_kernels import Plan
+from platoon_base.dtypes import Array
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Piece
 from platoon_base.rules.center import Rule
 from platoon_base.shm.segments import Segment
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
-
-__all__ = [
-    "CONTROLLER",
-    "COURIER",
-    "FIRST_PAUSE_S",
-    "FREE",
-    "HOLDER",
-    "LONGEST_PAUSE_S",
-    "STRIPE_BYTES",
-    "Stripe",
-    "StripeLocks",
-    "copy_all",
-    "cut",
-    "wait_until",
-]
-
-Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 

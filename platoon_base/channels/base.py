@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["ClientChannel", "Received", "ServerChannel"]
-
 
 class Received(NamedTuple):
     """A request; ``request_id`` is empty if the message was not framed as a request."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 
-__all__ = ["CallLock"]
-
 
 class CallLock:
     """Admits one call at a time.

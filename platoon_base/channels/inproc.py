@@ -17,8 +17,6 @@ from platoon_base.shm.job_state import JobState
 from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S
 
-__all__ = ["InprocClient", "InprocHub"]
-
 _NEED_NO_ANSWER = (msg.StopVote, msg.Report, msg.Keep, msg.Withdraw, msg.Leave)
 
 

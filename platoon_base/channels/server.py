@@ -25,8 +25,6 @@ from platoon_base.coordination.encoding import decode_request, encode
 from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.shm.job_state import JobState
 
-__all__ = ["ControlServer", "UserHandler"]
-
 log = logging.getLogger(__name__)
 
 UserHandler = Callable[[str, int, Any], Any]

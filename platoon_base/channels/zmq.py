@@ -24,8 +24,6 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, Work
 from platoon_base.system.process import awake
 from platoon_base.timeouts import LIVENESS_S, timeout
 
-__all__ = ["ZmqClient", "ZmqServer"]
-
 _HANDOVER_TIMEOUT_S = 1e-3
 # Requests taken from the socket at once, so that child processes and timers are served too.
 _BATCH = 256

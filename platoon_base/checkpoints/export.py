@@ -13,8 +13,6 @@ from platoon_base.checkpoints.files import About, Checkpoint, newest_in, read_ch
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import average_of
 
-__all__ = ["export", "unique_names"]
-
 
 def export(source: Path, target: Path, center: bool = False) -> tuple[Path, str]:
     """Write a checkpoint, or the newest whole one of a folder, as safetensors; replace ``target``.

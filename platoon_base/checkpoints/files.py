@@ -14,27 +14,12 @@ from typing import IO, Any, NamedTuple, Optional, Union
 import msgspec
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.center import Rule, settings_of
 from platoon_base.sharding import START, Position
 from platoon_base.system.own_files import create_new, open_regular
-
-__all__ = [
-    "FORMAT",
-    "KEPT_FILES",
-    "About",
-    "Checkpoint",
-    "CheckpointFolder",
-    "about_of",
-    "check_checkpoint",
-    "newest_in",
-    "read_checkpoint",
-    "require_alike",
-    "write_arrays",
-]
-
-Array = np.ndarray[Any, Any]
 
 _FORCE_EVERY_BYTES = 1 << 26
 
@@ -201,16 +186,6 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 def check_checkpoint(path: str | os.PathLike[str]) -> About:
     return _read(path, lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape))[0]
-
-
-def about_of(path: str | os.PathLike[str]) -> About:
-    """Return the description in a checkpoint, without reading the arrays."""
-    try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
-            about: About = msgspec.json.decode(found["about"].tobytes(), type=About)
-            return about
-    except Exception as exc:  # Damaged bytes raise many kinds of errors.
-        raise ConfigurationError(f"cannot read the checkpoint {path} ({type(exc).__name__}: {exc})") from exc
 
 
 def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple[About, dict[str, Array]]:

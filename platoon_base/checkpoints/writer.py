@@ -11,20 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import NamedTuple, Protocol
 
 from platoon_base.checkpoints.files import KEPT_FILES, About, Checkpoint, CheckpointFolder
+from platoon_base.dtypes import Array
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.timeouts import POLL_S, timeout
 
-__all__ = ["CheckpointWriter", "Readable", "Saving", "StallTimer", "Tally"]
-
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 # The workers have just released their parameters, or devices did not answer.
 _SKIPPED_ERRORS = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)

@@ -10,21 +10,6 @@ from typing import Any, NamedTuple
 
 from platoon_base.coordination.story import Entry
 
-__all__ = [
-    "INK",
-    "INSTALL",
-    "NO_CHARTS",
-    "PAPER",
-    "Series",
-    "add_legend",
-    "as_svg",
-    "chart",
-    "has_charts",
-    "limit",
-    "named",
-    "timeline",
-]
-
 INSTALL = "pip install 'platoon-plugins[report]'"
 NO_CHARTS = f"The page has no charts because matplotlib is not installed: {INSTALL}"
 INK, PAPER = "#24292f", "#ffffff"  # Pages replace them by their own colors.
@@ -145,19 +130,9 @@ def timeline(
     seconds: float,
     ranks: Sequence[int],
 ) -> str:
-    """Return a bar for each worker, from its start to its end, with marks for events.
+    """Return a bar for each of these workers, from its start to its end, with marks for events.
 
-    Parameters
-    ----------
-    story : sequence of Entry
-    checkpoints : sequence of float
-        Seconds since the start.
-    began_at : float
-        The start, in seconds since the epoch.
-    seconds : float
-        The length of the job.
-    ranks : sequence of int
-        The workers to show.
+    ``checkpoints`` are in seconds since the start, and the job took ``seconds``.
     """
     end = max([seconds, *(entry.at - began_at for entry in story)])
     unit, label = _unit(end)

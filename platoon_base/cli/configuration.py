@@ -19,16 +19,6 @@ from platoon_base.hosts import START_ONE, find_place
 from platoon_base.system.environment import DEVICES, HOSTS, RC_FILES
 from platoon_base.system.text import did_you_mean
 
-__all__ = [
-    "chosen_devices",
-    "config_option",
-    "of_script",
-    "of_workers",
-    "other_hosts_named",
-    "require_one_host",
-    "require_this_host",
-]
-
 _FILE = ".platoonrc"
 _THIS_HOST = ("localhost", "127.0.0.1")
 
@@ -72,9 +62,9 @@ def other_hosts_named(words: str | None) -> tuple[list[str], str] | None:
     return given.names, given.origin
 
 
-def require_one_host(hosts: int | None = None, index: int | None = None) -> None:
+def require_one_host() -> None:
     """Raise `ConfigurationError` if an engine started launchers for one job on several hosts."""
-    place = find_place(os.environ, hosts, index)
+    place = find_place(os.environ)
     if place.hosts > 1:
         raise ConfigurationError(
             f"this is host {place.host} of {place.hosts} according to {place.origin}, and this "

@@ -24,8 +24,6 @@ from platoon_base.timeouts import timeout
 from platoon_base.worker_process import child
 from platoon_base.worker_process.program import Program, python_main
 
-__all__ = ["data_server", "data_server_option", "split_words"]
-
 log = logging.getLogger(__name__)
 
 _EXIT_GRACE_S = 1.0  # to exit by itself after all workers

@@ -16,8 +16,6 @@ from platoon_base.job.hosting import JobOptions
 from platoon_base.system.environment import DETERMINISTIC, LIMITED_THREADS, threads_of
 from platoon_base.system.limits import available_cores
 
-__all__ = ["deterministic_environment", "deterministic_job", "deterministic_options"]
-
 # Frameworks and their libraries read these variables when they start.
 _VARIABLES = {
     "PYTHONHASHSEED": "0",

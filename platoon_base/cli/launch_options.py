@@ -24,16 +24,13 @@ from platoon_base.compression.codecs import NONE, codec_of
 from platoon_base.devices.discovery import Choice
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import Place, engine_addresses, engine_job, find_endpoint, find_place
-from platoon_base.multihost.addresses import own_address_towards
+from platoon_base.multihost.addresses import key_file, own_address_towards
 from platoon_base.multihost.rendezvous import RendezvousInterruptedError
-from platoon_base.multihost.secret import key_file
 from platoon_base.multihost.start import command_on
 from platoon_base.system.environment import HOSTS, HOSTS_COMPRESSION
 from platoon_base.system.output import lenient_output
 from platoon_base.system.own_files import write_whole
 from platoon_base.worker_process.program import Program
-
-__all__ = ["HostOptions", "StartOptions", "engine_options", "host_options", "start_options"]
 
 _OF_START = (
     click.option(

@@ -23,23 +23,12 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import ONE_HOST
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import JobOptions, host_job
-from platoon_base.job.starting import framework_address, log_file, worker_environment, worker_starts
+from platoon_base.job.starting import framework_address, worker_environment, worker_starts
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.system.environment import DETERMINISTIC, NO_FORK_SERVER
 from platoon_base.system.limits import require_room
 from platoon_base.worker_process.forkserver import modules_to_preload
 from platoon_base.worker_process.program import Program
-
-__all__ = [
-    "CENTERS",
-    "choose_center",
-    "launch",
-    "log_file",
-    "open_checkpoints",
-    "preloaded",
-    "require_runnable",
-    "worker_environment",
-]
 
 log = logging.getLogger(__name__)
 

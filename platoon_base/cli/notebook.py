@@ -12,8 +12,6 @@ from typing import Any
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.system.environment import JOB
 
-__all__ = ["notebook_launcher"]
-
 
 def notebook_launcher(
     function: Callable[..., Any],

@@ -18,17 +18,16 @@ from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.launcher import choose_center, launch, require_runnable
 from platoon_base.cli.notebook_worker import code_of_file
 from platoon_base.cli.recent import Recent
-from platoon_base.cli.run_files import LogFolder, log_file, new_log_folder
+from platoon_base.cli.run_files import LogFolder, new_log_folder
 from platoon_base.cli.table import table
 from platoon_base.cli.worker_output import LogLines, WorkerWarnings, describe
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import BackendUnavailableError, ConfigurationError, WorkerFailedError
 from platoon_base.job.hosting import JobOptions
+from platoon_base.job.starting import log_file
 from platoon_base.timeouts import POLL_S
 from platoon_base.worker_process.program import Program
-
-__all__ = ["CellTable", "run"]
 
 _DRAW_S, _WIDTH, _HEIGHT = 1.0, 100, 40
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from platoon_base.cli.recent import Recent
@@ -17,8 +17,6 @@ from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.phases import PHASES
 from platoon_base.timeouts import timeout
-
-__all__ = ["Observed", "Observer", "Observers", "Option", "TrackedRun", "Tracker"]
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +72,7 @@ class Observers:
             each.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         for each in self._threads:
             each.end(self.result)
 

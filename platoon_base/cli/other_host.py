@@ -19,15 +19,13 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import require_descriptors_for
 from platoon_base.job.starting import adopt_training, worker_environment, worker_starts
-from platoon_base.links.cipher import require_cipher
 from platoon_base.links.peer import LinkClient
+from platoon_base.links.stream import require_cipher
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.rendezvous import Introduction, arrive, fingerprint, gather_hosts
 from platoon_base.system.folder_lock import is_locked
-
-__all__ = ["other_hosts", "serve_other_host"]
 
 
 @contextlib.contextmanager

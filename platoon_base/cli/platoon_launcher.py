@@ -26,12 +26,9 @@ from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
 from platoon_base.system.output import lenient_output, watch_output
-from platoon_base.system.process import die_with
-from platoon_base.system.signals import catches, default_sigchld
+from platoon_base.system.process import catches, default_sigchld, die_with
 from platoon_base.timeouts import POLL_S
 from platoon_base.worker_process.program import Program, python_main
-
-__all__ = ["main"]
 
 log = logging.getLogger(__name__)
 

@@ -10,20 +10,6 @@ from collections.abc import Sequence
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.shm.job_state import Progress
 
-__all__ = [
-    "BLOCKS",
-    "TREND_POINTS",
-    "Course",
-    "Recent",
-    "Track",
-    "direction",
-    "higher_is_better",
-    "is_loss",
-    "is_validation",
-    "same_process",
-    "sparkline",
-]
-
 _HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
 _VALIDATION = {"val", "valid", "validation", "validate", "test", "testing", "dev", "eval", "evaluation", "heldout"}
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")  # so valLoss is two

@@ -30,22 +30,6 @@ from platoon_base.hosts import World
 from platoon_base.system.output import lost_output
 from platoon_base.worker_process.failure import INTERRUPTED
 
-__all__ = [
-    "Display",
-    "as_text",
-    "is_live",
-    "log_to",
-    "open_console",
-    "opening",
-    "painted",
-    "print_line",
-    "print_result",
-    "resumed_from",
-    "shows_ascii_only",
-    "summary",
-    "warn_of_lost_output",
-]
-
 _STYLES = {"title": "bold", "heading": "dim"}  # whole lines
 _TREND = (rf"[{BLOCKS}]+", "cyan")
 _PARTS = {

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
@@ -19,27 +18,11 @@ import msgspec
 
 from platoon_base.coordination.story import Entry, Story
 from platoon_base.errors import ConfigurationError
-from platoon_base.job.starting import log_file
 from platoon_base.system.folder_lock import FolderLock
 from platoon_base.system.job_paths import FILES, path_of, pattern_of
 from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_regular, write_where_named, write_whole
 from platoon_base.system.text import legible
-
-__all__ = [
-    "LogFolder",
-    "as_json",
-    "known_story",
-    "log_file",
-    "new_log_folder",
-    "no_job_fails_by",
-    "read_story",
-    "story_written",
-    "tail",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
 
 _OF_RUN = re.compile("|".join(pattern_of(name) for name, file in FILES.items() if file.of_run))
 _STAMP = "%Y-%m-%d_%H-%M-%S"
@@ -106,9 +89,7 @@ class LogFolder:
         for path in found:
             path.rename(folder / path.name)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._unlock()
 
     def _unlock(self) -> None:

@@ -27,23 +27,6 @@ from platoon_base.shm.phases import (
     edges,
 )
 
-__all__ = [
-    "PHASE_NAMES",
-    "SHOWN",
-    "Lane",
-    "Point",
-    "RunRecorder",
-    "Shares",
-    "Straggler",
-    "StragglerWatch",
-    "Value",
-    "advice",
-    "find_straggler",
-    "percent",
-    "rates",
-    "seconds_text",
-]
-
 _WINDOW_S = 2.0
 _LEAST_STEPS = 3  # required of each worker in a window
 _TIMES_AS_LONG, _LEAST_S = 2.0, 0.005  # Times of steps vary by less.
@@ -195,34 +178,20 @@ SHOWN = ("compute", "synchronization", "waiting", "loading", "validation")
 
 
 class Shares(NamedTuple):
-    """The seconds of one worker by phase.
+    """The seconds of one worker by phase."""
 
-    Attributes
-    ----------
-    compute : float
-        All that is in no other phase; with the loading of data where the loop does not say when it loads.
-    synchronization : float
-        Exchange with the center, and collective calls on arrays without the wait for the slowest worker.
-    waiting : float
-        For other workers.
-    loading : float
-        For mini-batches.
-    validation : float
-    """
-
-    compute: float = 0.0
+    compute: float = 0.0  # with the loading of data where the loop does not say when it loads
+    # Exchange with the center, and collective calls on arrays without the wait for the slowest worker.
     synchronization: float = 0.0
-    waiting: float = 0.0
+    waiting: float = 0.0  # for other workers
     loading: float = 0.0
     validation: float = 0.0
 
     @property
     def total(self) -> float:
-        """The sum."""
         return sum(self)
 
     def plus(self, other: Shares) -> Shares:
-        """Add part by part."""
         return Shares(*(a + b for a, b in zip(self, other)))
 
 
@@ -245,26 +214,13 @@ class Value(NamedTuple):
 
 
 class Lane:
-    """The course of one rank.
-
-    Attributes
-    ----------
-    rank : int
-    device : str
-    points : list of Point
-    shares : Shares
-        Over all processes of this rank.
-    counts : ndarray, shape (parts, BINS)
-        See `PhaseTimes`.
-    steps : int
-        Made by all processes of this rank, those that were made twice too.
-    """
+    """The course of one rank, over all its processes; ``steps`` include those that were made twice."""
 
     def __init__(self, rank: int, device: str) -> None:
         self.rank, self.device = rank, device
         self.points: list[Point] = []
         self.shares = Shares()
-        self.counts: Any = np.zeros((len(PARTS), BINS), np.int64)
+        self.counts: Any = np.zeros((len(PARTS), BINS), np.int64)  # see `PhaseTimes`
         self.steps = 0
         self.first: Progress | None = None
         self.pending, self.pending_steps = 0.0, 0  # collective calls that are not split yet
@@ -272,7 +228,6 @@ class Lane:
         self._latest: tuple[Progress, PhaseTimes] | None = None
 
     def take(self, progress: Progress, times: PhaseTimes | None, gone: bool) -> None:
-        """Add the steps and the time since the latest snapshot."""
         self.gone = gone
         times = times or PhaseTimes((0.0,) * 6, np.zeros((len(PARTS), BINS), np.int64))
         before = self._latest
@@ -297,7 +252,6 @@ class Lane:
         self.pending, self.pending_steps = 0.0, 0
 
     def add_point(self, at: float, progress: Progress) -> None:
-        """Keep the state at this moment."""
         shares = self.shares.plus(Shares(synchronization=self.pending))
         point = Point(at, progress.epoch, progress.steps, progress.loss, shares)
         if not self.points or point[1:] != self.points[-1][1:]:
@@ -305,29 +259,15 @@ class Lane:
 
     @property
     def has_loading(self) -> bool:
-        """Whether it is known when this worker loads."""
         return self.shares.loading > 0
 
 
 class RunRecorder:
     """Records snapshots of a job; `platoon_base.cli.trackers.report` draws them.
 
-    In collective calls on arrays all workers wait for the slowest one. They leave together, so the exchange took as
-    long as the shortest of their calls, and the rest of the others' calls was waiting.
-
-    Attributes
-    ----------
-    lanes : dict of int to Lane
-    values : dict of str to list of Value
-        Reported numbers.
-    checkpoints : list of float
-        When each was noticed.
-    seconds : float
-        From the start of the recorder to the latest snapshot.
-    began_at : float
-        The start, in seconds since the epoch.
-    start : float
-        The same in seconds of the monotonic clock.
+    In collective calls on arrays all workers wait for the slowest one. They leave together, so the
+    exchange took as long as the shortest of their calls, and the rest of the others' calls was
+    waiting. All times are in seconds since the start, ``began_at`` since the epoch.
     """
 
     def __init__(self) -> None:
@@ -358,7 +298,6 @@ class RunRecorder:
             self._add_points(at)
 
     def end(self) -> None:
-        """Add the last points."""
         self._split_collectives(self.seconds, last=True)
         self._add_points(self.seconds)
 

@@ -11,21 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from platoon_base.cli.report import Display, as_text, is_live
-from platoon_base.cli.run_files import log_file
 from platoon_base.cli.run_recorder import StragglerWatch
 from platoon_base.cli.worker_output import Failures, LogLines, WorkerWarnings
 from platoon_base.controller.departures import leader_of
 from platoon_base.controller.outcome import Result, Snapshot
+from platoon_base.job.starting import log_file
 from platoon_base.system.job_paths import path_of
-
-__all__ = ["TEES", "Screen"]
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +68,7 @@ class Screen:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def take(self, snapshot: Snapshot) -> None:

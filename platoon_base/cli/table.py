@@ -13,8 +13,6 @@ from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 
-__all__ = ["GAP", "Line", "aligned", "cut", "draw", "duration", "plain_line", "table", "workers_line"]
-
 GAP, _BETWEEN = "  ", " |  "
 _VALUE_CHARACTERS, _MOST_VALUE_LINES, _LINE_CHARACTERS = 60, 4, 120
 _WORDS = 2  # columns

@@ -17,7 +17,6 @@ from platoon_base.cli.launch_options import StartOptions
 from platoon_base.cli.launcher import choose_center, launch
 from platoon_base.cli.recent import higher_is_better, is_loss, is_validation
 from platoon_base.cli.report import print_line
-from platoon_base.cli.run_files import log_file
 from platoon_base.cli.worker_output import LogLines, WorkerWarnings, describe
 from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
@@ -25,7 +24,7 @@ from platoon_base.coordination.stopping import Budget
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import registered
 from platoon_base.job.hosting import JobOptions
-from platoon_base.job.starting import thread_limits
+from platoon_base.job.starting import log_file, thread_limits
 from platoon_base.rules import (
     CenterMomentum,
     Rule,
@@ -36,22 +35,6 @@ from platoon_base.rules import (
 )
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
-
-__all__ = [
-    "Method",
-    "Point",
-    "Run",
-    "Study",
-    "Tuning",
-    "Watched",
-    "built_in",
-    "guess",
-    "read_method",
-    "require_optuna",
-    "rule_of_script",
-    "tune",
-    "value_at",
-]
 
 _METHOD = re.compile(r"(?P<rule>.*?)\s*(?:\bevery\s+(?P<period>\d+))?", re.DOTALL)
 

@@ -21,8 +21,6 @@ from platoon_base.frameworks.registered import registered
 from platoon_base.job.starting import thread_limits
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
-__all__ = ["Outcome", "choose", "lines", "outcomes", "page", "picture", "results"]
-
 _BUSY = 0.5  # load average per core
 _SIZE = (10.5, 4.2)  # inches
 _AXES = (("seconds", "seconds of training"), ("steps", "steps of each worker"))

@@ -9,24 +9,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from platoon_base.cli.run_files import log_file, tail
+from platoon_base.cli.run_files import tail
 from platoon_base.controller.processes import Exit
+from platoon_base.job.starting import log_file
 from platoon_base.system.environment import TORCH_ERROR_FILE
 from platoon_base.system.job_paths import path_of
 from platoon_base.system.own_files import open_regular
 from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, read_failure, write_error_file
-
-__all__ = [
-    "CHUNK_BYTES",
-    "Failures",
-    "LogFollower",
-    "LogLines",
-    "NewLine",
-    "WorkerWarnings",
-    "describe",
-    "name_workers",
-    "write_first_error",
-]
 
 CHUNK_BYTES = 2**20  # the most that is read from a file at once
 

@@ -14,11 +14,6 @@ from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import require_plain
 
-__all__ = [
-    "OPS", "Collective", "canonical_op", "canonical_root", "require_dtype", "require_fit",
-    "require_out", "require_timeout", "require_writable", "result_shape",
-]  # fmt: skip
-
 OPS = ("sum", "prod", "max", "min", "mean")
 
 # The original Platoon and pygpu use these names.

@@ -28,8 +28,6 @@ _guard: Any = None  # The C extension, if it was built.
 with contextlib.suppress(ImportError):
     _guard = importlib.import_module("platoon_base._guard")
 
-__all__ = ["HAVE_GUARD", "DeviceGuard", "DeviceWatch", "Fault", "find_fault", "ranks_behind"]
-
 log = logging.getLogger(__name__)
 
 HAVE_GUARD = _guard is not None

@@ -14,8 +14,6 @@ from pygpu.gpuarray import GpuArray, GpuKernel
 
 from platoon_base.dtypes import C_TYPES
 
-__all__ = ["Packer", "averages", "empty_like"]
-
 _THREADS = 256
 _BLOCKS = 2048  # More blocks would not run at the same time.
 _TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}

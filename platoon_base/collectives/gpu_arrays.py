@@ -20,12 +20,11 @@ from platoon_base.collectives.base import (
     result_shape,
 )
 from platoon_base.collectives.nccl_group import NcclGroup
+from platoon_base.device_arrays import is_device_array
 from platoon_base.devices.pygpu_runtime import PygpuRuntime
 from platoon_base.dtypes import COLLECTIVE
 from platoon_base.errors import ConfigurationError
-from platoon_base.parameters import assign, is_device_array
-
-__all__ = ["NcclArrays"]
+from platoon_base.parameters import assign
 
 _DTYPES = {dtype_to_typecode(name): name for name in COLLECTIVE}
 

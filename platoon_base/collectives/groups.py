@@ -12,12 +12,11 @@ from platoon_base.channels.call_lock import CallLock
 from platoon_base.channels.client import ControlClient
 from platoon_base.collectives.base import Collective
 from platoon_base.coordination.messages import FormGroup, Gathered
+from platoon_base.device_arrays import is_device_array
 from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.parameters import is_device_array, is_tensor
+from platoon_base.parameters import is_tensor
 from platoon_base.shm.liveness import Liveness
 from platoon_base.system.text import to_bytes
-
-__all__ = ["CollectiveFactory", "Collectives", "Membership"]
 
 
 class CollectiveFactory(Protocol):

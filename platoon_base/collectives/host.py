@@ -38,6 +38,7 @@ from platoon_base.collectives.host_exchange import (
     headline,
     refuse_closed,
 )
+from platoon_base.dtypes import Array
 from platoon_base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
@@ -50,10 +51,6 @@ from platoon_base.shm.segments import HiddenName
 from platoon_base.system.process import awake
 from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import timeout
-
-__all__ = ["LOCK_BYTE", "GroupFailure", "HostCollective"]
-
-Array = np.ndarray[Any, Any]
 
 PATIENCE_S, MAX_PATIENCE_S = 0.05, 0.2
 _HEADLINES = 1024  # Scripts repeat the same few calls.

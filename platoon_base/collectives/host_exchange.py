@@ -10,8 +10,6 @@ in the same order, so ranks of one group may use either.
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 import platform
 import time
 import zlib
@@ -21,27 +19,14 @@ from typing import Any, Callable, NoReturn, Protocol
 import numpy as np
 
 from platoon_base.collectives.base import OPS
-from platoon_base.dtypes import COLLECTIVE, sum_dtype
+from platoon_base.dtypes import COLLECTIVE, Array, sum_dtype
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.schema import PAGE, Part, Schema, Views, Word
 from platoon_base.shm.segments import Name, Segment
-from platoon_base.system.environment import NO_KERNELS
+from platoon_base.system.imports import extension
 
-_collectives: Any = None
-if not os.environ.get(NO_KERNELS):
-    try:
-        _collectives = importlib.import_module("platoon_base._collectives")
-    except ImportError:
-        pass  # There was no compiler. NumPy is many times slower.
-
-__all__ = [
-    "AGAIN", "ARRIVED", "BOARD", "BROKEN", "BUFFERS", "CHUNK_BYTES", "COMPRESSED", "DIRECT_BYTES", "ENDED",
-    "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT", "LINE", "MISMATCH", "OFFSETS", "REASON_BYTES", "REDUCERS", "STATE",
-    "Exchange", "FusedExchange", "GroupSegment", "Memory", "NumpyExchange", "describe", "headline", "part_of",
-    "refuse_closed", "toward_zero",
-]  # fmt: skip
-
-Array = np.ndarray[Any, Any]
+# NumPy is many times slower.
+_collectives: Any = extension("_collectives")
 
 KINDS = (
     "all_reduce",

@@ -18,22 +18,18 @@ from platoon_base.collectives.hosts_compressed import EncodedPieces, gradient_co
 from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.collectives.hosts_links import Counterpart, Links
 from platoon_base.collectives.hosts_parts import Reduction
+from platoon_base.dtypes import Array
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.hosts import World
-from platoon_base.links.cipher import require_cipher
 from platoon_base.links.handshake import Address, Listener, open_links
-from platoon_base.links.stream import Stream
+from platoon_base.links.stream import Stream, require_cipher
 from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.segments import HiddenName
 from platoon_base.system.process import awake
 from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import timeout
 
-__all__ = ["HostsCollective"]
-
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 _WHY_BYTES = 500
 

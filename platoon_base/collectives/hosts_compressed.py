@@ -24,12 +24,9 @@ from platoon_base.collectives.hosts_links import RESULT, SHARE
 from platoon_base.collectives.hosts_parts import Combine, PlainPieces, silent
 from platoon_base.compression.codecs import Codec, ErrorFeedback, TopK, codec_of
 from platoon_base.compression.packing import decode_and_keep
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import World
-
-__all__ = ["EncodedPieces", "gradient_codec", "is_compressible"]
-
-Array = np.ndarray[Any, Any]
 
 
 def gradient_codec(world: World) -> Codec | None:

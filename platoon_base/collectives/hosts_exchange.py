@@ -27,11 +27,9 @@ from platoon_base.collectives.hosts_parts import (
     chunk_bounds,
     is_wide,
 )
+from platoon_base.dtypes import Array
 from platoon_base.system.process import awake
 
-__all__ = ["HostsExchange"]
-
-Array = np.ndarray[Any, Any]
 Steps = Generator[int, None, None]
 
 # Up to this size the first rank of a host sends an array whole, in a single step.
@@ -348,43 +346,10 @@ class HostsExchange:
                 yield from self._inside("broadcast", "sum", piece, piece, rail)
 
     def _reduce_scatter(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
-        narrow = out
-        if is_wide(array.dtype, op):
-            array, out = array.astype(np.float32), np.empty(len(out), np.float32)
-        each = len(array) // self._size
-        if min(self._workers) < max(self._workers) or self._is_small(array.nbytes):
-            whole = np.empty_like(array)
-            yield from self._reduced(array, whole, op)
-            own = self._firsts[self._host] + self._index
-            out[...] = whole[own * each :][:each]
-        else:
-            yield from self._scattered(array, out, op, each)
-        if narrow is not out:
-            with np.errstate(all="ignore"):
-                narrow[...] = out
-
-    def _scattered(self, array: Array, out: Array, op: str, each: int) -> Steps:
-        """Combine the parts of the ranks of each host, each part by the lane of its rank."""
-        inner = "sum" if op == "mean" else op
-        links = self._links
-        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, Chunks([each], 1, False))
-        reduction.expect(0, out)
-        yield from self._inside("barrier", "sum", NO_BYTES, NO_BYTES)
-        links.work = reduction
-        links.announce(b"")
-        for step in range(1, self._hosts + 1):
-            host = (self._host + step) % self._hosts  # This host's own part is last.
-            start = self._firsts[host] * each
-            share = np.empty(each, array.dtype)
-            yield from self._inside("reduce_scatter", inner, array[start:][: each * self._here], share)
-            if host == self._host:
-                reduction.own(0, share)
-            else:
-                reduction.send_share(0, host, share)
-            links.pump()
-        yield from self._wait(lambda: reduction.ended(0), _owes_data(reduction))
-        yield from self._heads()
-        links.work = None
+        whole = np.empty_like(array)
+        yield from self._all_reduce(header, array, whole, op, root)
+        own = self._firsts[self._host] + self._index
+        out[...] = whole[own * len(out) :][: len(out)]
 
     # ---- Small all-reduces ----
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterable
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Callable, NamedTuple, Protocol
 
 import numpy as np
 
 from platoon_base.collectives.host_exchange import describe
+from platoon_base.dtypes import Array
 from platoon_base.links.stream import BrokenStreamError, Stream
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
-
-__all__ = ["RESULT", "SHARE", "Counterpart", "Link", "Links", "Work", "as_bytes"]
-
-Array = np.ndarray[Any, Any]
 
 # The kinds of records are in the lowest byte of a tag; the other bytes hold the number of a chunk.
 # A head begins a call: its headline and a small array. Before it, a rank may report the ranks of

@@ -1,13 +1,13 @@
 """The data of one call that a rank's links exchange between hosts, and their combination.
 
-In a broadcast or an all-gather, arrays of one host are sent to all others. In an all-reduce or a
-reduce-scatter, each host combines a part of the whole::
+In a broadcast or an all-gather, arrays of one host are sent to all others. In an all-reduce, each
+host combines a part of the whole::
 
     share[g, h]  := the part that host h combines, of the array that the ranks of host g combined
     result[h]    := op(share[0, h], ..., share[H-1, h])
 
-A host sends every other host its share and, in an all-reduce, its result: 2 (H-1)/H of the array,
-which is the minimum, in two steps for any number of hosts. Chunks do not wait for earlier ones.
+A host sends every other host its share and its result: 2 (H-1)/H of the array, which is the
+minimum, in two steps for any number of hosts. Chunks do not wait for earlier ones.
 """
 
 from __future__ import annotations
@@ -19,23 +19,9 @@ import numpy as np
 
 from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
 from platoon_base.collectives.hosts_links import RESULT, SHARE, Link, Links, as_bytes
+from platoon_base.dtypes import Array
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES
 
-__all__ = [
-    "CHUNK_BYTES",
-    "ChunkedAllGather",
-    "Chunks",
-    "Combine",
-    "PlainPieces",
-    "Reduction",
-    "ReductionScratch",
-    "chunk_bounds",
-    "combined",
-    "finished",
-    "is_wide",
-]
-
-Array = np.ndarray[Any, Any]
 Combine = Callable[[list[Array], Array], None]
 
 _LINE = 64  # Bytes of alignment.
@@ -154,7 +140,6 @@ class Chunks(NamedTuple):
 
     widths: list[int]
     depth: int
-    with_results: bool = True  # If False, no host gets the parts of others.
 
 
 class PlainPieces:
@@ -229,35 +214,33 @@ class Reduction:
         pieces: Callable[..., PlainPieces] = PlainPieces,
     ) -> None:
         self._links, self._host, self._hosts, self._size, self._op = links, host, hosts, size, op
-        widths, depth, results = self._widths, self._depth, self._results = chunks
+        widths, depth = self._widths, self._depth = chunks
         self._pieces = pieces(_piece_of(widths[0], dtype.itemsize), widths, hosts, depth, dtype)
         self._arrived = [np.zeros(self._pieces.count(chunk), np.int32) for chunk in range(len(widths))]
         self._chunks: dict[int, _Chunk] = {}
         self._combined = [0] * len(widths)  # Number of combined pieces per chunk.
         self._reach = {link.to.host: 0 for link in links.all}  # Bytes received from each host.
         self._part_bytes = [self._pieces.part_bytes(chunk) for chunk in range(len(widths))]
-        self._whole = sum(self._part_bytes) * (2 if results else 1)
+        self._whole = 2 * sum(self._part_bytes)  # shares and results
 
     def owes(self, host: int) -> bool:
         return bool(self._reach[host] < self._whole)
 
     def begin(self, chunk: int, source: Array, target: Array) -> None:
         """Begin a chunk and send its shares; ``target``, which may be ``source``, gets results."""
-        self.expect(chunk, target)
+        results_bytes = self._part_bytes[chunk] * (self._hosts - 1)
         width = self._widths[chunk]
+        state = self._chunks[chunk] = _Chunk(target, width, len(self._arrived[chunk]), results_bytes)
         for link in self._links.all:
-            self.send_share(chunk, link.to.host, source[link.to.host * width :][:width])
-        self.own(chunk, source[self._host * width :][:width])
+            self._send_share(chunk, link, source[link.to.host * width :][:width])
+        state.share = source[self._host * width :][:width]
+        # Combine the pieces that have already arrived.
+        for number in np.flatnonzero(self._arrived[chunk] == self._hosts - 1):
+            self._combine(chunk, int(number))
 
-    def expect(self, chunk: int, target: Array) -> None:
-        """Set the memory for the results of a chunk."""
-        results_bytes = self._part_bytes[chunk] * (self._hosts - 1) if self._results else 0
-        self._chunks[chunk] = _Chunk(target, self._widths[chunk], len(self._arrived[chunk]), results_bytes)
-
-    def send_share(self, chunk: int, host: int, share: Array) -> None:
-        (link,) = (link for link in self._links.all if link.to.host == host)
+    def _send_share(self, chunk: int, link: Link, share: Array) -> None:
         for number in range(len(self._arrived[chunk])):
-            record = self._pieces.share(chunk, number, host, share[self._pieces.at(chunk, number)])
+            record = self._pieces.share(chunk, number, link.to.host, share[self._pieces.at(chunk, number)])
             self._post([link], SHARE, chunk, number, record)
             if self._pieces.encodes:  # Send while the next piece is encoded.
                 self._links.pump()
@@ -267,19 +250,13 @@ class Reduction:
         for link in links:
             self._links.post(link, kind, chunk, number * self._pieces.stride, data, len(data))
 
-    def own(self, chunk: int, share: Array) -> None:
-        """Set this host's own share, and combine the pieces that have already arrived."""
-        self._chunks[chunk].share = share
-        for number in np.flatnonzero(self._arrived[chunk] == self._hosts - 1):
-            self._combine(chunk, int(number))
-
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
         number, rest = divmod(offset, self._pieces.stride)
         if chunk >= len(self._widths) or rest or number >= len(self._arrived[chunk]):
             return None
         state, before = self._chunks.get(chunk), chunk - self._depth
         if kind == RESULT:
-            if state is None or not self._results:
+            if state is None:
                 return None
         elif before >= 0 and self._combined[before] < len(self._arrived[before]):
             return None
@@ -301,13 +278,12 @@ class Reduction:
     def _combine(self, chunk: int, number: int) -> None:
         state, at = self._chunks[chunk], self._pieces.at(chunk, number)
         shares = self._pieces.shares(chunk, number, self._host, cast(Array, state.share)[at])
-        start = self._host * state.width if self._results else 0
+        start = self._host * state.width
         out = state.target[start + at.start : start + at.stop]
         record = self._pieces.result(chunk, number, self._host, shares, out, self._combine_arrays)
         self._combined[chunk] += 1
         state.left -= 1
-        if self._results:
-            self._post(self._links.all, RESULT, chunk, number, record)
+        self._post(self._links.all, RESULT, chunk, number, record)
         if state.left == 0:
             state.marks = [link.stream.posted for link in self._links.all]
 

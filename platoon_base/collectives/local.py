@@ -22,8 +22,6 @@ from platoon_base.collectives.base import (
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign
 
-__all__ = ["LocalCollective", "LocalFactory"]
-
 
 class LocalCollective(Collective):
     """A group of one rank, for ndarrays and arrays with ``copy``, ``reshape``, item assignment."""

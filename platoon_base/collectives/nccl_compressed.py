@@ -19,8 +19,6 @@ from platoon_base.devices.nccl import Communicator, Transfer
 from platoon_base.devices.runtime import DeviceBuffer, DeviceRuntime
 from platoon_base.hosts import World
 
-__all__ = ["NcclCompression"]
-
 _THREADS = 128
 _FLOAT = 4
 _LINE = 256  # Bytes of alignment.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from platoon_base.collectives.nccl_compressed import NcclCompression
     from platoon_base.compression.codecs import ErrorFeedback
 
-__all__ = ["NcclGroup"]
-
 # Kinds of call in their signatures, in addition to the codes of operations.
 _BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _COMPRESSED = 64, 8, 16, 32, 1 << 16
 

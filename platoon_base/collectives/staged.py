@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,18 @@ from platoon_base.collectives.base import Collective, require_dtype, require_fit
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign
 
-__all__ = ["StagedCollective"]
-
 
 class StagedCollective(Collective):
     """Copies device arrays to the host, combines them there, and copies the result back.
 
     A device array has ``shape``, ``dtype``, ``flags``, ``np.asarray(a)``, and ``a.write(ndarray)``
-    or ``a[...] = ndarray``. `close` closes ``host`` too. ``empty(like, shape)`` makes a device
-    array; the default calls ``empty`` in the module that defines the array's class, as for pygpu.
+    or ``a[...] = ndarray``. `close` closes ``host`` too. The module
+    that defines the array's class has ``empty``, as pygpu's.
     """
 
-    def __init__(self, host: Collective, empty: Callable[[Any, tuple[int, ...]], Any] | None = None) -> None:
+    def __init__(self, host: Collective) -> None:
         self.rank, self.size = host.rank, host.size
         self._host = host
-        self._empty = _empty if empty is None else empty
 
     def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
         if isinstance(array, np.ndarray):
@@ -57,7 +54,7 @@ class StagedCollective(Collective):
         require_dtype(array)
         shape = result_shape(kind, tuple(array.shape), self.size)
         if out is None:
-            return self._empty(array, shape)
+            return _empty(array, shape)
         if isinstance(out, np.ndarray):
             raise ConfigurationError("got a device array and an ndarray as out: pass a device array, or none")
         require_fit(out, shape, array.dtype)

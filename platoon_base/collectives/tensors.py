@@ -16,8 +16,6 @@ from platoon_base.collectives.nccl_group import NcclGroup
 from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["HostTensors", "NcclTensors"]
-
 Tensor = Any
 
 _STAGED = 64  # Number of shapes with cached page-locked memory.

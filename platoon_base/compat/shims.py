@@ -20,8 +20,6 @@ from platoon_base.frameworks.registered import registered
 from platoon_base.system.environment import DEVICE
 from platoon_base.system.imports import AfterImport
 
-__all__ = ["apply"]
-
 
 def apply() -> None:
     """Apply every shim that this Python needs and does not have yet."""

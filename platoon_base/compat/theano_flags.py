@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from platoon_base.system.environment import DETERMINISTIC
 from platoon_base.system.warn import warn_once
 
-__all__ = ["chosen_device", "completed_flags", "deterministic_flags", "flags_with_blas", "worker_flags"]
-
 _WHERE_COMPILED = ("base_compiledir", "compiledir")
 # Forward convolutions always add in one order.
 _CONVOLUTIONS = ("algo_bwd_data", "algo_bwd_filter")

@@ -7,9 +7,7 @@ finite.
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -18,19 +16,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.environment import NO_KERNELS
+from platoon_base.system.imports import extension
 
-__all__ = ["CHUNK", "NONE", "Blocks", "Codec", "ErrorFeedback", "Float16", "TopK", "Truncated", "codec_of"]
-
-Array = np.ndarray[Any, Any]
-
-EXTENSION: Any = None  # The C extension gives the same bits on little-endian machines.
-if not os.environ.get(NO_KERNELS) and sys.byteorder == "little":
-    try:
-        EXTENSION = importlib.import_module("platoon_base._codecs")
-    except ImportError:
-        pass  # There was no compiler. NumPy is several times slower.
+# It gives the same bits on little-endian machines; NumPy is several times slower.
+EXTENSION: Any = extension("_codecs") if sys.byteorder == "little" else None
 
 CHUNK = 1 << 16  # Elements that are encoded together: they stay within the caches.
 NONE = "none"

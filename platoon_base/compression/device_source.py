@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from platoon_base.compression.codecs import Blocks, Codec, Float16, Truncated
 
-__all__ = ["CUDA", "KERNELS", "block_of", "kernels_source"]
-
 _BLOCK_16 = 64  # Numbers that a thread encodes in 16 bits each.
 KERNELS = {  # Types of arguments for `DeviceRuntime.compile`.
     "encode_shares": [None, None] + ["uint64"] * 8 + ["uint32"] * 4,

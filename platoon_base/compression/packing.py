@@ -8,12 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.compression.codecs import CHUNK, Codec
-from platoon_base.dtypes import sum_dtype
+from platoon_base.dtypes import Array, sum_dtype
 from platoon_base.layout import ALIGNMENT, Layout, array_on
-
-__all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
-
-Array = np.ndarray[Any, Any]
 
 # Indices of the words of `Residuals`.
 _LATEST, _STAMP = range(2)

@@ -28,8 +28,6 @@ from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.shm.liveness import ProgressWatch
 from platoon_base.system.process import awake, pid_namespace
 
-__all__ = ["Controller", "Ending", "Reporting"]
-
 log = logging.getLogger(__name__)
 
 # An engine signals the launcher of each host: within this time these signals count as one.

@@ -25,8 +25,6 @@ from platoon_base.errors import DataMismatchError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.worker_process.failure import INTERRUPTED
 
-__all__ = ["Departures", "fatal", "leader_of", "lost_leader", "shared_nothing"]
-
 log = logging.getLogger(__name__)
 
 # All workers restart from the checkpoint, so they need no time to save.

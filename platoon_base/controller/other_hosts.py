@@ -14,8 +14,6 @@ from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.hosts import World
 from platoon_base.shm.job_state import JobState
 
-__all__ = ["HostsCouriers", "OtherHosts"]
-
 
 class HostsCouriers(Protocol):
     """The couriers of a job; see `platoon_base.multihost.courier_table.CourierTable`."""

@@ -17,18 +17,6 @@ from platoon_base.shm.job_state import Progress
 from platoon_base.shm.phases import PhaseTimes
 from platoon_base.timeouts import timeout
 
-__all__ = [
-    "STOPPED_FROM_OUTSIDE",
-    "UNSAVED",
-    "ControllerOptions",
-    "Reported",
-    "Result",
-    "Snapshot",
-    "epochs_reached",
-    "first_failure",
-    "stop_cause",
-]
-
 _SENT = 500  # characters of a value in a message
 STOPPED_FROM_OUTSIDE = "platoon stop"  # the reason to stop
 # Exit status: the workers ended well, but the last checkpoint could not be written.

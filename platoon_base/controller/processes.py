@@ -24,8 +24,6 @@ from platoon_base.worker_process.forkserver import ForkServer
 from platoon_base.worker_process.program import Program, Start
 from platoon_base.worker_process.warden import Warden
 
-__all__ = ["Exit", "WorkerProcesses"]
-
 log = logging.getLogger(__name__)
 
 _KILLED = 128 + signal.SIGKILL

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-__all__ = ["Restart", "RestartPolicy", "Verdict", "WorkerFailed"]
-
 
 class WorkerFailed(NamedTuple):
     rank: int

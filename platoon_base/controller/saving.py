@@ -20,8 +20,6 @@ from platoon_base.shm.job_state import JobState
 from platoon_base.system.environment import threads_of
 from platoon_base.timeouts import timeout
 
-__all__ = ["JobSaving", "TurnLock"]
-
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 2e-3  # between two attempts to save between turns

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from types import TracebackType
 from typing import Any
 
 from platoon_base.system.process import readable
-
-__all__ = ["PASSED_ON", "StopSignals"]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
 # Batch systems send these ahead of a time limit, for scripts that handle them.
@@ -41,9 +38,7 @@ class StopSignals:
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, caught)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._handlers.items():

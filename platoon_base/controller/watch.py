@@ -16,11 +16,8 @@ from typing import NamedTuple, Union
 
 from platoon_base.errors import PlatoonError
 from platoon_base.system.limits import no_descriptor_text
-from platoon_base.system.process import readable
-from platoon_base.system.signals import catches
+from platoon_base.system.process import catches, readable
 from platoon_base.timeouts import timeout
-
-__all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "exit_status"]
 
 log = logging.getLogger(__name__)
 

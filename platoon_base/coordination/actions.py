@@ -7,20 +7,6 @@ from typing import NamedTuple, Union
 from platoon_base.coordination import messages as msg
 from platoon_base.layout import Layout
 
-__all__ = [
-    "Action",
-    "AnswerUser",
-    "CenterDropped",
-    "CenterMade",
-    "CenterSource",
-    "Requester",
-    "RoundReached",
-    "SendReply",
-    "Shared",
-    "StopJob",
-    "refuse",
-]
-
 
 class Requester(NamedTuple):
     peer: bytes

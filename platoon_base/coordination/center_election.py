@@ -22,8 +22,6 @@ from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.timeouts import timeout
 
-__all__ = ["CenterElection"]
-
 
 @dataclass
 class _Center:

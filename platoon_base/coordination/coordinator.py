@@ -27,8 +27,6 @@ from platoon_base.hosts import ONE_HOST, World
 from platoon_base.sharding import Position
 from platoon_base.timeouts import LIVENESS_S
 
-__all__ = ["Coordinator", "Records"]
-
 
 class Records:
     """Bounded tables; each call returns the reply. ``reported`` has the last value of each name.

@@ -16,8 +16,6 @@ from platoon_base.coordination.messages import MAX_BYTES, PROTOCOL, Message, Rep
 from platoon_base.layout import require_plain
 from platoon_base.system.text import legible
 
-__all__ = ["decode_reply", "decode_request", "decode_value", "encode", "encode_value"]
-
 _MAX_WHY = 500  # Characters.
 
 # Codes of extensions for the user's data: text that UTF-8 cannot hold, and a dict with such keys.

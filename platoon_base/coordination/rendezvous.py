@@ -13,8 +13,6 @@ from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.errors import LEAVE_TOGETHER
 from platoon_base.metrics import VECTOR_ITEM_BYTES, add_pairs, add_vectors
 
-__all__ = ["Complete", "Outcome", "Rendezvous", "Terms", "drops_center", "invalid", "mismatch", "reply_to", "terms_of"]
-
 
 class Terms(NamedTuple):
     skips_late: bool = False  # A late joiner that is no participant yet gets an answer immediately.

@@ -14,8 +14,6 @@ from platoon_base.hosts import ONE_HOST, World
 from platoon_base.sharding import START, Position
 from platoon_base.system.environment import MAX_WORKERS, STRICT
 
-__all__ = ["TRANSITIONS", "Event", "Participant", "Phase", "Roster", "divided_peer", "relayed_peer"]
-
 
 class Phase(enum.IntEnum):
     """The phase of a rank; messages contain the numbers.

@@ -13,8 +13,6 @@ from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import Limits, require_policy, votes_suffice
 
-__all__ = ["Budget", "BudgetWatch", "Order", "Spent", "StopPoll"]
-
 _MAX_REASON = 256  # Characters; every answer to a collective call has the reason.
 
 

@@ -10,8 +10,6 @@ import msgspec
 
 from platoon_base.system.text import legible
 
-__all__ = ["Entry", "Story"]
-
 _SIZE, _LAST = 400, 12  # The number of kept entries, and of those in an error.
 _WHY_CHARACTERS, _SHOWN_CHARACTERS = 200, 90
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from platoon_base.centers.across_hosts import RoundTotals
 from platoon_base.compression.packing import Packing
+from platoon_base.dtypes import Array
 from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
 from platoon_base.system.process import awake
 
-__all__ = ["COPY", "MOVE", "NOT_FILLED", "TOTALS", "Answer", "Conversation", "TotalsBuffer", "flat_copy"]
-
-Array = np.ndarray[Any, Any]
-
 # Kinds of records. COPY: a copy to average. _ASK: a request for a whole center, at the round in the
 # offset or later. _SIZE and _WHOLE: size and content of a whole center. TOTALS: totals of a round.
 # _STAMP: 1 + the stamp of the sender's center. _HEARD: 1 + the stamp of the receiver's center that
-# the sender knows. MOVE: a packed move of the latest copy, see `platoon_base.courier.reference`.
+# the sender knows. MOVE: a packed move of the latest copy, see `platoon_base.courier.background`.
 # _LIFE: a random number of the sender's `Pair`. _OFFER: answers an exchange by the copy that
 # follows, with its number and weights. _DECLINED: declines an exchange. _HAS: the latest exchange
 # for which the sender has the receiver's answer.
@@ -36,21 +34,6 @@ def flat_copy(layout: Layout) -> tuple[memoryview, list[Array]]:
     """Allocate memory for the copy of a center; return it as bytes and as arrays."""
     buffer = bytearray(layout.nbytes)
     return memoryview(buffer), layout.views(buffer)
-
-
-class TotalsBuffer(Protocol):
-    """Memory for the contributions of a host to a round, as they are sent."""
-
-    @property
-    def buffer(self) -> memoryview: ...
-
-    @property
-    def head(self) -> Array:
-        """The number of the round and the counts; none is negative. The contributions follow."""
-        ...
-
-    @property
-    def number(self) -> int: ...
 
 
 class Answer(NamedTuple):
@@ -96,7 +79,7 @@ class Conversation:
         self.has: int | None = None
         self.answer: Answer | None = None
         self.asked: int | None = None
-        self.totals_buffer: TotalsBuffer | None = None
+        self.totals_buffer: RoundTotals | None = None
         self._round = 0  # Round of the totals that have arrived.
         self._held = 0  # Kind of the record that waits.
         self.moved_at = self.heard_at = awake()
@@ -166,7 +149,7 @@ class Conversation:
     def put_back(self, whole: bytearray) -> None:
         self._wholes.appendleft(whole)
 
-    def take_totals(self, number: int) -> TotalsBuffer | None:
+    def take_totals(self, number: int) -> RoundTotals | None:
         """Return the other host's contributions to a round, if complete; the caller owns them."""
         if self._round != number:
             return None

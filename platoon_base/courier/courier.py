@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
@@ -20,8 +18,8 @@ from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
-from platoon_base.courier.overwriting import Overwriting
-from platoon_base.courier.rounds import HostsRound
+from platoon_base.courier.rounds import HostsRound, Overwriting
+from platoon_base.dtypes import Array
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts import World
 from platoon_base.layout import Layout
@@ -31,11 +29,7 @@ from platoon_base.rules.hosts import HostsRule
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["POLL_INTERVAL_S", "Courier"]
-
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 _NICE = 5
 POLL_INTERVAL_S = 0.05
@@ -148,7 +142,8 @@ class Courier:
 
     def _new_rounds(self, center: OpenCenter, rounds: AcrossHosts) -> HostsRound:
         residuals = self._residuals if rounds.workers_wait else None
-        return HostsRound(self._world.host, rounds, self, self._report, center.overwrites, self._codec, residuals)
+        told = self.give_center, self._report
+        return HostsRound(self._world.host, rounds, *told, center.overwrites, self._codec, residuals)
 
     def step(self, fds: list[int]) -> set[int]:
         """Do what is due, wait for at most one poll interval, and return readable descriptors."""

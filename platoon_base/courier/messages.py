@@ -8,24 +8,6 @@ import msgspec
 
 from platoon_base.hosts import World
 
-__all__ = [
-    "Begin",
-    "Combine",
-    "Filled",
-    "Gather",
-    "Gathered",
-    "LeftOut",
-    "Listening",
-    "Lost",
-    "Made",
-    "News",
-    "Order",
-    "Peers",
-    "decode_news",
-    "decode_order",
-    "encode",
-]
-
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """The first order: the job and the parameters that its workers share.

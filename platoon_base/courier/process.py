@@ -11,7 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-from platoon_base.centers.host import COURIER, HostCenters
+from platoon_base.centers.host import HostCenters
+from platoon_base.centers.stripes import COURIER
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier, OpenCenter, be_nice

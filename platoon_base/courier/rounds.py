@@ -1,9 +1,8 @@
-"""The courier's part of a round on several hosts: exchange contributions and add them up."""
+"""The courier's part of rounds and overwrites on several hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from platoon_base.centers.across_hosts import AcrossHosts, Overwrites, RoundTotals
 from platoon_base.compression.codecs import Codec
@@ -12,12 +11,6 @@ from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
-
-__all__ = ["HostsRound"]
-
-
-class RoundCourier(Protocol):
-    def give_center(self, conversation: Conversation) -> None: ...
 
 
 class HostsRound:
@@ -33,13 +26,13 @@ class HostsRound:
         self,
         host: int,
         rounds: AcrossHosts,
-        courier: RoundCourier,
+        give_center: Callable[[Conversation], None],
         report: Callable[[between.News], None],
         overwrites: Overwrites,
         codec: Codec | None = None,
         residuals: Residuals | None = None,
     ) -> None:
-        self._host, self._rounds, self._courier, self._report = host, rounds, courier, report
+        self._host, self._rounds, self._give_center, self._report = host, rounds, give_center, report
         self._overwrites, self._codec, self._residuals = overwrites, codec, residuals
         self._spare: list[RoundTotals] = []
         self._gather: between.Gather | None = None
@@ -194,4 +187,38 @@ class HostsRound:
                 continue
             self._given[host] = conversation
             if conversation.stamp != NOT_FILLED:
-                self._courier.give_center(conversation)
+                self._give_center(conversation)
+
+
+class Overwriting:
+    """Sends this host's center to hosts with an older one; until then the worker waits."""
+
+    def __init__(self, host: int, overwrites: Overwrites, give_center: Callable[[Conversation], None]) -> None:
+        self._host, self._overwrites, self._give_center = host, overwrites, give_center
+        self._stamped = overwrites.spread  # The latest overwrite with a stamp.
+        # By host, the stamp of the center that was sent last.
+        self._given: dict[int, tuple[Conversation, int]] = {}
+
+    def step(self, conversations: Mapping[int, Conversation], known: set[int]) -> None:
+        """Advance the overwrite without blocking; ``known`` are the hosts with couriers."""
+        written = self._overwrites.written
+        if written != self._stamped:
+            self._stamped = written
+            latest = max([self._overwrites.stamp, *(each.stamp or 0 for each in conversations.values())])
+            self._overwrites.stamp = Overwrites.later(latest, self._host)
+            for conversation in conversations.values():
+                conversation.send_stamp(self._overwrites.stamp)
+        stamp = self._overwrites.stamp
+        stamps = {host: each.stamp for host, each in conversations.items()}
+        # A host without values gets those of the source first, and is found here later if they are
+        # older.
+        older = {host for host, theirs in stamps.items() if theirs is not None and NOT_FILLED < theirs < stamp}
+        for host, conversation in ((host, conversations[host]) for host in older):
+            if self._given.get(host) != (conversation, stamp) and not conversation.sending:
+                self._given[host] = conversation, stamp
+                self._give_center(conversation)
+        # A host that has just received values may not have reported it. When it knows this stamp,
+        # it has.
+        all_know = all(host in conversations and conversations[host].knows >= stamp for host in known)
+        if written != self._overwrites.spread and all_know and not older:
+            self._overwrites.spread = written

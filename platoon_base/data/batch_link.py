@@ -14,23 +14,12 @@ import stat
 import struct
 from pathlib import Path
 
-from platoon_base.data.batch_frames import MAX_FRAME_BYTES
+from platoon_base.data.batch_memory import MAX_FRAME_BYTES
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.job.files import JobFiles
 from platoon_base.system.environment import JOB
 from platoon_base.system.job_paths import path_of
 from platoon_base.system.process import readable
-
-__all__ = [
-    "Link",
-    "batch_address",
-    "connect_link",
-    "expected_readers",
-    "failure_of_server",
-    "listen_at",
-    "remove_socket",
-    "report_failure",
-]
 
 _LONGEST = 107  # The bytes of sun_path, without its final zero.
 _BACKLOG = 256
@@ -214,7 +203,7 @@ def _require_short(address: str) -> None:
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,40}")
 
 
-def batch_address(address: str | None = None, name: str = "batches", folder: str | None = None) -> str:
+def batch_address(address: str | None = None, name: str = "batches") -> str:
     """Return the path of a batch server's socket; a given ``address`` takes precedence."""
     if address is not None:
         return os.path.abspath(address)
@@ -222,7 +211,7 @@ def batch_address(address: str | None = None, name: str = "batches", folder: str
         raise ConfigurationError(
             f"got the name {name!r} for a batch server: use up to 40 letters, digits, '.', '_', '-'"
         )
-    folder = folder or os.environ.get(JOB)
+    folder = os.environ.get(JOB)
     if not folder:
         raise ConfigurationError(
             "there is no job to which a batch server could belong: start with `platoon launch`, "

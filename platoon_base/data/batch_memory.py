@@ -1,5 +1,7 @@
-"""The slots that hold batches: anonymous shared memory, passed as file descriptors.
+"""Mini-batches in slots of shared memory: their layout, and the messages about them.
 
+A batch is never pickled: its arrays are raw bytes in a slot, and a small message in MessagePack has
+the dtype, shape and offset of each.
 Slots come from ``memfd_create(2)``, not /dev/shm: the kernel frees a slot with the last process
 that has it, however that ends, and a container's small /dev/shm is not used.
 """
@@ -8,18 +10,19 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
+import math
 import mmap
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, Union
 
+import msgspec
 import numpy as np
 
-from platoon_base.errors import BackendUnavailableError, ProtocolError
-from platoon_base.layout import array_on
+from platoon_base.errors import BackendUnavailableError, ConfigurationError, ProtocolError
+from platoon_base.layout import array_on, require_plain
 from platoon_base.system.limits import available_memory
-
-__all__ = ["Held", "Slot", "Slots"]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # Python 3.10 added the name.
@@ -151,3 +154,195 @@ def _out_of_memory_text(wanted: int, free: int) -> BackendUnavailableError:
         f"{free / 1e6:.0f} MB are free: make the batches smaller, or keep fewer of them "
         "ready (ahead=2)"
     )
+
+
+MAX_FRAME_BYTES = 1 << 16  # Unix sockets have larger buffers.
+MAX_AHEAD = 64  # The most batches that one reader may hold.
+MAX_ARRAYS, _MAX_NAME = 256, 100
+_MAX_DIMENSIONS = 32
+_ALIGN = 64  # The bytes of a cache line.
+_KINDS = "?biufcSUmM"  # Not "O", which holds addresses, nor "V", which has lost its meaning.
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Text = Annotated[str, msgspec.Meta(max_length=8000)]
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One array of a batch: its dtype in NumPy's notation, its shape, and its offset in bytes."""
+
+    dtype: Annotated[str, msgspec.Meta(max_length=40)]
+    shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
+    offset: _Count
+
+    @property
+    def size_bytes(self) -> int:
+        return _size_bytes(self.dtype, self.shape)
+
+
+@functools.lru_cache(maxsize=1 << 10)  # Most batches are alike.
+def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", array_like=True):
+    """A reader introduces itself; it may hold up to ``ahead`` batches."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
+    ahead: Annotated[int, msgspec.Meta(ge=1, le=MAX_AHEAD)]
+
+
+class Freed(msgspec.Struct, frozen=True, tag="freed", array_like=True):
+    """A reader releases a slot; ``taken`` counts the batches that its script has received."""
+
+    slot: _Count
+    taken: _Count
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye", array_like=True):
+    """A reader leaves."""
+
+
+class Batch(msgspec.Struct, frozen=True, tag="batch", array_like=True):
+    """A batch in a slot.
+
+    ``new``: the message carries the slot's memory, which this reader has not mapped yet.
+    ``shared``: other readers have it too. ``names`` are the keys of a dict.
+    """
+
+    slot: _Count
+    slot_bytes: _Count
+    new: bool
+    shared: bool
+    form: Annotated[str, msgspec.Meta(pattern="^(array|tuple|list|dict)$")]
+    names: Annotated[list[Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]], msgspec.Meta(max_length=MAX_ARRAYS)]
+    parts: Annotated[list[Part], msgspec.Meta(max_length=MAX_ARRAYS)]
+
+
+class End(msgspec.Struct, frozen=True, tag="end", array_like=True):
+    """The end of an epoch; ``last``: of all data."""
+
+    last: bool
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+    """The server has failed, or refuses this reader."""
+
+    why: _Text
+
+
+_encoder = msgspec.msgpack.Encoder()
+_of_reader: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[Hello, Freed, Bye])
+_of_server: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[Batch, End, Failed])
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    frame = _encoder.encode(message)
+    if len(frame) > MAX_FRAME_BYTES:
+        raise ConfigurationError(
+            f"got a batch whose description has {len(frame)} bytes, and the limit is "
+            f"{MAX_FRAME_BYTES}: send fewer arrays, with shorter names"
+        )
+    return frame
+
+
+def decode_from_reader(frame: bytes) -> Hello | Freed | Bye:
+    found: Hello | Freed | Bye = _decode(_of_reader, frame)
+    return found
+
+
+def decode_from_server(frame: bytes) -> Batch | End | Failed:
+    """Decode a message of a server; check that a batch's arrays lie within its slot."""
+    found: Batch | End | Failed = _decode(_of_server, frame)
+    if isinstance(found, Batch):
+        for part in found.parts:
+            _require_inside(part, found.slot_bytes)
+        if found.form == "dict" and len(set(found.names)) != len(found.parts):
+            raise ProtocolError(f"got a batch of {len(found.parts)} arrays with {len(set(found.names))} names; refused")
+        if found.form == "array" and len(found.parts) != 1:
+            raise ProtocolError(f"got {len(found.parts)} arrays for a batch of one; refused")
+    return found
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
+    try:
+        return decoder.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        raise ProtocolError(f"got {len(frame)} bytes that are not a message about batches: {str(exc)[:300]}") from exc
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _require_inside(part: Part, slot_bytes: int) -> None:
+    try:
+        plain = np.dtype(part.dtype).kind in _KINDS
+    except (TypeError, ValueError, SyntaxError):
+        plain = False
+    if not plain:
+        raise ProtocolError(f"got an array of dtype {part.dtype!r}, which is not plain data; refused")
+    if part.offset + part.size_bytes > slot_bytes:
+        raise ProtocolError(
+            f"got an array of {part.size_bytes} bytes from byte {part.offset} on in a slot of {slot_bytes}; refused"
+        )
+
+
+class Plan(NamedTuple):
+    parts: list[Part]
+    size_bytes: int
+
+
+def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
+    """Return a batch's form, the names of a dict, and the arrays."""
+    names: list[str] = []
+    if isinstance(batch, dict):
+        form, names, items = "dict", list(batch), list(batch.values())
+        if not all(isinstance(name, str) and len(name) <= _MAX_NAME for name in names):
+            raise ConfigurationError(f"got a batch with the names {names!r}: they must be strings of 1 to {_MAX_NAME}")
+    elif isinstance(batch, (tuple, list)):
+        form, items = ("tuple" if isinstance(batch, tuple) else "list"), list(batch)
+    else:
+        form, items = "array", [batch]
+    if len(items) > MAX_ARRAYS:
+        raise ConfigurationError(
+            f"got a batch of {len(items)} arrays, and the limit is {MAX_ARRAYS}: stack the rows "
+            "into one array with numpy.stack(rows)"
+        )
+    for number, item in enumerate(items):
+        require_plain(item, f"array {number} of a batch")
+    arrays = [np.asarray(item) for item in items]
+    return form, names, arrays
+
+
+def _require_plain(dtype: Any) -> None:
+    if dtype.kind not in _KINDS or dtype.hasobject:
+        raise ConfigurationError(
+            f"got an array of dtype {dtype}: batches hold plain numbers and strings of fixed "
+            "length. Pass arrays of one dtype and equal rows, and other types as a view, such as "
+            "x.view('uint16') for bfloat16"
+        )
+
+
+def plan(shapes: Sequence[tuple[tuple[int, ...], Any]]) -> Plan:
+    """Return the layout of arrays in a slot: each begins at a new cache line."""
+    return _plan(tuple((tuple(map(int, shape)), np.dtype(dtype)) for shape, dtype in shapes))
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _plan(shapes: tuple[tuple[tuple[int, ...], Any], ...]) -> Plan:
+    parts, offset = [], 0
+    for shape, dtype in shapes:
+        _require_plain(dtype)
+        part = Part(dtype.str, shape, offset)
+        parts.append(part)
+        offset += -(-part.size_bytes // _ALIGN) * _ALIGN
+    return Plan(parts, offset)
+
+
+def arrays_on(memory: Any, parts: Sequence[Part]) -> list[Any]:
+    return [memory[part.offset : part.offset + part.size_bytes].view(part.dtype).reshape(part.shape) for part in parts]
+
+
+def unflatten(form: str, names: Sequence[str], arrays: list[Any]) -> Any:
+    if form == "dict":
+        return dict(zip(names, arrays))
+    if form == "array":
+        return arrays[0]
+    return tuple(arrays) if form == "tuple" else arrays

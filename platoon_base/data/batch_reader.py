@@ -13,29 +13,27 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.data.batch_frames import (
+from platoon_base.data.batch_link import Link, batch_address, connect_link, failure_of_server
+from platoon_base.data.batch_memory import (
     MAX_AHEAD,
-    PROTOCOL,
     Batch,
     Bye,
     Failed,
     Freed,
+    Held,
     Hello,
+    Slot,
     arrays_on,
     decode_from_server,
     encode,
     unflatten,
 )
-from platoon_base.data.batch_link import Link, batch_address, connect_link, failure_of_server
-from platoon_base.data.batch_memory import Held, Slot
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.job.joining import connected
 from platoon_base.shm.phases import LOADING
 from platoon_base.system.environment import RANK
 from platoon_base.system.process import awake
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
-
-__all__ = ["AHEAD", "BatchReader"]
 
 AHEAD = 4  # One to train on, one that was just dropped, two to come.
 _RETRY_S = 0.02
@@ -123,7 +121,7 @@ class BatchReader:
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
         # If the server has ended, the first wait raises.
-        link.send(encode(Hello(PROTOCOL, rank, int(ahead))))
+        link.send(encode(Hello(rank, int(ahead))))
 
     def receive(self, *, into: Sequence[Any] | None = None, timeout_s: float | None = None) -> Any:
         """Return the next batch, as it was sent; None at the end of an epoch or the data.

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from platoon_base.data.batch_frames import (
-    PROTOCOL,
+from platoon_base.data.batch_link import Link
+from platoon_base.data.batch_memory import (
     Batch,
     Bye,
     End,
@@ -22,10 +22,7 @@ from platoon_base.data.batch_frames import (
     decode_from_reader,
     encode,
 )
-from platoon_base.data.batch_link import Link
 from platoon_base.errors import ProtocolError
-
-__all__ = ["Dealt", "Reader", "Readers"]
 
 log = logging.getLogger(__name__)
 
@@ -160,11 +157,6 @@ class Readers:
             reader.left_in_order = True
         elif reader.rank >= 0:
             raise ProtocolError("got a second hello from one reader")
-        elif message.protocol != PROTOCOL:
-            raise ProtocolError(
-                f"got a reader of protocol {message.protocol}, and this server uses {PROTOCOL}: "
-                "install one version of this package everywhere"
-            )
         else:
             reader.rank, reader.ahead = message.rank, message.ahead
             self._readers.append(reader)

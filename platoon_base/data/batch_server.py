@@ -13,16 +13,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from platoon_base.data.batch_frames import Batch, End, Plan, arrays_on, flatten, plan
 from platoon_base.data.batch_link import Link, batch_address, expected_readers, listen_at, remove_socket
-from platoon_base.data.batch_memory import Slots
+from platoon_base.data.batch_memory import Batch, End, Plan, Slots, arrays_on, flatten, plan
 from platoon_base.data.batch_readers import Dealt, Readers
 from platoon_base.data.excerpt import copy_to
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.system.process import awake
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S, LIVENESS_S
-
-__all__ = ["DEALS", "AllLeftError", "BatchServer"]
 
 log = logging.getLogger(__name__)
 

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from typing import Any
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError, RowIndexError
 from platoon_base.sharding import shard_bounds
-from platoon_base.system.environment import NO_KERNELS
+from platoon_base.system.imports import extension
 
-_excerpt: Any = None  # The C extension, if it was built.
-if not os.environ.get(NO_KERNELS):
-    try:
-        _excerpt = importlib.import_module("platoon_base._excerpt")
-    except ImportError:
-        pass  # Without a compiler at installation NumPy is used; `platoon doctor` reports it.
-
-__all__ = ["HAVE_FUSED", "copy_to", "excerpt", "part_of", "require_inside", "row_numbers"]
+_excerpt: Any = extension("_excerpt")
 
 HAVE_FUSED = _excerpt is not None
 _THREAD_BYTES = 1 << 20  # Copying this takes several times as long as starting a thread.
 _MAX_THREADS = 64  # The same as in _excerpt.c.
 _STREAM_BYTES = 1 << 24  # The same as in _excerpt.c.
 _FIRST = np.zeros(1, np.int64)
-
-Array = np.ndarray[Any, Any]
 
 
 def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int = 1) -> Array:

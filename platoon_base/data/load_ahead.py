@@ -26,8 +26,6 @@ from platoon_base.errors import ConfigurationError, WorkerLostError
 from platoon_base.job.joining import connected
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S, timeout
 
-__all__ = ["LoadAhead", "load_ahead"]
-
 Batches = Union[Callable[[], Iterable[Any]], Iterable[Any]]
 
 _METHODS = ("fork", "spawn")

@@ -12,6 +12,7 @@ import numpy as np
 
 from platoon_base.data.excerpt import excerpt, part_of
 from platoon_base.data.shared_data_memory import FileMemory, Fill, Form, JobMemory, LocalMemory, Memory
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job.joining import connect, files_of
@@ -22,13 +23,9 @@ from platoon_base.system.limits import available_cores
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
-__all__ = ["SharedArrays", "SharedData"]
-
 _BLOCK_BYTES = 1 << 26  # Data that are not in memory are read in blocks of this size.
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,63}")
 _LARGE_PER_THREAD = 4  # More threads do not fill the memory bus faster.
-
-Array = np.ndarray[Any, Any]
 
 # The numbers of the next data sets without a name.
 _counts: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()

@@ -17,10 +17,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import BackendUnavailableError, CollectiveTimeoutError, ConfigurationError
 from platoon_base.job.files import JobFiles
 from platoon_base.layout import array_on
@@ -30,9 +31,6 @@ from platoon_base.system.own_files import disown, open_own, own
 from platoon_base.system.process import awake
 from platoon_base.timeouts import SHORT_POLL_S
 
-__all__ = ["FileMemory", "Form", "JobMemory", "LocalMemory", "Memory"]
-
-Array = np.ndarray[Any, Any]
 Fill = Callable[[Array], None]
 
 
@@ -77,27 +75,6 @@ _DATA = Schema(
 )
 
 
-class Memory(Protocol):
-    form: Form
-    made_here: bool
-
-    def rows(self) -> Array: ...
-
-    def resize(self, rows: int, timeout_s: float) -> None:
-        """Change the number of rows; new ones are zeros."""
-        ...
-
-    def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
-        """Yield all rows to write to, to one worker at a time."""
-        ...
-
-    def remove(self) -> None:
-        """Remove the name, so that no worker can attach any more."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class LocalMemory:
     def __init__(self, form: Form, fill: Fill) -> None:
         self.form = form
@@ -109,12 +86,14 @@ class LocalMemory:
         return _read_only(self._open())
 
     def resize(self, rows: int, timeout_s: float) -> None:
+        """Change the number of rows; new ones are zeros."""
         before = self._open()
         self._rows = np.zeros((rows, *self.form.row_shape), self.form.dtype)
         kept = min(rows, len(before))
         self._rows[:kept] = before[:kept]
 
     def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
+        """Yield all rows to write to, to one worker at a time."""
         return contextlib.nullcontext(self._open())
 
     def remove(self) -> None:
@@ -190,6 +169,7 @@ class JobMemory:
             yield _rows_on(segment, self.form, int(_header_of(segment)["rows"]))
 
     def remove(self) -> None:
+        """Remove the name, so that no worker can attach any more."""
         Segment.unlink(self._segment_name)
 
     def close(self) -> None:
@@ -274,6 +254,9 @@ def _read_only(array: Array) -> Array:
     view = array[:]
     view.flags.writeable = False
     return view
+
+
+Memory = Union[LocalMemory, JobMemory]
 
 
 class FileMemory(LocalMemory):

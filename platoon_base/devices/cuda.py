@@ -15,11 +15,6 @@ import numpy as np
 
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = [
-    "HANDLE_BYTES", "OF_CENTER", "DeviceMemory", "Driver", "DriverError", "HostMemory", "compile_source",
-    "device_identity", "load", "nvrtc_version", "primary_driver",
-]  # fmt: skip
-
 HANDLE_BYTES = 64  # Size of a CUDA IPC handle.
 # The driver shares whole blocks of this size; smaller pieces could not be opened separately.
 _BLOCK_BYTES = 2 << 20

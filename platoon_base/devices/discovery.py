@@ -16,19 +16,6 @@ from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import available_cores
 from platoon_base.timeouts import timeout
 
-__all__ = [
-    "CPU_DEFAULT",
-    "KINDS",
-    "Choice",
-    "CudaDevices",
-    "can_share_center",
-    "choose_devices",
-    "cuda_devices",
-    "is_device_name",
-    "list_devices",
-    "require_devices",
-]
-
 # Default limit: each worker has a copy of the model and, often, of the data.
 CPU_DEFAULT = 4
 

@@ -21,8 +21,6 @@ from platoon_base.parameters import is_tensor
 from platoon_base.system.imports import AfterImport
 from platoon_base.system.warn import warn_once
 
-__all__ = ["WorkerGpu", "brought_to_front", "keep_to", "some_names", "warn_if_not_on_device", "watch_theano"]
-
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _MAX_DEVICES = 64  # The driver stops at the first missing number.

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 
-__all__ = ["OP_CODES", "Communicator", "Transfer", "load_nccl", "new_unique_id"]
-
 OP_CODES = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 
 # Some installations have only the second name.

@@ -15,11 +15,8 @@ from pygpu.gpuarray import GpuArray, GpuKernel
 from platoon_base.device_arrays import Queue
 from platoon_base.devices.cuda import Driver, load
 from platoon_base.devices.runtime import Argument, Source, Types
+from platoon_base.dtypes import Array
 from platoon_base.errors import BackendUnavailableError
-
-__all__ = ["PygpuRuntime", "pygpu_runtime"]
-
-Array = np.ndarray[Any, Any]
 
 _TOUCH = 'extern "C" __global__ void touch(const char *one, const char *other) {}'
 

@@ -19,10 +19,8 @@ import numpy as np
 
 from platoon_base.device_arrays import CudaArray, CudaContext, Flush, Queue
 from platoon_base.devices.cuda import OF_CENTER, Driver, DriverError, compile_source, nvrtc_version, primary_driver
+from platoon_base.dtypes import Array
 
-__all__ = ["Argument", "CudaRuntime", "DeviceBuffer", "DeviceRuntime", "Kernel", "runtime_of"]
-
-Array = np.ndarray[Any, Any]
 # Source(n) is the text of a kernel with n unused arrays after its arguments.
 Source = Callable[[int], str]
 # Types of a kernel's arguments: names of dtypes; None is a buffer.

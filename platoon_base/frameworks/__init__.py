@@ -12,4 +12,4 @@ _OF_CHECKS = ("SETUP", "Check", "importable", "installed", "last_line")
 
 __all__ = [*_OF_CHECKS, "Framework", "Registrations", "deterministic_seed", "registered"]
 
-__getattr__ = lazy_names(__name__, dict.fromkeys(_OF_CHECKS, "platoon_base.frameworks.checks"))
+__getattr__ = lazy_names(__name__, {"platoon_base.frameworks.checks": " ".join(_OF_CHECKS)})

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from platoon_base.timeouts import timeout
 
-__all__ = ["SETUP", "Check", "importable", "installed", "last_line"]
-
 # In characters.
 _MAX_REASON = 120
 _PREPARE = "from platoon_base import compat; compat.apply(); "

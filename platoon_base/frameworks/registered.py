@@ -15,8 +15,6 @@ from platoon_base.system.imports import entry_points
 if TYPE_CHECKING:
     from platoon_base.frameworks.checks import Check
 
-__all__ = ["GROUP", "Framework", "Registrations", "registered", "such_as_parameters"]
-
 log = logging.getLogger(__name__)
 
 GROUP = "platoon.frameworks"

@@ -12,8 +12,6 @@ from platoon_base.frameworks.registered import Framework
 if TYPE_CHECKING:
     from platoon_base.frameworks.checks import Check
 
-__all__ = ["FRAMEWORK"]
-
 _COMPILE = "import theano; x = theano.tensor.vector(); assert theano.function([x], theano.tensor.exp(x))([0.0]) == 1"
 _LAST_PYTHON, _FIRST_NUMPY_WITHOUT = (3, 11), (1, 24)
 

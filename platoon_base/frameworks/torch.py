@@ -13,8 +13,6 @@ from platoon_base.system.environment import deterministic_seed
 if TYPE_CHECKING:
     from platoon_base.frameworks.checks import Check
 
-__all__ = ["FRAMEWORK"]
-
 
 def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
     from platoon_base.frameworks.checks import importable, installed

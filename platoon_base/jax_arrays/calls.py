@@ -21,9 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from platoon_base.dtypes import XLA_CODES
-
-__all__ = ["Block", "Gate", "call_in_place", "call_on_stream", "gate_of"]
+from platoon_base.dtypes import XLA_CODES, Array
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +31,6 @@ try:
 except ImportError as exc:
     log.debug("the C extension is missing (%s), so each call from a compiled program runs in Python", exc)
 
-Array = np.ndarray[Any, Any]
 _TARGET, _STREAM_TARGET = "platoon_call_in_place", "platoon_call_on_stream"
 _EXECUTE, _METADATA, _INTERNAL = 3, 1, 13
 # The version of the interface.

@@ -16,4 +16,4 @@ if TYPE_CHECKING:
 __all__ = ["DEVICE", "JOB", "RANK", "Job", "JobOptions", "connect", "connected", "host_job", "join", "single_worker"]
 
 # Importing `hosting` loads the controller, which a worker does not need.
-__getattr__ = lazy_names(__name__, dict.fromkeys(("Job", "JobOptions", "host_job"), "platoon_base.job.hosting"))
+__getattr__ = lazy_names(__name__, {"platoon_base.job.hosting": "Job JobOptions host_job"})

@@ -19,12 +19,10 @@ from platoon_base.shm.turns import Turns
 from platoon_base.system.environment import MAX_WORKERS, TRACE
 from platoon_base.system.limits import available_cores, require_descriptors
 from platoon_base.system.orphan import end_without, found_out, is_watched
-from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import BackEnds, Connection, Identity
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.tracing import SpanRecorder
-
-__all__ = ["attach"]
+from platoon_base.worker.job_signals import AdvisoryLock
+from platoon_base.worker.progress_row import SpanRecorder
 
 _SPIN_S = 150e-6
 _DESCRIPTORS = 48  # for ZeroMQ, shared memory and the log

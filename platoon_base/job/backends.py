@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from platoon_base.shm.liveness import Liveness
     from platoon_base.shm.segments import Name
 
-__all__ = ["JobCollectives", "center_for", "connect_here", "connect_to", "listen_at", "watch_center"]
-
 log = logging.getLogger(__name__)
 
 _OF_COMPRESSION = (

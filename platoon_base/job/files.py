@@ -30,8 +30,6 @@ from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_own
 from platoon_base.system.process import pid_namespace, working_folder
 
-__all__ = ["JobFiles", "Leftover", "Origin", "data_socket", "leftovers", "remove", "running", "segment_prefix"]
-
 log = logging.getLogger(__name__)
 
 _MAX_DESCRIPTION = 1 << 16

@@ -12,8 +12,6 @@ from platoon_base.system.process import pid_namespace
 from platoon_base.timeouts import timeout
 from platoon_base.worker.connection import Identity
 
-__all__ = ["send_hello"]
-
 
 def send_hello(channel: ClientChannel, rank: int | None, device: str, timeout_s: float | None = None) -> Identity:
     """Introduce this process to the controller; return the worker's identity."""

@@ -33,13 +33,11 @@ from platoon_base.shm.job_state import CONTROLLER_LOCK, TURN_LOCK, WORKER_LOCKS,
 from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors, require_descriptors
-from platoon_base.system.signals import default_sigchld
+from platoon_base.system.process import default_sigchld
 from platoon_base.worker_process.program import Program, Start
 from platoon_base.worker_process.warden import Warden
 
 log = logging.getLogger(__name__)
-
-__all__ = ["Job", "JobOptions", "host_job", "open_job_state", "require_descriptors_for", "warden_of"]
 
 # For ZeroMQ, shared memory and logs; per worker for a connection and a process.
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4

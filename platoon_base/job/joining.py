@@ -16,24 +16,12 @@ from platoon_base.shm.job_state import JobState
 from platoon_base.system.environment import DEVICE, JOB, RANK
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import POLL_S, timeout
-from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.handle import Worker
+from platoon_base.worker.job_signals import AdvisoryLock
 
 if TYPE_CHECKING:
     from platoon_base.job.files import JobFiles
-
-__all__ = [
-    "connect",
-    "connect_at_port",
-    "connected",
-    "files_of",
-    "is_main",
-    "join",
-    "rank",
-    "single_worker",
-    "world_size",
-]
 
 _current: Worker | None = None
 _current_pid = 0

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from platoon_base.channels.client import ControlClient
 from platoon_base.controller.outcome import Snapshot
@@ -22,8 +21,6 @@ from platoon_base.system.process import pid_namespace, readable
 from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker_process.warden import end_by_warden
 
-__all__ = ["Observer", "kill"]
-
 
 class Observer:
     """A connection to the controller of one of this user's jobs; a context manager."""
@@ -36,9 +33,7 @@ class Observer:
     def __enter__(self) -> Observer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._channel.close()
 
     def poll(self) -> Snapshot:

@@ -9,8 +9,6 @@ from typing import Any
 
 from platoon_base.job.joining import connect, is_main
 
-__all__ = ["print", "report", "write_once"]
-
 _saved: list[str] = []  # The files, of which the final table tells.
 
 

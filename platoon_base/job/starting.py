@@ -32,18 +32,6 @@ from platoon_base.system.limits import available_cores
 from platoon_base.worker_process.failure import error_file
 from platoon_base.worker_process.program import Program, Start, python_main
 
-__all__ = [
-    "THREAD_VARIABLES",
-    "adopt_training",
-    "framework_address",
-    "log_file",
-    "placed",
-    "thread_limits",
-    "training_variables",
-    "worker_environment",
-    "worker_starts",
-]
-
 log = logging.getLogger(__name__)
 
 _KERNEL_CACHE = "GPUARRAY_CACHE_PATH"

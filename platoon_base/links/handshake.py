@@ -27,12 +27,9 @@ from collections.abc import Generator, Iterable, Mapping, Set
 from typing import Any, Callable, NamedTuple
 
 from platoon_base.errors import PlatoonError
-from platoon_base.links.cipher import Cipher, KeyExchange, derive_keys
-from platoon_base.links.stream import Stream
+from platoon_base.links.stream import Cipher, KeyExchange, Stream, derive_keys
 from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
-
-__all__ = ["WRONG_PROOFS", "Address", "Caller", "Listener", "Opening", "open_links"]
 
 log = logging.getLogger(__name__)
 

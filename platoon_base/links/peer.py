@@ -24,8 +24,6 @@ from platoon_base.links.stream import BrokenStreamError, Stream
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
-__all__ = ["MAX_MESSAGE_BYTES", "LinkClient", "LinkServer", "Peer"]
-
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 1 << 28

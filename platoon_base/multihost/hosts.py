@@ -23,17 +23,13 @@ from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
 from platoon_base.links.peer import LinkServer, Peer
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.changes import StateChanges
 from platoon_base.multihost.courier_table import CourierTable
 from platoon_base.multihost.hosts_job import LOST_STATUS, HostsJob
 from platoon_base.multihost.member import Member
-from platoon_base.multihost.mirror import Mirror
-from platoon_base.multihost.relay import RelayServer
+from platoon_base.multihost.mirror import Mirror, StateChanges
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
-
-__all__ = ["HostTable"]
 
 log = logging.getLogger(__name__)
 
@@ -309,3 +305,29 @@ class HostTable:
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks)) or "none"
+
+
+class RelayServer:
+    """The controller's channels to workers of this host and of others; see `ServerChannel`."""
+
+    def __init__(self, local: ServerChannel, hosts: HostTable) -> None:
+        self._local = local
+        self._hosts = hosts
+
+    def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
+        self._hosts.flush()
+        sockets = self._hosts.sockets
+        requests, ready = self._local.wait(min(timeout_s, self._hosts.sleep_s), [*fds, *sockets])
+        requests += self._hosts.serve()
+        return requests, ready.difference(sockets)
+
+    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
+        if divided_peer(peer)[0]:
+            self._hosts.reply(peer, request_id, data)
+        else:
+            self._local.reply(peer, request_id, data)
+
+    def close(self) -> None:
+        """Send queued messages to other hosts, and close the channel to the workers of this one."""
+        self._hosts.flush()
+        self._local.close()

@@ -19,12 +19,9 @@ from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.courier.messages import Filled, Gathered, LeftOut, Listening
 from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.changes import StateChanges
 from platoon_base.multihost.courier_table import CourierTable
 from platoon_base.multihost.member import Member
-from platoon_base.multihost.mirror import Mirror
-
-__all__ = ["LOST_STATUS", "HostsJob"]
+from platoon_base.multihost.mirror import Mirror, StateChanges
 
 LOST_STATUS = 1  # Exit status of a worker on a lost host.
 _END_JOB = b"end-job"

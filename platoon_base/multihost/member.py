@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from platoon_base.links.peer import Peer
 from platoon_base.multihost import messages as between
 
-__all__ = ["Member"]
-
 
 @dataclass
 class Member:

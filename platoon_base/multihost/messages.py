@@ -13,35 +13,6 @@ from platoon_base.errors import ProtocolError
 from platoon_base.hosts import World
 from platoon_base.worker_process.failure import Failure
 
-__all__ = [
-    "PROTOCOL",
-    "AdoptWorker",
-    "Arrive",
-    "Begun",
-    "CenterDropped",
-    "Down",
-    "Failed",
-    "Forwarded",
-    "JobOver",
-    "JobState",
-    "Refused",
-    "Replies",
-    "Requests",
-    "Rows",
-    "SavedState",
-    "SignalWorker",
-    "Signalled",
-    "StartAgain",
-    "StartCourier",
-    "Up",
-    "Welcome",
-    "WorkerEnded",
-    "batches",
-    "decode_down",
-    "decode_up",
-    "encode",
-]
-
 PROTOCOL = 9
 
 # The annotations below are read at run time, on Python 3.9 too, so they use Optional and Union.

@@ -1,24 +1,25 @@
-"""Copies of workers' rows: each host has all workers in its own shared memory."""
+"""The rows of workers on all hosts: each host has all workers in its own shared memory, and sends changes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from platoon_base.multihost.messages import Rows
-from platoon_base.shm.job_state import MIRRORED, WORKER_LOCKS, JobState, copied_rows, put_rows
+from platoon_base.coordination.roster import Roster
+from platoon_base.multihost.messages import JobState, Rows
+from platoon_base.shm.job_state import MIRRORED, WORKER_LOCKS, as_words, copied_rows, put_rows
+from platoon_base.shm.job_state import JobState as SharedState
 from platoon_base.shm.segments import Segment
-
-__all__ = ["Mirror", "Sender"]
 
 
 class Mirror:
     """The rows and locks of workers of other hosts in the shared memory of this one."""
 
-    def __init__(self, job_state: JobState, name: str) -> None:
+    def __init__(self, job_state: SharedState, name: str) -> None:
         # This object's handle of the segment holds the locks that workers of other hosts hold.
         self.job_state = job_state
         self._holder = Segment.attach(name)
@@ -65,7 +66,7 @@ class Mirror:
 class Sender:
     """Finds the changes in rows since they were sent to one host."""
 
-    def __init__(self, job_state: JobState, is_held: Any) -> None:
+    def __init__(self, job_state: SharedState, is_held: Any) -> None:
         self._job_state = job_state
         self._is_held = is_held
         self._rows: dict[int, bytes] = {}
@@ -96,3 +97,113 @@ class Sender:
 
 def _rows(sent_at: float, ranks: list[int], rows: Any, held: Mapping[int, bool]) -> Rows:
     return Rows(sent_at, ranks, rows.tobytes(), bytes(held[rank] for rank in ranks))
+
+
+@dataclass
+class _Sent:
+    """The number of the latest poll and the state that one host has been sent."""
+
+    number: int = 0
+    num_live: tuple[int, int] = (-1, -1)
+    state: tuple[str, int, bool] | None = None
+
+
+class StateChanges:
+    """Finds changes in the rows and the state of a job, for the hosts that mirror it.
+
+    Polls are numbered, and each rank has the number of the poll that found it changed. A host is
+    sent the ranks of other hosts that changed since the last poll that it was sent.
+    ``is_held(rank)`` returns whether a worker holds its lock.
+    """
+
+    def __init__(self, job_state: SharedState, roster: Roster, is_held: Callable[[int], bool]) -> None:
+        self._job_state, self._roster, self._is_held = job_state, roster, is_held
+        self._sent: dict[int, _Sent] = {}
+        self._number = 0
+        # The reason to stop, the leader, and whether several workers share parameters.
+        self._state = ("", 0, False)
+        count = job_state.rows
+        self._rows = np.zeros(count, MIRRORED)
+        self._words: Any = as_words(self._rows)
+        self._held = np.zeros(count, bool)
+        self._seen = np.zeros(count, bool)  # Ranks that held their lock at any poll.
+        self._host = np.zeros(count, "i8")
+        self._found = np.zeros(count, "i8")
+        self._endings = np.zeros(count, "S512")
+        self._ended = np.zeros(count, "i8")  # The poll that found the ending changed.
+        self._free: list[int] = []  # Ranks with a free lock at the latest poll.
+        self._known = 0  # Number of ranks of the roster that have been polled.
+
+    @property
+    def found(self) -> tuple[object, ...]:
+        """The version of the state; equal versions mean that there is nothing new to send."""
+        return self._number, self._state, self._roster.changes
+
+    def poll(self) -> None:
+        self._collect_job_state()
+        ranks = list(self._roster)
+        self._take(ranks)
+        self._free = [rank for rank in ranks if not self._held[rank]]
+        self._known = len(ranks)
+        endings = self._job_state.table["ending"][: len(ranks)].copy()
+        changed = np.flatnonzero(endings != self._endings[: len(ranks)])
+        if len(changed):
+            self._number += 1
+            self._endings[changed], self._ended[changed] = endings[changed], self._number
+
+    def collect_joined(self) -> None:
+        """Find only changes that answers may depend on: acquired locks, and the job's state."""
+        self._collect_job_state()
+        if len(self._roster) != self._known:
+            self._free += list(self._roster)[self._known :]
+            self._known = len(self._roster)
+        joined = [rank for rank in self._free if self._is_held(rank)]
+        if joined:
+            self._take(joined)
+            self._free = [rank for rank in self._free if not self._held[rank]]
+
+    def _collect_job_state(self) -> None:
+        shared = self._job_state
+        stop = shared.stop_reason or ("stop" if shared.stopping else "")
+        self._state = (stop, shared.leader, shared.shared_by_several)
+
+    def _take(self, ranks: list[int]) -> None:
+        """Copy the rows of joined workers among these ranks, and mark those that have changed."""
+        # Read locks before rows, see `Mirror.put`.
+        held = np.fromiter(map(self._is_held, ranks), bool, len(ranks))
+        rows = copied_rows(self._job_state, ranks)
+        at = np.asarray(ranks, "i8")
+        self._seen[at] |= held
+        words = as_words(rows)
+        changed = ((words != self._words[at]).any(axis=1) | (held != self._held[at])) & self._seen[at]
+        self._host[at] = [self._roster[rank].host_index for rank in ranks]
+        self._held[at] = held
+        if changed.any():
+            self._number += 1
+            self._words[at[changed]] = words[changed]
+            self._found[at[changed]] = self._number
+
+    def since_sent(self, host: int) -> JobState | None:
+        """Return the changes that a host has not been sent, or None, and mark them as sent."""
+        sent = self._sent.setdefault(host, _Sent())
+        num_live = (self._roster.num_live_on(host), self._roster.num_live)
+        same = num_live == sent.num_live and self._state == sent.state
+        if same and sent.number == self._number:
+            return None
+        ranks = np.flatnonzero((self._found > sent.number) & (self._host != host))
+        ended = [
+            (rank, int(self._job_state.row(rank)["lives"]), bytes(self._endings[rank]).decode(errors="replace"))
+            for rank in np.flatnonzero(self._ended > sent.number).tolist()
+        ]
+        sent.state, sent.num_live, sent.number = self._state, num_live, self._number
+        if same and not len(ranks) and not ended:
+            return None
+        rows = Rows(time.monotonic())
+        if len(ranks):
+            held = self._held[ranks].astype("u1").tobytes()
+            rows = Rows(rows.sent_at, ranks.tolist(), self._rows[ranks].tobytes(), held)
+        stop, leader, several = self._state
+        return JobState(stop, num_live, leader, several, ended, rows)
+
+    def forget(self, host: int) -> None:
+        self._sent.pop(host, None)

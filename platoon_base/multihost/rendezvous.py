@@ -18,16 +18,21 @@ from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts import Place, World
 from platoon_base.links.peer import LinkClient, LinkServer, Peer
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.addresses import divided, is_loopback, own_address_towards, resolved
+from platoon_base.multihost.addresses import (
+    divided,
+    find_key,
+    is_loopback,
+    key_file,
+    own_address_towards,
+    read_or_make_key,
+    resolved,
+)
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.member import Member
-from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
 from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
 from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout
 from platoon_base.worker_process.program import Program
-
-__all__ = ["Introduction", "RendezvousInterruptedError", "arrive", "fingerprint", "gather_hosts"]
 
 log = logging.getLogger(__name__)
 

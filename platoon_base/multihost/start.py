@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["PASSED", "command_on"]
-
 # Processes on other hosts get the variables with these prefixes; mpirun exports only named
 # variables.
 PASSED = (

@@ -11,18 +11,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job.joining import connect
 from platoon_base.worker.handle import Worker
 
-__all__ = [
-    "CONTROL_PORT",
-    "DATA_HWM",
-    "add_port_options",
-    "context_of_device",
-    "handle_of",
-    "port_arguments",
-    "ports_of",
-    "require_port",
-    "without_job_name",
-]
-
 CONTROL_PORT, DATA_HWM = 5567, 10
 
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.data.batch_frames import MAX_AHEAD, MAX_ARRAYS, arrays_on, plan
 from platoon_base.data.batch_link import connect_link
+from platoon_base.data.batch_memory import MAX_AHEAD, MAX_ARRAYS, arrays_on, plan
 from platoon_base.data.batch_reader import BatchReader
 from platoon_base.data.batch_server import BatchServer
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import data_socket
 from platoon_base.platoon_api.arguments import require_port
-
-__all__ = ["from_json", "open_reader", "open_server", "pack", "reader_of_running", "require_hwm", "to_json", "unpack"]
 
 
 def to_json(value: Any, what: str) -> str:

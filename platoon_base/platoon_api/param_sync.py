@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from platoon_base import rules
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import State
 
 __all__ = ["ASGD", "EASGD", "ParamSyncRule", "is_user_defined", "require_params"]
 
-Array = np.ndarray[Any, Any]
 _METHODS = {
     "make_update_function": "local_params",
     "theano_update": "local_params",

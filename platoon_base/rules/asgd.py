@@ -8,8 +8,6 @@ from typing import ClassVar
 from platoon_base.rules.center import LocalState, Rule
 from platoon_base.rules.forms import Form
 
-__all__ = ["ASGD"]
-
 
 @dataclass(frozen=True)
 class ASGD(Rule):

@@ -12,8 +12,6 @@ from platoon_base.rules.center import CenterState, LocalState, Rule, number_of, 
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.forms import Form
 
-__all__ = ["AveragedEASGD"]
-
 _ALL_UNTIL = 512  # Up to this count, the average uses every synchronization.
 _SMALLEST_PART = 1 / 32  # Steps are not halved below this part; enough for 256 workers.
 

@@ -16,18 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.forms import COMPILED, Form
 
-__all__ = [
-    "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "arguments_of", "average_of",
-    "center_states", "end_momentum",
-    "form_of", "gossips", "local_sources", "local_states", "member", "momenta", "names_of", "number_of",
-    "precise_enough", "require_flag", "require_number", "require_rule", "require_states", "rule_of_moments",
-    "settings_of", "shares_moments",
-]  # fmt: skip
-
-Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
 _MAX_SETTINGS = 500
 _MAX_ARGUMENT = 200

@@ -12,8 +12,6 @@ from platoon_base.rules.center import CenterState, LocalState, Rule, number_of, 
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.forms import Form
 
-__all__ = ["CenterMomentum"]
-
 # Measured with 2, 4 and 8 workers, see docs/learning.md: more workers allow a larger gain.
 _GAIN_OF_ONE = 1.35
 # Averages the pull of about the last 100 mini-batches; shorter momentum resonates with the

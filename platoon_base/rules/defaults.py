@@ -16,11 +16,6 @@ from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.schedule import require_period
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
-__all__ = [
-    "DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule", "prepared_rule", "rule_for_loop",
-    "rule_names",
-]  # fmt: skip
-
 DEFAULT_PERIOD = Rule.period  # Batches between synchronizations.
 
 

@@ -11,8 +11,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import Rule, require_flag
 from platoon_base.rules.forms import Form
 
-__all__ = ["EAMSGD", "EASGD"]
-
 
 @dataclass(frozen=True, repr=False)
 class EASGD(Rule):

@@ -11,13 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
-
-__all__ = ["COMPILED", "MAX_SCALARS", "Form"]
-
-Array = np.ndarray[Any, Any]
 
 MAX_SCALARS = 8  # The loops in C take at most this many.
 COMPILED: dict[str, Form] = {}  # Forms of this package's rules, by name; they have loops in C.

@@ -9,8 +9,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import LocalState, Rule, number_of, require_number
 from platoon_base.rules.forms import Form
 
-__all__ = ["GoSGD"]
-
 
 @dataclass(frozen=True)
 class GoSGD(Rule):

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Union
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import Array, State
-
-__all__ = ["AverageHosts", "DiLoCoHosts", "HostsRule", "hosts_rule"]
-
-
-class HostsRule(Protocol):
-    """Rule that computes a correction of one host's center from the mean of all hosts' copies."""
-
-    # Buffers of each host, equal on all hosts: the first starts with the center, the others with 0.
-    # A correction is computed from a copy of the host's center and the mean of all copies, weighted
-    # by numbers of workers. The host adds it to its current center and workers: later progress is
-    # kept.
-    states: ClassVar[tuple[str, ...]]
-
-    def correction(self, own: Array, mean: Array, state: State) -> Array:
-        """Return the correction of center and workers, and change the states in place."""
-        ...
+from platoon_base.rules.center import State
 
 
 @dataclass(frozen=True)
@@ -73,6 +58,12 @@ class DiLoCoHosts:
         moved: Array = outer - own
         return moved
 
+
+# A rule computes a correction of one host's center from a copy of it and the mean of all hosts'
+# copies, weighted by numbers of workers. The host adds it to its current center and workers: later
+# progress is kept. Its ``states`` are buffers of each host, equal on all hosts: the first starts
+# with the center, the others with 0. `correction` changes them in place.
+HostsRule = Union[AverageHosts, DiLoCoHosts]
 
 _CALL = re.compile(r"(\w+)(?:\(([^()]*)\))?")
 _RULES = {"average": AverageHosts, "diloco": DiLoCoHosts}

@@ -15,23 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import Array, CenterState, Rule, State, member, require_flag
+from platoon_base.rules.center import CenterState, Rule, State, member, require_flag
 from platoon_base.rules.forms import COMPILED, Form
-
-__all__ = [
-    "DiLoCo",
-    "LocalSGD",
-    "OuterRule",
-    "SlowMo",
-    "momentum_args",
-    "overlap_of",
-    "require_momentum",
-    "require_outer_lr",
-    "require_overlap",
-    "step_form_of",
-    "waits",
-]
 
 
 class OuterRule(Rule):

@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.easgd import EASGD
 
-__all__ = ["Reduce", "average_sgd", "downpour", "easgd", "sum_sgd"]
-
-Array = np.ndarray[Any, Any]
 Reduce = Callable[[Sequence[Any], str], None]
 
 

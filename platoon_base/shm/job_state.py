@@ -14,22 +14,6 @@ from platoon_base.shm.phases import BINS, PARTS, PHASES, PhaseTimes
 from platoon_base.shm.schema import Part, Schema, Views, Word
 from platoon_base.system.text import to_bytes
 
-__all__ = [
-    "CONTROLLER_LOCK",
-    "MIRRORED",
-    "ROW",
-    "TURN_LOCK",
-    "USER_LOCK",
-    "WORKER_LOCKS",
-    "JobState",
-    "Progress",
-    "StopVotes",
-    "as_words",
-    "copied_rows",
-    "position_of",
-    "put_rows",
-]
-
 # Bytes of the segment with a lock; locking does not change the bytes.
 CONTROLLER_LOCK = 0  # Held while the controller lives.
 USER_LOCK = 1  # Worker.lock() and unlock().

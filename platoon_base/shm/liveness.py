@@ -13,8 +13,6 @@ from platoon_base.shm.job_state import JobState
 from platoon_base.system.process import awake
 from platoon_base.timeouts import LIVENESS_S, SHORT_POLL_S, timeout
 
-__all__ = ["Call", "CallWatch", "JobLiveness", "Liveness", "ProgressWatch", "sign", "stalled_text"]
-
 _STUCK_S = 1.0
 
 

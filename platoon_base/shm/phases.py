@@ -13,29 +13,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
-
-__all__ = [
-    "BINS",
-    "COLLECTIVE",
-    "COMPUTE",
-    "LOADING",
-    "PARTS",
-    "PHASES",
-    "STEP",
-    "SYNC",
-    "VALIDATION",
-    "WAITING",
-    "Phase",
-    "PhaseClock",
-    "PhaseTimes",
-    "bins_of",
-    "edges",
-    "quantile",
-]
 
 COMPUTE, SYNC, COLLECTIVE, WAITING, LOADING, VALIDATION = range(6)
 STEP = 6  # For `PhaseClock.record`.
@@ -245,9 +225,7 @@ class Phase:
     def __enter__(self) -> None:
         self._before = self._clock.enter(self._phase)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._clock.leave(self._before)
 
 

@@ -22,8 +22,6 @@ from platoon_base.layout import ALIGNMENT, Layout, array_on
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.system.process import awake
 
-__all__ = ["PAGE", "Growing", "Part", "Parts", "Schema", "Views", "Word"]
-
 PAGE = 4096
 _DIGEST_BYTES = 16
 _TABLE_LOCK = 0  # Byte of the lock of the number of blocks, see `Growing`.

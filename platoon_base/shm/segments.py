@@ -27,8 +27,6 @@ with contextlib.suppress(ImportError):  # On other systems a script runs alone, 
 
     import posix_ipc
 
-__all__ = ["SHM_FOLDER", "HiddenName", "Name", "Segment", "abandoned", "in_use"]
-
 Name = Union[str, "HiddenName"]
 
 # Attempts with random names, or with a name that is being replaced.

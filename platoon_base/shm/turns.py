@@ -20,8 +20,6 @@ from platoon_base.shm.job_state import JobState
 from platoon_base.shm.liveness import CallWatch
 from platoon_base.system.process import awake
 
-__all__ = ["NoTurns", "Turns"]
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _YIELDS = 20e-6, 500e-6, 20
 _STUCK_S = 10.0  # A released worker may get no processor for seconds.
 # A clock is one number: collective calls in its upper half, then rounds and turns.

@@ -5,43 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = [
-    "DETERMINISTIC",
-    "DEVICE",
-    "DEVICES",
-    "ERROR_FILE",
-    "EVERY_N_BATCHES",
-    "FRAMEWORK_RANK",
-    "HOSTS",
-    "HOSTS_COMPRESSION",
-    "HOSTS_EVERY_S",
-    "HOSTS_RULE",
-    "JOB",
-    "KEY_FILE",
-    "LAUNCHER",
-    "LIMITED_THREADS",
-    "MAX_WORKERS",
-    "NAMESPACE",
-    "NO_FORK_SERVER",
-    "NO_KERNELS",
-    "PREFIX",
-    "RANK",
-    "RC_FILES",
-    "REPORTS_AT_ONCE",
-    "RULE",
-    "STRICT",
-    "TERMINAL",
-    "THREAD_VARIABLES",
-    "TIMEOUTS",
-    "TIMEOUT_S",
-    "TORCH_ERROR_FILE",
-    "TRACE",
-    "WORKERS",
-    "deterministic_seed",
-    "seed_generators",
-    "threads_of",
-]
-
 PREFIX = "PLATOON_"
 
 # Set by the launcher.

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from platoon_base.system.own_files import SAFE_FLAGS, disown, open_own, own
 
-__all__ = ["LOCK_FILE", "FolderLock", "is_locked", "locks_stay_on_this_host"]
-
 log = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"

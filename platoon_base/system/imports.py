@@ -13,21 +13,32 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["AfterImport", "Body", "entry_points", "lazy_names", "spec_around"]
+from platoon_base.system.environment import NO_KERNELS
+
+
+def extension(name: str) -> Any:
+    """Return a C extension of this package; None if PLATOON_NO_KERNELS is set, or no compiler built it."""
+    if os.environ.get(NO_KERNELS):
+        return None
+    try:
+        return importlib.import_module(f"platoon_base.{name}")
+    except ImportError:
+        return None  # `platoon doctor` reports it.
 
 
 def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = ()) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package for names in ``homes`` and submodules ``modules``."""
+    """Return the ``__getattr__`` of a package: for names by their module, and submodules ``modules``."""
+    home_of = {name: module for module, names in homes.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name in modules:
             return importlib.import_module(f"{package}.{name}")
-        if name not in homes:
+        if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            home = importlib.import_module(homes[name])
+            home = importlib.import_module(home_of[name])
         except AttributeError as exc:  # ``from package import name`` would hide it.
-            raise ImportError(f"cannot import {homes[name]}: {exc}") from exc
+            raise ImportError(f"cannot import {home_of[name]}: {exc}") from exc
         value = getattr(home, name)
         setattr(sys.modules[package], name, value)
         return value

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["FILES", "File", "path_of", "pattern_of"]
-
 
 class File(NamedTuple):
     name: str

@@ -18,17 +18,6 @@ from platoon_base.errors import ConfigurationError
 with contextlib.suppress(ImportError):
     import resource
 
-__all__ = [
-    "available_cores",
-    "available_memory",
-    "limit_text",
-    "no_descriptor_text",
-    "oom_kills",
-    "raise_descriptors",
-    "require_descriptors",
-    "require_room",
-]
-
 _PROBE_BYTES = 1 << 16
 _FIRST_DESCRIPTORS = 1 << 16
 _OLD_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # control groups of version 1

@@ -20,8 +20,6 @@ from platoon_base.system.environment import JOB
 from platoon_base.system.job_paths import path_of
 from platoon_base.timeouts import timeout
 
-__all__ = ["DATA_SERVER", "WORKER", "OrphanPolicy", "end_with", "end_without", "found_out", "is_watched"]
-
 log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 1.0

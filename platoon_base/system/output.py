@@ -15,8 +15,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["OutputBuffer", "lenient_output", "lost_output", "output_error", "watch_output"]
-
 _READER_HAS_GONE = (errno.EPIPE, errno.ECONNRESET)
 
 

@@ -10,19 +10,6 @@ from typing import BinaryIO
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = [
-    "SAFE_FLAGS",
-    "create_new",
-    "disown",
-    "open_log",
-    "open_own",
-    "open_regular",
-    "open_without_wait",
-    "own",
-    "write_where_named",
-    "write_whole",
-]
-
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file to read bytes; OSError if it is missing or of another kind."""

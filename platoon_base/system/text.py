@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "legible", "to_bytes"]
-
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return a question with the names that are most like a word; empty if none is."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from platoon_base.errors import PlatoonWarning
 
-__all__ = ["log_warnings", "warn_once"]
-
 log = logging.getLogger(__name__)
 
 said: set[str] = set()  # texts already used in this process

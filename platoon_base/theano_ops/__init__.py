@@ -50,16 +50,10 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "count_single_worker": "platoon_base.theano_ops.sync",
-        "Function": "platoon_base.theano_ops.function_call",
-        **dict.fromkeys(("decay_as_one_process", "decay_defaults", "decay_of"), "platoon_base.theano_ops.for_workers"),
-        **dict.fromkeys(("VariableWarmup", "scale_learning_rate"), "platoon_base.theano_ops.for_workers"),
-        "UNSURE": "platoon_base.theano_ops.reduction",
-        "add_up_sums": "platoon_base.theano_ops.reduction",
-        "function": "platoon_base.theano_ops.function_call",
-        "reduction_of": "platoon_base.theano_ops.reduction",
-        "scatter": "platoon_base.theano_ops.function_call",
-        "vary_noise": "platoon_base.theano_ops.for_workers",
-        "vary_noise_once": "platoon_base.theano_ops.for_workers",
+        "platoon_base.theano_ops.for_workers": "VariableWarmup decay_as_one_process decay_defaults decay_of "
+        "scale_learning_rate vary_noise vary_noise_once",
+        "platoon_base.theano_ops.function_call": "Function function scatter",
+        "platoon_base.theano_ops.reduction": "UNSURE add_up_sums reduction_of",
+        "platoon_base.theano_ops.sync": "count_single_worker",
     },
 )

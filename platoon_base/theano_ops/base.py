@@ -11,8 +11,6 @@ from theano.gof import Apply, Op
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["TOKEN", "JobBound", "JobOp", "next_turn", "skip_turns"]
-
 TOKEN = np.zeros((), "int8")
 _turns = itertools.count(1)
 

@@ -23,16 +23,6 @@ from platoon_base.sharding import shard_seed
 from platoon_base.worker import warn_once
 from platoon_base.worker.handle import Worker
 
-__all__ = [
-    "VariableWarmup",
-    "decay_as_one_process",
-    "decay_defaults",
-    "decay_of",
-    "scale_learning_rate",
-    "vary_noise",
-    "vary_noise_once",
-]
-
 log = logging.getLogger(__name__)
 
 

@@ -39,8 +39,6 @@ from platoon_base.theano_ops.function_rows import (
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
-__all__ = ["Function", "function", "scatter"]
-
 
 def function(
     inputs: Sequence[Any],

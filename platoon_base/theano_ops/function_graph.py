@@ -11,7 +11,7 @@ from theano.compile import SharedVariable
 from theano.gof.graph import ancestors, inputs
 
 from platoon_base.collectives.base import canonical_op
-from platoon_base.dtypes import COLLECTIVE
+from platoon_base.dtypes import COLLECTIVE, Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.theano_ops.for_workers import vary_noise_once
@@ -19,24 +19,9 @@ from platoon_base.theano_ops.reductions import AllReduce, all_reduce
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import copy_first_values
 
-__all__ = [
-    "REDUCTIONS",
-    "Combined",
-    "average_updates",
-    "averaged_grads",
-    "indexed",
-    "pairs_of",
-    "require_reductions",
-    "start_variables",
-    "with_default_updates",
-    "with_givens",
-]
-
 REDUCTIONS = ("mean", "sum", "max", "min", "prod", "gather", None)
 
 _BINARY = {"max": np.maximum, "min": np.minimum, "prod": np.multiply, None: lambda before, new: new}
-
-Array = np.ndarray[Any, Any]
 
 
 def require_reductions(reduce: Any, count: int) -> list[str | None]:

@@ -11,27 +11,12 @@ import numpy as np
 
 from platoon_base.data.excerpt import excerpt, require_inside, row_numbers
 from platoon_base.data.shared_data import SharedData
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError, PlatoonError, RowIndexError
 from platoon_base.fingerprint import checksum, fingerprint
 from platoon_base.sharding import shard_bounds
 from platoon_base.worker.handle import Worker
 
-__all__ = [
-    "Header",
-    "InputRows",
-    "ResidentRows",
-    "RowSpec",
-    "Selection",
-    "exchange",
-    "input_checksum",
-    "plain",
-    "refuse",
-    "require_same_values",
-    "select",
-    "split",
-]
-
-Array = np.ndarray[Any, Any]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 

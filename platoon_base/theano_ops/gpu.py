@@ -14,8 +14,6 @@ from platoon_base.theano_ops.reductions import AllReduce
 from platoon_base.theano_ops.sync import Sync, Synchronizer
 from platoon_base.worker.handle import Worker
 
-__all__ = ["GpuAllReduce", "GpuSync"]
-
 
 class GpuAllReduce(AllReduce):
     """`AllReduce` on GpuArrays, asynchronous on the device; NCCL compresses float32 only."""

@@ -17,8 +17,6 @@ from theano.gof.opt import copy_stack_trace
 
 from platoon_base.theano_ops.base import TOKEN, JobOp
 
-__all__ = ["After", "Done", "Inplace", "OneOrder"]
-
 
 class After(Op):  # type: ignore[misc]
     """Identity op: returns its first input (a view), and makes it depend on a token."""

@@ -11,8 +11,6 @@ from theano.compile import SharedVariable
 from theano.scan_module.scan_op import Scan
 from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
-__all__ = ["UNSURE", "add_up_sums", "reduction_of"]
-
 SUM, MEAN, CONSTANT, UNKNOWN = "sum", "mean", "constant", "unknown"
 RATIO = "ratio"  # A sum divided by another value of the batch, such as the sum of the rows' weights.
 # A sum divided by the length of another axis. In batches of sequences that begin with time it is a mean over rows.

@@ -18,8 +18,6 @@ from platoon_base.job.joining import connect
 from platoon_base.theano_ops.base import JobOp, next_turn, skip_turns
 from platoon_base.worker.handle import Worker
 
-__all__ = ["AllReduce", "all_reduce"]
-
 
 class AllReduce(JobOp):
     """Combine k values of any shapes element by element with those of all other workers.

@@ -15,8 +15,6 @@ from platoon_base.theano_ops.base import JobBound, JobOp, next_turn
 from platoon_base.worker.fit import Fit
 from platoon_base.worker.handle import Worker
 
-__all__ = ["InsertStepReports", "StepReport", "Sync", "Synchronizer", "count_single_worker"]
-
 
 class Synchronizer(JobBound):
     """Counts the updates of one compiled training loop as steps of its fit, which synchronizes."""

@@ -6,11 +6,11 @@ Only scripts that use torch import it, so the base does not need torch.
 from typing import TYPE_CHECKING
 
 from platoon_base.job.joining import is_main
-from platoon_base.job.once import report
+from platoon_base.job.once import print, report
 from platoon_base.system.imports import lazy_names
 from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.flats import FlatAverage
-from platoon_base.torch_loops.gathered import gather_for_metrics, print, save
+from platoon_base.torch_loops.gathered import gather_for_metrics, save
 from platoon_base.torch_loops.gradients import GradientAverage
 from platoon_base.torch_loops.loaders import is_divided
 from platoon_base.torch_loops.state import average_buffers, moments_of, tensors_beside
@@ -35,4 +35,4 @@ __all__ = [
 ]
 
 # The import of `prepare` seeds generators.
-__getattr__ = lazy_names(__name__, {"prepare": "platoon_base.torch_loops.prepared"})
+__getattr__ = lazy_names(__name__, {"platoon_base.torch_loops.prepared": "prepare"})

@@ -15,8 +15,6 @@ import torch
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["EarlyAverages"]
-
 Tensor = Any
 
 

@@ -10,8 +10,6 @@ import torch
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["NUM_SLOTS", "STEPS_ON_DEVICES", "DriftCheck"]
-
 Tensor = Any
 
 _NUM_VALUES = 64

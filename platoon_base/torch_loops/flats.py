@@ -14,8 +14,6 @@ import torch
 from platoon_base.device_arrays import Order
 from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, Worker
 
-__all__ = ["Bucket", "FlatAverage"]
-
 Tensor = Any
 
 _ALIGNMENT_BYTES = 256

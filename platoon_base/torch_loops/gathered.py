@@ -12,12 +12,10 @@ from torch.utils import _pytree
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connect
-from platoon_base.job.once import print, write_once
+from platoon_base.job.once import write_once
 from platoon_base.torch_loops.loops import AsyncLoop, current
 from platoon_base.torch_loops.state import TensorValue
 from platoon_base.worker import Worker, gather_rows
-
-__all__ = ["gather_for_metrics", "print", "save"]
 
 
 def gather_for_metrics(values: Any, *, worker: Worker | None = None) -> Any:

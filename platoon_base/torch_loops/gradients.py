@@ -21,8 +21,6 @@ from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_ba
 from platoon_base.torch_loops.state import named_tensors, values_of
 from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, require_weight, start_training
 
-__all__ = ["BUCKET_BYTES", "GradientAverage"]
-
 Tensor = Any
 
 _LEAST_CHANGES = 3  # Loading a checkpoint changes parameters fewer times.
@@ -367,3 +365,23 @@ _CHANGED = (
     "overlapping(), and change gradients after the block; call average(weight) after several "
     "backward passes"
 )
+
+
+class Rhythm:
+    """How many backward passes a loop accumulates for a step, known from two equal steps."""
+
+    def __init__(self) -> None:
+        self.varies = False  # Closures need averages of each pass.
+        self._passes, self._latest = 0, (0, 1)
+
+    def more_come(self) -> bool:
+        """Count a backward pass; return whether others are to come before the step."""
+        self._passes += 1
+        before, latest = self._latest
+        return before == latest and self._passes < latest and not self.varies
+
+    def steps(self, rest: bool) -> None:
+        """Process a step, with the ``rest`` of a pass over the loader or not."""
+        if not rest:
+            self._latest = self._latest[1], self._passes
+        self._passes = 0

@@ -18,8 +18,6 @@ from platoon_base.fingerprint import checksum
 from platoon_base.seeds import Common
 from platoon_base.worker import SAME_DATA_REMEDY, Worker, warn_once
 
-__all__ = ["Part", "divided", "is_divided", "rows_of"]
-
 _ROUNDS_AHEAD = 32  # Changing generators takes longer than drawing row numbers.
 
 

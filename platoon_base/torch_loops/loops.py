@@ -17,15 +17,12 @@ import torch
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
 from platoon_base.rules import prepared_rule, rule_for_loop, shares_moments
-from platoon_base.torch_loops.gradients import GradientAverage
+from platoon_base.torch_loops.gradients import GradientAverage, Rhythm
 from platoon_base.torch_loops.loaders import Part
-from platoon_base.torch_loops.rhythm import Rhythm
 from platoon_base.torch_loops.running_stats import RunningStats
 from platoon_base.torch_loops.state import all_named, average_buffers, found_moments, parameters_of, tensors_beside
 from platoon_base.torch_loops.watching import UNSCALED, watch
 from platoon_base.worker import Fit, State, Worker, agree, warn_if_alike, warn_once
-
-__all__ = ["AsyncLoop", "Loop", "SyncLoop", "begin", "current", "passing"]
 
 Tensor = Any
 

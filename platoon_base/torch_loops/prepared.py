@@ -23,8 +23,6 @@ from platoon_base.torch_loops.loaders import Part, divided
 from platoon_base.torch_loops.loops import AsyncLoop, Loop, SyncLoop, begin, current, passing
 from platoon_base.worker import Worker, begins_anew, require_on_nonfinite
 
-__all__ = ["prepare"]
-
 
 def prepare(
     *objects: Any,

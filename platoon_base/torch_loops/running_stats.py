@@ -9,12 +9,9 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from platoon_base.dtypes import Array
 from platoon_base.fingerprint import checksum
 from platoon_base.worker import warn_once
-
-__all__ = ["RunningStats", "warn_of_sync_batch_norm"]
-
-Array = np.ndarray[Any, Any]
 
 
 class RunningStats:

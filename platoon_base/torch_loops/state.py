@@ -8,22 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from platoon_base.dtypes import COLLECTIVE
+from platoon_base.dtypes import COLLECTIVE, Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
 from platoon_base.worker import DEFAULT_TIMEOUT_S, State, Worker, agree, require_weight
 
-__all__ = [
-    "TensorValue",
-    "all_named",
-    "average_buffers",
-    "moments_of",
-    "named_tensors",
-    "parameters_of",
-    "tensors_beside",
-]
-
-Array = np.ndarray[Any, Any]
 Tensor = Any
 
 

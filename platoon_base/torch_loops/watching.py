@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["UNSCALED", "watch"]
-
 UNSCALED = "_platoon_unscaled"  # The attribute of a scaled loss with the loss itself.
 _inside: list[bool] = []  # A backward pass within a backward pass is no pass of its own.
 

@@ -19,8 +19,6 @@ from platoon_base.worker_process.apart import Intent, intend
 if TYPE_CHECKING:
     from platoon_base.worker.device_all_reduce import DeviceAllReduce
 
-__all__ = ["Advanced"]
-
 
 class Advanced:
     """The calls of a `Worker` for authors of adapters, as ``worker.advanced``.

@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import WorkerLostError
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import Variable, copy_to_those_left, copy_values, values_of
 from platoon_base.worker.value_checksums import checksums
 
-__all__ = ["RULES", "State", "agree", "agree_in_step", "default_rule_of", "make_equal"]
-
-Array = np.ndarray[Any, Any]
 RULES = ("mean", "sum", "first")
 
 

@@ -10,13 +10,11 @@ import numpy as np
 
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination.messages import MAX_VECTOR_BYTES, Sum, Sums
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import require_plain
 from platoon_base.metrics import VECTOR_ITEM_BYTES, Pairs
 
-__all__ = ["Summed", "sum_arrays"]
-
-Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 _PART = MAX_VECTOR_BYTES // VECTOR_ITEM_BYTES

@@ -1,9 +1,10 @@
-"""The connection of a worker: its identity, the controller's channel and the shared state."""
+"""The connection of a worker: its identity, the controller's channel, the shared state, the leader."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,13 +25,10 @@ from platoon_base.rules.center import Rule
 from platoon_base.sharding import START, Position
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.turns import NoTurns, Turns
-from platoon_base.timeouts import DEFAULT_TIMEOUT_S
-from platoon_base.worker.advisory_lock import AdvisoryLock
+from platoon_base.timeouts import DEFAULT_TIMEOUT_S, SHORT_POLL_S, timeout
+from platoon_base.worker.job_signals import AdvisoryLock, StopSignal
 from platoon_base.worker.progress_row import ProgressRow
-from platoon_base.worker.stop_signal import StopSignal
 from platoon_base.worker_process import apart
-
-__all__ = ["BackEnds", "Connection", "Identity"]
 
 log = logging.getLogger(__name__)
 
@@ -204,3 +202,30 @@ class Connection:
             release()
             self.progress.close()
             self._on_close()
+
+
+class Leadership:
+    """Whether this worker is the leader; see `Worker.is_leader`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._job_state, self._rank = connection.job_state, connection.identity.rank
+        self._waited_for = -1
+
+    def held(self) -> bool:
+        """Return whether this worker leads; if the leader just left, wait for the reason."""
+        leader = self._job_state.leader
+        may_change = leader != self._rank and self._waited_for != leader and not self._connection.closed
+        if may_change and self._job_state.row(leader)["left"]:
+            self._await_end(leader)
+        leads = self._job_state.leader == self._rank
+        if leads and self._rank:
+            self._connection.progress.row["led"] = 1  # The launcher reports the new leader.
+        return leads
+
+    def _await_end(self, leader: int) -> None:
+        deadline = time.monotonic() + timeout("end")
+        while not self._job_state.row(leader)["ending"] and time.monotonic() < deadline:
+            time.sleep(SHORT_POLL_S)
+        time.sleep(SHORT_POLL_S)  # The controller writes "ending" first.
+        self._waited_for = leader

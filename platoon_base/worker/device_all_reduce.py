@@ -10,11 +10,8 @@ import numpy as np
 
 from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.devices.cuda import Driver, primary_driver
+from platoon_base.dtypes import Array
 from platoon_base.layout import array_on
-
-__all__ = ["DeviceAllReduce", "Fetched"]
-
-Array = np.ndarray[Any, Any]
 
 _REMEDY = "gradients cannot be averaged on this device"
 

@@ -13,14 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.rules.center import settings_of
 from platoon_base.rules.outer import waits
 
-__all__ = ["DivergenceWatch", "LossWatch"]
-
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 _PARAMETERS = 4  # The largest parameters are sampled.
 _ELEMENTS = 32  # Elements per sampled parameter.

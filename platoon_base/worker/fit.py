@@ -16,8 +16,6 @@ from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.divergence import LossWatch
 from platoon_base.worker.handle import Worker
 
-__all__ = ["Fit"]
-
 log = logging.getLogger(__name__)
 
 Part = TypeVar("Part")

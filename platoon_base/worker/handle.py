@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.coordination import messages as msg
@@ -18,12 +18,9 @@ from platoon_base.shm.phases import COLLECTIVE, VALIDATION
 from platoon_base.system.text import legible
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.advanced import Advanced
-from platoon_base.worker.connection import Connection
-from platoon_base.worker.leadership import Leadership
+from platoon_base.worker.connection import Connection, Leadership
 from platoon_base.worker.rounds import require_part
 from platoon_base.worker.sharing import Sharing
-
-__all__ = ["Worker"]
 
 
 class Worker:
@@ -507,20 +504,3 @@ class Worker:
 
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
-
-
-class _Advanced:
-    # Explains a name that Worker had in earlier versions. A `__getattr__` would slow down properties.
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, worker: Worker | None, owner: type[Worker]) -> NoReturn:
-        raise AttributeError(f"Worker has no attribute {self._name!r}: it is worker.advanced.{self._name} now")
-
-
-for _name in (
-    "announce", "count_step", "device_all_reduce", "launched", "meet", "reduce_scatter", "require_same",
-    "require_same_data", "shares", "sharing", "stop_votes", "sum_arrays", "sum_pairs",
-):  # fmt: skip
-    setattr(Worker, _name, _Advanced(_name))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.dtypes import COLLECTIVE
+from platoon_base.dtypes import COLLECTIVE, Array
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, WorkerLostError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.parameters import Parameters
@@ -17,11 +17,6 @@ from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
-__all__ = [
-    "Variable", "copy_first_values", "copy_to_those_left", "copy_values", "require_same_layout", "start_together",
-]  # fmt: skip
-
-Array = np.ndarray[Any, Any]
 _SHOWN_CHARACTERS, _AROUND_CHARACTERS = 200, 30
 
 

@@ -1,16 +1,21 @@
-"""One worker's row of the job's state: its epoch, steps and synchronizations."""
+"""One worker's row of the job's state, and the times of its phases for a trace."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from platoon_base.shm.job_state import JobState, position_of
 from platoon_base.shm.phases import PhaseClock
+from platoon_base.system.own_files import write_whole
 from platoon_base.system.text import to_bytes
-
-__all__ = ["ProgressRow"]
 
 
 class ProgressRow:
@@ -143,3 +148,29 @@ class ProgressRow:
             self.clock.close()
         finally:
             self._use(self._rows.copy())
+
+
+MOST_SPANS = 50_000
+
+
+class Spans(msgspec.Struct):
+    """The phases of a process: phase or `STEP`, begin and end (monotonic clock, seconds)."""
+
+    rank: int
+    spans: list[tuple[int, float, float]]
+
+
+class SpanRecorder:
+    def __init__(self, folder: str | os.PathLike[str], rank: int) -> None:
+        self._rank, self._path = rank, Path(folder) / f"rank{rank}-{os.getpid()}.json"
+        self._spans: collections.deque[tuple[int, float, float]] = collections.deque(maxlen=MOST_SPANS)
+
+    def record(self, phase: int, began: float, ended: float) -> None:
+        self._spans.append((phase, began, ended))
+
+    def write(self) -> None:
+        """Write the file; errors are ignored, so a full disk does not stop the training."""
+        found = Spans(self._rank, list(self._spans))
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, msgspec.json.encode(found))

@@ -14,16 +14,13 @@ from platoon_base.centers.base import NonFiniteElement, RoundCenter
 from platoon_base.centers.stripes import copy_all, wait_until
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
+from platoon_base.dtypes import Array
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.turns import NoTurns, Turns
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 from platoon_base.worker.progress_row import ProgressRow
-
-__all__ = ["WorkerRounds", "await_latest_round", "require_part"]
-
-Array = np.ndarray[Any, Any]
 
 _BLOCK = 1 << 15  # The caches hold this many elements.
 _COMPARE_AGAIN_S = 1.0

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from platoon_base.fingerprint import fingerprint
 from platoon_base.sharding import START, Position
 
-__all__ = ["SAME_DATA_REMEDY", "DataId", "DataSeen", "kind_of"]
-
 SAME_DATA_REMEDY = (
     "Data to divide must be the same rows in the same order on all workers: otherwise some rows "
     "are used both for training and for validation, and some are not used at all. Seed random "

@@ -18,6 +18,7 @@ from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
 from platoon_base.device_arrays import is_device_array, memory_order
 from platoon_base.devices.isolation import some_names, warn_if_not_on_device
+from platoon_base.dtypes import Array
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Borrowed, Parameters, assign
@@ -39,17 +40,12 @@ from platoon_base.shm.phases import SYNC
 from platoon_base.system.process import awake
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import timeout
-from platoon_base.worker.checked_layout import CheckedLayout
+from platoon_base.worker.checked_layout import CheckedLayout, UnchangedWatch
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
 from platoon_base.worker.rounds import WorkerRounds, await_latest_round
-from platoon_base.worker.unchanged_watch import UnchangedWatch
-
-__all__ = ["ON_NONFINITE", "SharedParameters", "require_finite", "require_on_nonfinite", "share"]
 
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 ON_NONFINITE = ("raise", "skip", "restore")
 # With the defaults for one worker, the last of several would almost swap its values with the

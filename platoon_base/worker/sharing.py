@@ -12,8 +12,6 @@ from platoon_base.rules import Rule, default_rule
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.shared_parameters import SharedParameters, share
 
-__all__ = ["Sharing"]
-
 log = logging.getLogger(__name__)
 
 _CLOSING_S = 60.0

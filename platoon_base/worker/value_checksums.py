@@ -12,8 +12,6 @@ from platoon_base.device_arrays import CudaArray, CudaContext
 from platoon_base.devices.runtime import runtime_of
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["checksums"]
-
 # The sum of a hash of each 32-bit word and its place, modulo 2**64; _kernels.c has the same.
 _PLACE, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _TEXT = """

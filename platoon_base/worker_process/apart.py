@@ -18,8 +18,6 @@ from typing import NamedTuple
 from platoon_base.frameworks.registered import Registrations, registered
 from platoon_base.system.environment import RANK, WORKERS
 
-__all__ = ["AFTER_S", "Cooperation", "Intent", "Watch", "intend", "trains", "unused", "watch"]
-
 log = logging.getLogger(__name__)
 
 AFTER_S = 30.0  # From the first observed step to the warning, without waits for others.

@@ -19,8 +19,6 @@ from platoon_base.system.environment import ERROR_FILE, JOB, RANK, TERMINAL
 from platoon_base.system.job_paths import path_of
 from platoon_base.timeouts import SHORT_POLL_S, timeout
 
-__all__ = ["hook_breakpoints", "lend_terminal"]
-
 
 def lend_terminal(workers: int) -> None:
     """Set the terminal in the environment of the next worker, if it is the only one."""

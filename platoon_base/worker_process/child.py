@@ -17,15 +17,13 @@ from platoon_base.frameworks.registered import registered
 from platoon_base.system.environment import DEVICE, ERROR_FILE, JOB, LAUNCHER, RANK, seed_generators
 from platoon_base.system.orphan import end_with, is_watched
 from platoon_base.system.output import lenient_output, watch_output
-from platoon_base.system.signals import accept_interrupts, keep_interrupts
+from platoon_base.system.process import accept_interrupts, keep_interrupts
 from platoon_base.system.text import legible
 from platoon_base.system.warn import log_warnings
 from platoon_base.worker_process import apart
 from platoon_base.worker_process.breakpoints import hook_breakpoints
 from platoon_base.worker_process.failure import note_lost_output, recorded
 from platoon_base.worker_process.program import Program
-
-__all__ = ["main", "run", "set_up_logging", "show"]
 
 # Without this variable a long title overwrites what /proc/PID/environ shows.
 _KEEP_ENVIRONMENT = "SPT_NOENV"

@@ -22,21 +22,6 @@ from platoon_base.system.environment import ERROR_FILE, JOB, RANK, TORCH_ERROR_F
 from platoon_base.system.own_files import open_regular, write_whole
 from platoon_base.system.text import legible
 
-__all__ = [
-    "INTERRUPTED",
-    "Failure",
-    "error_file",
-    "find_failure",
-    "note_lost_output",
-    "read_failure",
-    "recorded",
-    "shown_text",
-    "shown_traceback",
-    "take_lost_output",
-    "users_frame",
-    "write_error_file",
-]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("platoon_base", "platoon_plugins"))
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")

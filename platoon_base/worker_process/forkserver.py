@@ -23,8 +23,6 @@ from platoon_base.system.process import PR_SET_CHILD_SUBREAPER, is_subreaper, pr
 from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import Program, Start, python_main
 
-__all__ = ["DONE", "ForkServer", "modules_to_preload"]
-
 _ALWAYS = ("numpy", "platoon_base")
 
 # Scripts use these names to prepare their imports.

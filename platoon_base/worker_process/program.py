@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["Program", "Start", "python_main"]
-
 
 class Program(NamedTuple):
     """A script, folder or zip archive (its path), or a module or package (its dotted name)."""
@@ -160,7 +158,7 @@ def python_main(module: str) -> list[str]:
     """Return the command that runs ``main()`` of a module; SIGINT always interrupts it."""
     # Unlike ``python -m``: a user's ``queue.py`` must not hide the standard library's.
     path = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
-    interrupts = "from platoon_base.system.signals import accept_interrupts as accept; accept()"
+    interrupts = "from platoon_base.system.process import accept_interrupts as accept; accept()"
     return [sys.executable, "-c", f"{path}; {interrupts}; from {module} import main; main()"]
 
 

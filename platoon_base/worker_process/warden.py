@@ -16,8 +16,6 @@ from platoon_base.system.orphan import WORKER
 from platoon_base.system.process import readable
 from platoon_base.timeouts import timeout
 
-__all__ = ["Warden", "end_by_warden"]
-
 log = logging.getLogger(__name__)
 
 _MAIN = Path(__file__).with_name("warden_main.py")

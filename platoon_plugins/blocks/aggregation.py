@@ -19,12 +19,9 @@ from blocks.monitoring.aggregation import (
 from blocks.monitoring.evaluators import AggregationBuffer, MonitoredQuantityBuffer
 
 from platoon_base import Worker
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.streams import packed, unpacked
-
-__all__ = ["Accumulators", "Array", "RecordedQuantities", "Share", "gather_shares", "register_aggregation"]
-
-Array = np.ndarray[Any, Any]
 
 
 class Share(NamedTuple):

@@ -34,8 +34,6 @@ from platoon_plugins.blocks.streams import (
     streams_below,
 )
 
-__all__ = ["require_dealt_out", "require_same_stream", "shard_stream", "with_scheme"]
-
 log = logging.getLogger(__name__)
 
 _PART, _WHOLE, _BROADCAST = "a part of", "all of", "what worker 0 reads"

@@ -22,8 +22,6 @@ from platoon_plugins.blocks.schemes import Shard, ShardedScheme
 from platoon_plugins.blocks.streams import is_sharded, sources_of
 from platoon_plugins.blocks.training import Training
 
-__all__ = ["DistributedMonitoring", "DistributedTrainingMonitoring"]
-
 # These transformers yield one batch for each batch that they read, so batches can be divided below them.
 _BATCH_BY_BATCH = (FilterSources, Mapping, Padding, Rename, SourcewiseTransformer)
 

@@ -24,19 +24,6 @@ from platoon_plugins.blocks.streams import is_broadcast
 from platoon_plugins.blocks.training import Settings, Training
 from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader, watch_files
 
-__all__ = [
-    "LEADER_ONLY",
-    "Cost",
-    "DistributedExtension",
-    "center_of",
-    "find",
-    "is_leader",
-    "report_batch",
-    "report_cost",
-    "report_limits",
-    "report_records",
-]
-
 LEADER_ONLY = (Printing, ProgressBar, Checkpoint)
 # Extensions that save or evaluate the center's values instead of one worker's.
 _OF_THE_CENTER = (Checkpoint, DataStreamMonitoring)

@@ -17,8 +17,6 @@ from platoon_base.theano_ops import UNSURE, AllReduce, add_up_sums, all_reduce
 from platoon_base.worker import start_together, warn_once
 from platoon_plugins.blocks.model import updates_of
 
-__all__ = ["AllReduceGradients", "average_gradients_of", "averages_gradients", "has_averaging_rule", "warn_of_sums"]
-
 
 class AllReduceGradients(StepRule):  # type: ignore[misc]
     """Average the gradients of all workers, and pass them to another step rule.

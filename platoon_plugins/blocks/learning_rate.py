@@ -14,9 +14,7 @@ from blocks.extensions.training import SharedVariableModifier
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import scaled_schedule, unscaled_text
-from platoon_base.theano_ops import VariableWarmup, scale_learning_rate
-
-__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_unscaled_schedules"]
+from platoon_base.theano_ops import VariableWarmup
 
 log = logging.getLogger(__name__)
 

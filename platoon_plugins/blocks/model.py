@@ -18,17 +18,6 @@ from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.theano_ops import decay_as_one_process
 from platoon_base.worker import State, agree
 
-__all__ = [
-    "Statistics",
-    "decay_statistics",
-    "hyperparameters",
-    "moments_of",
-    "require_loaded_model",
-    "step_rule_state",
-    "trained_parameters",
-    "updates_of",
-]
-
 log = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from platoon_plugins.blocks.stopping import StopTogether
 from platoon_plugins.blocks.streams import is_broadcast, is_sharded
 from platoon_plugins.blocks.sync import ParameterSync
 
-__all__ = ["prepare"]
-
 # Triggers that all workers reach equally often.
 _AT_ENDS = {"before_first_epoch", "after_epoch", "after_training"}
 

@@ -16,8 +16,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job import connected
 from platoon_base.sharding import require_uneven
 
-__all__ = ["CurrentShard", "Shard", "ShardedScheme", "all_schemes", "same_epoch"]
-
 
 class Shard(NamedTuple):
     """A shard's number, the number of shards and their common seed, in place of a `Worker`."""

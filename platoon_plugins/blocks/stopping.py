@@ -10,8 +10,6 @@ from platoon_base.schedule import require_policy
 from platoon_plugins.blocks.extensions import DistributedExtension
 from platoon_plugins.blocks.training import Training, Vote
 
-__all__ = ["StopTogether"]
-
 _INTERRUPTS = ("epoch_interrupt_received", "batch_interrupt_received")
 
 

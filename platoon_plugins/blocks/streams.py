@@ -18,28 +18,12 @@ from fuel.streams import AbstractDataStream
 from fuel.transformers import Mapping, Transformer
 
 from platoon_base import Worker, connect
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job import connected
 from platoon_base.sharding import shard_seed
 from platoon_plugins.blocks.schemes import CurrentShard, Shard, ShardedScheme, all_schemes
-
-__all__ = [
-    "BroadcastStream",
-    "DealtStream",
-    "all_streams",
-    "draw_by_rank",
-    "is_broadcast",
-    "is_sharded",
-    "maps_one_to_one",
-    "packed",
-    "require_stream",
-    "sources_of",
-    "streams_below",
-    "unpacked",
-]
-
-Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,6 @@ from platoon_plugins.blocks.model import require_loaded_model
 from platoon_plugins.blocks.stopping import StopTogether
 from platoon_plugins.blocks.training import Settings, Training, refuse_on_nonfinite
 
-__all__ = ["ParameterSync"]
-
 log = logging.getLogger(__name__)
 
 # Triggers that fire while the main loop trains.

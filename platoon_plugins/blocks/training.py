@@ -21,8 +21,6 @@ from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_r
 from platoon_plugins.blocks.model import Statistics, hyperparameters, moments_of, step_rule_state, trained_parameters
 from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
 
-__all__ = ["END", "Settings", "Training", "Vote", "refuse_on_nonfinite"]
-
 log = logging.getLogger(__name__)
 
 END = "the end of training"

@@ -16,8 +16,6 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.worker import warn_once
 
-__all__ = ["all_extensions", "run_in_center", "run_on_leader", "watch_files"]
-
 _CALLBACKS = ("before_epoch", "after_epoch", "after_batch", "after_training")
 
 CenterOf = Callable[[Any], contextlib.AbstractContextManager[None]]

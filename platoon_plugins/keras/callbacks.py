@@ -22,18 +22,6 @@ from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch,
 from platoon_plugins.keras.standby import Hooks, Standby, overrides, take_over, warn_of_own_runs
 from platoon_plugins.keras.training import Settings, Training, report_epoch_begin, report_logs
 
-__all__ = [
-    "Fits",
-    "bounds_of",
-    "hooks_into_batches",
-    "in_center",
-    "listed",
-    "make_first",
-    "make_last",
-    "saves_in_mid_epoch",
-    "with_progress_reports",
-]
-
 _REPORT_EACH_S = 0.05
 
 

@@ -18,8 +18,6 @@ from platoon_plugins.keras.read_order import comparable, sources
 from platoon_plugins.keras.same_data import SameBatches, require_same_data
 from platoon_plugins.keras.torch_loaders import is_loader, is_share, shard_loader
 
-__all__ = ["is_dataset", "is_sequence", "is_sharded", "shard"]
-
 _SequenceBase = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
 
 

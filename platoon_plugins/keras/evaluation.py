@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.modes import Mode
-
-__all__ = ["Evaluation"]
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass

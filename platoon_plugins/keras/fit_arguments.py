@@ -22,8 +22,6 @@ from platoon_plugins.keras.read_order import REMEDY, ReadOrder, comparable, regi
 from platoon_plugins.keras.same_data import require_same_data
 from platoon_plugins.keras.torch_loaders import every_nth
 
-__all__ = ["batch_of", "build", "divide"]
-
 _ROWS = 32  # The default batch size of Keras.
 
 

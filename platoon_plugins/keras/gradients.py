@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from platoon_base import Worker, connect
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks import deterministic_seed
 from platoon_base.schedule import votes_suffice
@@ -17,20 +18,6 @@ from platoon_base.worker import FlatBuffers
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.marks import change_class, mark, unmark
 
-__all__ = [
-    "DONE",
-    "MIN_WEIGHT",
-    "NOT_ATTACHED",
-    "VOTE",
-    "Batch",
-    "DistributedOptimizer",
-    "GradientAverage",
-    "GradientHeader",
-    "average_of",
-    "plain_again",
-]
-
-Array = np.ndarray[Any, Any]
 NOT_ATTACHED = (
     "this DistributedOptimizer is used without distribute(...): the workers' models would start "
     "from different weights, and losses and metrics would be those of one worker. Pass "

@@ -16,8 +16,6 @@ from platoon_plugins.keras import backends
 from platoon_plugins.keras.optimizers import all_optimizers, schedule_of
 from platoon_plugins.keras.standby import Hooks
 
-__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_schedules"]
-
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
     """Multiply a learning rate by the number of workers or its square root, for averaged gradients.

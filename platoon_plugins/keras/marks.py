@@ -14,22 +14,6 @@ import keras
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 
-__all__ = [
-    "arguments_of_fit",
-    "callers",
-    "change_class",
-    "in_loops",
-    "is_marked",
-    "mark",
-    "patch",
-    "prepared",
-    "refuse_unwrapped_copies",
-    "sharing",
-    "signature_of",
-    "trained",
-    "unmark",
-]
-
 _MARK = "distributed_"
 
 

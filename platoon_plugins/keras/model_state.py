@@ -19,19 +19,6 @@ from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.optimizers import all_optimizers, average_of_model, wrap_again
 from platoon_plugins.keras.statistics import decay_for
 
-__all__ = [
-    "broadcast_variables",
-    "end_alike",
-    "first_values",
-    "require_distributable",
-    "require_new",
-    "require_no_other_average",
-    "require_stateless",
-    "state_checksum",
-    "state_of",
-    "values_were_set",
-]
-
 
 def require_distributable(model: Any, backend: Backend) -> Any:
     """Check a model before several workers train it; return its `ModelAverages`, if any."""

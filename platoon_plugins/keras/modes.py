@@ -28,8 +28,6 @@ from platoon_plugins.keras.optimizers import (
 )
 from platoon_plugins.keras.same_data import described
 
-__all__ = ["Asynchronous", "Mode", "Synchronous"]
-
 log = logging.getLogger(__name__)
 
 

@@ -10,28 +10,10 @@ import keras
 import numpy as np
 
 from platoon_base import Worker
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.gradients import DONE, VOTE, DistributedOptimizer, GradientAverage, average_of, plain_again
 from platoon_plugins.keras.marks import is_marked
-
-__all__ = [
-    "ModelAverages",
-    "all_optimizers",
-    "average_of_model",
-    "begin_averages",
-    "continue_steps",
-    "end_averages",
-    "keeps_averages",
-    "optimizers_of",
-    "outer_optimizers",
-    "require_built",
-    "schedule_of",
-    "unbuilt",
-    "with_inner",
-    "wrap_again",
-]
-
-Array = np.ndarray[Any, Any]
 
 
 class ModelAverages:

@@ -12,21 +12,6 @@ import numpy as np
 
 from platoon_base.sharding import epoch_indices
 
-__all__ = [
-    "NAMES",
-    "Cut",
-    "Part",
-    "has_rows",
-    "is_nested",
-    "is_part",
-    "keep_part",
-    "leaves",
-    "map_arrays",
-    "part_at",
-    "part_of",
-    "rows_at",
-]
-
 NAMES = ("x", "y", "sample_weight")  # The arguments of `fit` with rows.
 _CHECKED_BYTES = 1 << 24  # Bytes per call of crc32.
 

@@ -21,8 +21,6 @@ from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.statistics import watch_batch_normalization
 from platoon_plugins.keras.sync import is_distributed, take_in
 
-__all__ = ["patch_keras"]
-
 _REMEDY = (
     "save on one worker, `if is_main(): model.save(path)`, or use a different path on each; a "
     "KerasTuner needs a directory for each worker"

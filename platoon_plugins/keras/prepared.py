@@ -29,8 +29,6 @@ from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
 from platoon_plugins.keras.training import train_by_rule
 
-__all__ = ["prepare"]
-
 
 def prepare(
     model: Any,

@@ -18,12 +18,6 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError, DataMismatchError
 from platoon_base.fingerprint import plain
 
-__all__ = [
-    "REMEDY", "ReadOrder", "Reading", "comparable", "describe", "difference",
-    "first_batches_agree", "is_in_order", "labels_of", "register", "require_same_orders",
-    "sources", "watched",
-]  # fmt: skip
-
 # This many different labels identify the batches, whatever the inputs.
 KINDS = 8
 # Number of the latest rounds (one batch per worker) with a checksum.

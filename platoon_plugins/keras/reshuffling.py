@@ -18,8 +18,6 @@ from platoon_plugins.keras.backends.aligned import ALIGNMENT_BYTES, AlignedArray
 from platoon_plugins.keras.marks import arguments_of_fit, callers
 from platoon_plugins.keras.parts import NAMES, Cut, Part, leaves, map_arrays, part_at, part_of, rows_at
 
-__all__ = ["LostRows", "Reshuffling"]
-
 log = logging.getLogger(__name__)
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 

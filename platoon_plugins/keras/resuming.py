@@ -9,8 +9,6 @@ from platoon_base import Worker
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import marks
 
-__all__ = ["Resumption", "agree_to_resume", "given_initial_epoch", "keep_epochs", "warn_if_anew"]
-
 log = logging.getLogger(__name__)
 _KEPT = "epochs of the first keras fit"
 

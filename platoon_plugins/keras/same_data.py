@@ -20,8 +20,6 @@ from platoon_plugins.keras.parts import is_part, leaves
 from platoon_plugins.keras.read_order import is_in_order, labels_of, sources
 from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 
-__all__ = ["SameBatches", "data_of_fit", "described", "require_same_data", "warn_if_not_sharded"]
-
 _ORDER = (
     "The workers have different rows, or the same rows in different orders, so their shards "
     "would overlap and miss rows. Shuffle in on_epoch_end with np.random, which draws the same "

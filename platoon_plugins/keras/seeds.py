@@ -12,12 +12,7 @@ import numpy as np
 
 from platoon_base import seeds
 from platoon_base.frameworks import deterministic_seed
-from platoon_base.seeds import Common
 from platoon_base.sharding import shard_seed
-
-__all__ = [
-    "Common", "fits", "go_on", "kept_numpy", "of_epoch", "restore", "seed_alike", "seed_imported", "state", "vary",
-]  # fmt: skip
 
 _ended: list[int] = [0]
 # The common seed of all workers, once set.

@@ -13,8 +13,6 @@ from platoon_base import Worker
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.marks import callers
 
-__all__ = ["Hooks", "Standby", "overrides", "quieten", "stand_by", "take_over", "warn_of_own_runs"]
-
 log = logging.getLogger(__name__)
 
 _VERBOSE = "platoon_verbose"

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from platoon_base import Worker, world_size
+from platoon_base.dtypes import Array
 from platoon_base.worker import (
     State,
     agree,
@@ -28,11 +29,7 @@ from platoon_base.worker import (
 from platoon_plugins.keras.backends import Backend
 from platoon_plugins.keras.marks import patch
 
-__all__ = ["Statistics", "decay_for", "watch_batch_normalization"]
-
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 
 class Statistics:

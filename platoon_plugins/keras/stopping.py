@@ -10,8 +10,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.modes import Mode
 from platoon_plugins.keras.read_order import describe, require_same_orders
 
-__all__ = ["Stopping"]
-
 log = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from platoon_base import Worker
 
-__all__ = ["ADDED", "BatchLosses", "losses_of", "only_adds"]
-
 Array = np.ndarray[Any, Any]
 
 _CALLS_ADD = ("assign_add", "assign_sub")

@@ -29,8 +29,6 @@ from platoon_plugins.keras.callbacks import (
 from platoon_plugins.keras.standby import Standby, quieten, stand_by
 from platoon_plugins.keras.training import Settings
 
-__all__ = ["LEADER_ONLY", "distribute", "is_distributed", "require_settings", "take_in"]
-
 log = logging.getLogger(__name__)
 
 _WRITERS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor")

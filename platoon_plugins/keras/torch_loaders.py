@@ -14,8 +14,6 @@ from platoon_base.sharding import epoch_indices
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.read_order import REMEDY, ReadOrder, register
 
-__all__ = ["draws_from_all", "every_nth", "is_loader", "is_share", "set_sampler_epoch", "shard_loader"]
-
 # The rounds of row numbers that are drawn in one call.
 _ROUNDS_AHEAD = 32
 

@@ -47,8 +47,6 @@ from platoon_plugins.keras.statistics import Statistics, decay_for
 from platoon_plugins.keras.stopping import Stopping
 from platoon_plugins.keras.torch_loaders import set_sampler_epoch
 
-__all__ = ["Settings", "Training", "report_epoch_begin", "report_logs", "train_by_rule"]
-
 
 class Settings(NamedTuple):
     """The settings of a fit; ``every_n_batches`` is None for the default of the rule."""

@@ -11,6 +11,7 @@ import numpy as np
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_bounds
+from platoon_base.worker import gather_rows
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.data import shard
 from platoon_plugins.keras.evaluation import Evaluation
@@ -20,9 +21,6 @@ from platoon_plugins.keras.parts import NAMES, has_rows, map_arrays
 from platoon_plugins.keras.read_order import describe, require_same_orders
 from platoon_plugins.keras.same_data import require_same_data
 
-__all__ = ["evaluate", "predict"]
-
-Array = np.ndarray[Any, Any]
 _calls = [0]
 
 
@@ -171,15 +169,4 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
     if rows < worker.global_size:
         return model.predict(x, **options)
     own = model.predict(map_arrays(x, lambda array: array[start:stop]), **options)
-    return map_arrays(own, lambda array: _joined(np.asarray(array), rows, worker))
-
-
-def _joined(own: Array, rows: int, worker: Worker) -> Array:
-    """Return the rows of all workers, which may have any dtype and differ by one row at most."""
-    largest = -(-rows // worker.global_size)
-    padded = np.zeros((largest, *own.shape[1:]), own.dtype)
-    padded[: len(own)] = own
-    everyones = worker.all_gather(padded.reshape(-1).view(np.uint8)).view(own.dtype)
-    parts = everyones.reshape(worker.global_size, *padded.shape)
-    bounds = [shard_bounds(rows, rank, worker.global_size) for rank in range(worker.global_size)]
-    return np.concatenate([part[: stop - start] for part, (start, stop) in zip(parts, bounds)])
+    return map_arrays(own, lambda array: gather_rows(np.asarray(array), worker, may_lose=False))

@@ -12,8 +12,6 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import take
 
-__all__ = ["iterate_minibatches", "require_batch_size", "require_same_length", "shard", "split_arguments"]
-
 log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.lasagne.data import require_batch_size, require_same_length, split_arguments
 from platoon_plugins.lasagne.training import Training
 
-__all__ = ["evaluate"]
-
 _SCALAR = "scalar"
 
 

@@ -22,8 +22,6 @@ from platoon_base.worker import start_together
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables
 from platoon_plugins.lasagne.training import Training
 
-__all__ = ["all_reduce_grads"]
-
 log = logging.getLogger(__name__)
 
 

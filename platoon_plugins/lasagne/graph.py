@@ -11,8 +11,6 @@ from theano.gof.graph import ancestors, inputs
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["find_moments", "find_statistics", "shared_variables"]
-
 
 def shared_variables(expressions: Iterable[Any]) -> list[Any]:
     graphs = [expression for expression in expressions if isinstance(expression, theano.Variable)]

@@ -12,10 +12,8 @@ import theano
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import scaled_schedule, unscaled_text
-from platoon_base.theano_ops import VariableWarmup, scale_learning_rate
+from platoon_base.theano_ops import VariableWarmup
 from platoon_plugins.lasagne.graph import shared_variables
-
-__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_unscaled_schedule"]
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ from platoon_base.rules import prepared_rule
 from platoon_plugins.lasagne.gradients import all_reduce_grads
 from platoon_plugins.lasagne.sync import sync_updates
 
-__all__ = ["prepare"]
-
 
 def prepare(
     update: Callable[..., Any],

@@ -6,8 +6,6 @@ from platoon_base import Worker, connect
 from platoon_base.schedule import Patience
 from platoon_base.worker import DEFAULT_TIMEOUT_S
 
-__all__ = ["StopOnPatience"]
-
 _NAME = "StopOnPatience"
 
 

@@ -16,8 +16,6 @@ from platoon_plugins.lasagne.graph import find_moments, find_statistics, shared_
 from platoon_plugins.lasagne.learning_rate import warn_of_unscaled_schedule
 from platoon_plugins.lasagne.training import Training, warn_unless_finished
 
-__all__ = ["sync_updates"]
-
 
 def sync_updates(
     updates: Mapping[Any, Any],

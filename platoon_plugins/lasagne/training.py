@@ -14,8 +14,6 @@ import numpy as np
 from platoon_base import Worker, connect
 from platoon_base.worker import DEFAULT_TIMEOUT_S, Fit, State, agree, default_rule_of, require_same_values
 
-__all__ = ["Training", "finish_training", "warn_unless_finished"]
-
 log = logging.getLogger(__name__)
 
 _SAME_MODEL = (

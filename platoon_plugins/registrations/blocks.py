@@ -12,8 +12,6 @@ from platoon_base.frameworks import Framework
 if TYPE_CHECKING:
     from platoon_base.frameworks import Check
 
-__all__ = ["BLOCKS", "FRAMEWORK"]
-
 # Fuel's C extension does not compile after Python 3.6; without a compiler pip leaves it out.
 FUEL = "CC=true LDSHARED=true pip install fuel==0.2.0 'numpy<1.24'"
 # Blocks is on no package index. Without --no-deps, pip would try to build Fuel and Theano again.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from platoon_base.devices import WorkerGpu
     from platoon_base.frameworks import Check
 
-__all__ = ["FRAMEWORK"]
-
 _BACKENDS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "theano": "Theano"}
 # The module `tensorflow` comes from any of these distributions.
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")

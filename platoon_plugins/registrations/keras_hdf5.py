@@ -15,8 +15,6 @@ import numpy as np
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 
-__all__ = ["convert", "export"]
-
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _PLAIN = ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "Conv3DTranspose")
 _SEPARABLE = ("SeparableConv1D", "SeparableConv2D")

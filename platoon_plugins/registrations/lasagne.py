@@ -10,8 +10,6 @@ from platoon_base.frameworks import Framework
 if TYPE_CHECKING:
     from platoon_base.frameworks import Check
 
-__all__ = ["FRAMEWORK"]
-
 
 def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
     from platoon_base.frameworks import importable

@@ -11,7 +11,8 @@ import rounds_in_turns
 from rounds_in_turns import Group
 
 from platoon_base.centers import stripes
-from platoon_base.centers.host import COURIER, STRIPE_BYTES, HostCenter
+from platoon_base.centers.host import STRIPE_BYTES, HostCenter
+from platoon_base.centers.stripes import COURIER
 from platoon_base.courier import messages as between
 from platoon_base.rules import EASGD, AveragedEASGD
 

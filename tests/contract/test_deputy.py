@@ -13,9 +13,9 @@ from platoon_base.hosts import Place, World
 from platoon_base.job.files import Origin
 from platoon_base.links.peer import LinkServer
 from platoon_base.multihost import messages as between
+from platoon_base.multihost.addresses import read_or_make_key
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.rendezvous import Introduction, RendezvousInterruptedError, arrive
-from platoon_base.multihost.secret import read_or_make_key
 from platoon_base.system.process import awake
 from platoon_base.timeouts import adopt, change
 from platoon_base.worker_process.program import Program

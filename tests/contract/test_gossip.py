@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts_here import script_path
 
-from platoon_base.centers import gossip_slots, stripes
+from platoon_base.centers import gossip, stripes
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.gossip import GossipCenters
-from platoon_base.centers.gossip_slots import GOSSIP, WHOLE, shares_of
+from platoon_base.centers.gossip import GOSSIP, WHOLE, GossipCenters, shares_of
 from platoon_base.centers.host import STRIPE_BYTES
 from platoon_base.centers.stripes import StripeLocks
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
@@ -359,7 +358,7 @@ def test_two_that_leave_together_keep_their_weight(job, monkeypatch):
 
 def test_one_that_joins_as_the_last_ones_leave_takes_no_slot_of_theirs(job, monkeypatch):
     """One is leaving, with most of the weight, and the other has left: the third goes on from that."""
-    monkeypatch.setattr(gossip_slots, "timeout", {"stripe": 0.05}.get)
+    monkeypatch.setattr(gossip, "timeout", {"stripe": 0.05}.get)
     real = job(GoSGD(probability=1e-12), [np.zeros(4)], 2)
     for rank in (0, 1):
         real.step(rank, [np.full(4, 2.0 + rank)])

@@ -22,9 +22,17 @@ from watching import until
 
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 from platoon_base.links import handshake
-from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher, KeyExchange, derive_keys
 from platoon_base.links.handshake import Address, Caller, Listener, Opening, open_links
-from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
+from platoon_base.links.stream import (
+    MAX_PAYLOAD_BYTES,
+    TAG_BYTES,
+    AlteredError,
+    BrokenStreamError,
+    Cipher,
+    KeyExchange,
+    Stream,
+    derive_keys,
+)
 from platoon_base.system.process import awake
 
 pytestmark = pytest.mark.base

@@ -10,7 +10,8 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job import single_worker
 from platoon_base.layout import Layout
 from platoon_base.rules.synchronous import average_sgd, downpour, easgd, sum_sgd
-from platoon_base.worker import FlatAllReduce, require_same_layout, start_together
+from platoon_base.worker import FlatAllReduce, start_together
+from platoon_base.worker.initial_values import require_same_layout
 
 pytestmark = pytest.mark.base
 

@@ -7,7 +7,8 @@ import uuid
 
 import numpy as np
 
-from platoon_base.centers.host import COURIER, HostCenters
+from platoon_base.centers.host import HostCenters
+from platoon_base.centers.stripes import COURIER
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
 from platoon_base.hosts import World

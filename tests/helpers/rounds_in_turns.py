@@ -7,14 +7,15 @@ import uuid
 import numpy as np
 from couriers_in_turns import counting
 
-from platoon_base.centers.host import COURIER, STRIPE_BYTES, HostCenters
+from platoon_base.centers.host import STRIPE_BYTES, HostCenters
+from platoon_base.centers.stripes import COURIER
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
 from platoon_base.hosts import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
-from platoon_base.multihost.rounds import RoundTable
+from platoon_base.multihost.courier_table import RoundTable
 from platoon_base.rules import DiLoCo
 from platoon_base.rules.hosts import AverageHosts
 

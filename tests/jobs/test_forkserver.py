@@ -14,10 +14,11 @@ import psutil
 import pytest
 from scripts_here import script_path, written
 
-from platoon_base.cli.launcher import log_file, worker_environment, worker_starts
+from platoon_base.cli.launcher import worker_environment, worker_starts
 from platoon_base.controller.watch import exit_status
 from platoon_base.job import host_job
 from platoon_base.job.files import JobFiles
+from platoon_base.job.starting import log_file
 from platoon_base.worker_process import forkserver
 from platoon_base.worker_process.forkserver import modules_to_preload
 from platoon_base.worker_process.program import Program, Start, python_main

@@ -6,10 +6,10 @@ import os
 import pytest
 from scripts_here import script_path
 
-from platoon_base.cli.launcher import log_file
 from platoon_base.coordination.roster import Phase
 from platoon_base.coordination.story import Story
 from platoon_base.job import JobOptions, host_job
+from platoon_base.job.starting import log_file
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 

@@ -1,7 +1,7 @@
 import sys
 
 sys.modules["cryptography"] = None
-from platoon_base.links.cipher import Cipher
+from platoon_base.links.stream import Cipher
 
 try:
     Cipher(bytes(32))

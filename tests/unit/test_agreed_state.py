@@ -11,7 +11,9 @@ from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import encode
 from platoon_base.coordination.messages import PROTOCOL, Hello
 from platoon_base.shm.job_state import JobState
-from platoon_base.worker import AdvisoryLock, BackEnds, Connection, Identity, State, Worker, agree, make_equal
+from platoon_base.worker import State, Worker, agree, make_equal
+from platoon_base.worker.connection import BackEnds, Connection, Identity
+from platoon_base.worker.job_signals import AdvisoryLock
 
 pytestmark = pytest.mark.base
 

@@ -15,16 +15,15 @@ from scripts_here import script_path
 from watching import until
 
 from platoon_base.data import BatchReader, BatchServer
-from platoon_base.data.batch_frames import (
-    PROTOCOL,
+from platoon_base.data.batch_link import Link, connect_link, listen_at
+from platoon_base.data.batch_memory import (
     Batch,
     Hello,
     Part,
+    Slot,
     decode_from_server,
     encode,
 )
-from platoon_base.data.batch_link import Link, connect_link, listen_at
-from platoon_base.data.batch_memory import Slot
 from platoon_base.data.batch_reader import AHEAD
 from platoon_base.errors import (
     CollectiveTimeoutError,
@@ -187,12 +186,12 @@ def test_a_worker_that_connects_anew_has_not_left(address, hello):
         server.send(np.zeros(3))
         link = connect_link(address)
         if hello == "before":
-            link.send(encode(Hello(PROTOCOL, 0, 4)))
+            link.send(encode(Hello(0, 4)))
         first.close()
         if hello == "after":
             with pytest.raises(CollectiveTimeoutError, match="no worker had room"):
                 server.send(np.ones(3), timeout_s=SHORT_S)
-            link.send(encode(Hello(PROTOCOL, 0, 4)))
+            link.send(encode(Hello(0, 4)))
         server.send(np.ones(3), timeout_s=SHORT_S)
         link.close()
         server.close()

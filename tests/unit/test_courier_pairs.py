@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from platoon_base.courier.pairs import OwnCopy, Pair
+from platoon_base.courier.background import OwnCopy, Pair
 from platoon_base.links.stream import BrokenStreamError
 
 pytestmark = pytest.mark.base

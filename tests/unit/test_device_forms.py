@@ -11,8 +11,8 @@ import pytest
 from pairwise import pairwise
 from rule_table import ON_DEVICES
 
+from platoon_base.centers.device_directory import ALIGNMENT, TILE_BYTES, Tiling, split_element_code, tile_table
 from platoon_base.centers.device_source import kernel_source, operations
-from platoon_base.centers.device_tiles import ALIGNMENT, TILE_BYTES, Tiling, split_element_code, tile_table
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules import CenterMomentum
 from platoon_base.rules.center import Adopt, average_of, form_of, local_sources, momenta

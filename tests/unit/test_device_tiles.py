@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupting import at_each_instruction
 
-from platoon_base.centers.device_directory import FINAL, NO_OWNER, DeviceDirectory
-from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, split_element_code, tile_table
+from platoon_base.centers.device_directory import (
+    ALIGNMENT,
+    FINAL,
+    LOCK_BYTES,
+    NO_OWNER,
+    TILE_BYTES,
+    DeviceDirectory,
+    Tiling,
+    split_element_code,
+    tile_table,
+)
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.shm.segments import Segment

@@ -13,8 +13,7 @@ import pytest
 from platoon_base.collectives.host_exchange import headline, part_of
 from platoon_base.collectives.hosts_links import HEAD, WAITING, Counterpart, Link, Links
 from platoon_base.collectives.hosts_parts import RESULT, SHARE, Chunks, Reduction
-from platoon_base.links.cipher import Cipher, derive_keys
-from platoon_base.links.stream import Stream
+from platoon_base.links.stream import Cipher, Stream, derive_keys
 
 pytestmark = pytest.mark.base
 

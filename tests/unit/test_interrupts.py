@@ -11,7 +11,7 @@ pytestmark = pytest.mark.base
 SCRIPT = """
 import os, signal, time
 signal.{how}
-from platoon_base.system.signals import accept_interrupts
+from platoon_base.system.process import accept_interrupts
 accept_interrupts()
 try:
     os.kill(os.getpid(), signal.SIGINT)

@@ -8,7 +8,7 @@ from platoon_base import compat
 compat.apply()
 pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
 
-from platoon_base.data.batch_frames import MAX_ARRAYS, flatten, unflatten
+from platoon_base.data.batch_memory import MAX_ARRAYS, flatten, unflatten
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api import Controller, Worker, channel
 from platoon_base.platoon_api.data_channel import pack, unpack

@@ -6,7 +6,7 @@ import pytest
 from scripts_here import script_path
 from watching import until
 
-from platoon_base.channels.reports import Reports
+from platoon_base.channels.client import Reports
 from platoon_base.errors import ProtocolError, WorkerLostError
 
 pytestmark = pytest.mark.base

@@ -3,7 +3,7 @@
 import pytest
 
 from platoon_base.courier.messages import Combine, Gather, Gathered
-from platoon_base.multihost.rounds import RoundTable
+from platoon_base.multihost.courier_table import RoundTable
 
 pytestmark = pytest.mark.base
 

@@ -19,7 +19,7 @@ from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.job import backends
 from platoon_base.layout import Layout
-from platoon_base.multihost.last_checkpoint import LastCheckpoint
+from platoon_base.multihost.deputy import LastCheckpoint
 from platoon_base.multihost.messages import SavedState
 from platoon_base.sharding import Position
 from platoon_base.shm.job_state import JobState

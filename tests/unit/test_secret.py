@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
+from platoon_base.multihost.addresses import find_key, key_file, read_or_make_key
 
 pytestmark = pytest.mark.base
 

@@ -7,7 +7,7 @@ import pytest
 
 from platoon_base.coordination.roster import Roster
 from platoon_base.hosts import World
-from platoon_base.multihost.changes import StateChanges
+from platoon_base.multihost.mirror import StateChanges
 from platoon_base.shm.job_state import MIRRORED, JobState, copied_rows, put_rows
 
 pytestmark = pytest.mark.base

@@ -10,7 +10,7 @@ import pytest
 
 from platoon_base.controller.controller import Ending
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.system.signals import catches
+from platoon_base.system.process import catches
 
 pytestmark = pytest.mark.base
 

@@ -13,10 +13,11 @@ import pytest
 from scripts_here import script_path
 from watching import PATIENCE_S, await_file
 
-from platoon_base.cli.launcher import log_file, worker_environment
+from platoon_base.cli.launcher import worker_environment
 from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import host_job
+from platoon_base.job.starting import log_file
 from platoon_base.worker_process.program import Program, Start, python_main
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]

@@ -17,8 +17,7 @@ from platoon_base import __version__
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.limits import limit_text
 from platoon_base.system.output import lenient_output, lost_output, output_error, watch_output
-from platoon_base.system.process import working_folder
-from platoon_base.system.signals import default_sigchld
+from platoon_base.system.process import default_sigchld, working_folder
 from platoon_base.system.text import did_you_mean
 
 __all__ = ["SUBCOMMANDS", "main", "spread_devices"]

@@ -20,17 +20,6 @@ from platoon_base.job.files import running
 from platoon_base.timeouts import ROWS, change, require_coupled
 from platoon_base.worker_process.program import Program
 
-__all__ = [
-    "SCRIPT",
-    "TIMEOUT",
-    "hint_of_misplaced",
-    "job_argument",
-    "program_and_args",
-    "result_file",
-    "timeout_alias",
-    "timeout_option",
-]
-
 _F = Callable[..., Any]
 _GIVEN = f"{__name__}.timeouts"  # In a context's ``meta``: the names after ``--timeout``.
 SCRIPT = {"allow_interspersed_args": False}  # The words after the script are its own.

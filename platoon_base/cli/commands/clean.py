@@ -8,8 +8,6 @@ import click
 
 from platoon_base.job.files import leftovers, remove
 
-__all__ = ["command"]
-
 
 @click.command("clean")
 @click.option("--dry-run", is_flag=True, help="Only list.")

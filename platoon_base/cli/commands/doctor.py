@@ -26,8 +26,6 @@ from platoon_base.frameworks.registered import GROUP, registered
 from platoon_base.shm.segments import SHM_FOLDER
 from platoon_base.system.environment import NO_KERNELS
 
-__all__ = ["Check", "checks", "command", "framework_checks"]
-
 _OPENBLAS = "apt-get install libopenblas-dev"
 
 

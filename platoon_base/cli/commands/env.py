@@ -23,8 +23,6 @@ from platoon_base.job.files import running
 from platoon_base.shm.segments import SHM_FOLDER
 from platoon_base.system.limits import available_cores, available_memory
 
-__all__ = ["command", "environment_report", "shown_variables"]
-
 _DISTRIBUTIONS = ("numpy", "pyzmq", "posix_ipc", "msgspec", "rich", "click", "setproctitle")
 _OPTIONAL = ("mpi4py", "tensorboard", "tensorboardX", "cloudpickle")
 _PREFIXES = ("PLATOON", "CUDA", "NVIDIA", "NCCL", "OMP", "OPENBLAS", "MKL", "SLURM")

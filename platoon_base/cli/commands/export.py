@@ -10,8 +10,6 @@ import click
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import registered
 
-__all__ = ["command"]
-
 
 @click.command("export")
 @click.option(

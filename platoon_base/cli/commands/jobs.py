@@ -25,8 +25,6 @@ from platoon_base.job.observing import Observer
 from platoon_base.system.job_paths import path_of
 from platoon_base.worker_process.program import Program
 
-__all__ = ["command", "facts", "listing", "program_of"]
-
 _MIN_CHARACTERS = 40  # minimum width of the script
 _LEFT_OUT = "..."
 

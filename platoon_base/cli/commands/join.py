@@ -7,14 +7,12 @@ import os
 import click
 
 from platoon_base.cli.commands.arguments import SCRIPT, TIMEOUT, program_and_args
-from platoon_base.cli.launcher import require_runnable, worker_environment
+from platoon_base.cli.launcher import require_runnable
 from platoon_base.job.files import JobFiles
-from platoon_base.job.starting import adopt_training
+from platoon_base.job.starting import adopt_training, worker_environment
 from platoon_base.system.environment import JOB, RANK
 from platoon_base.timeouts import change, require_coupled
 from platoon_base.worker_process.program import python_main
-
-__all__ = ["command"]
 
 
 @click.command("join", context_settings=SCRIPT)

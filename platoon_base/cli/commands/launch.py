@@ -39,8 +39,6 @@ from platoon_base.system.job_paths import path_of
 from platoon_base.system.limits import available_cores
 from platoon_base.worker_process.breakpoints import lend_terminal
 
-__all__ = ["command"]
-
 _SETTINGS = (("rule", RULE), ("every_n_batches", EVERY_N_BATCHES))
 
 

@@ -15,16 +15,14 @@ from typing import BinaryIO
 import click
 
 from platoon_base.cli.commands.arguments import job_argument
-from platoon_base.cli.run_files import log_file
 from platoon_base.cli.worker_output import CHUNK_BYTES, LogFollower
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
+from platoon_base.job.starting import log_file
 from platoon_base.system.job_paths import pattern_of
 from platoon_base.system.own_files import open_regular
 from platoon_base.timeouts import POLL_S
-
-__all__ = ["LogView", "command", "ranks_in"]
 
 _NAME = re.compile(pattern_of("log"))
 

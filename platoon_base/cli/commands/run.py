@@ -9,8 +9,6 @@ import click
 from platoon_base.cli.commands.arguments import SCRIPT, program_and_args
 from platoon_base.worker_process import child
 
-__all__ = ["command"]
-
 
 @click.command("run", context_settings={**SCRIPT, "ignore_unknown_options": True})  # -m belongs to the program
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | - | -m MODULE} [ARGS]...")

@@ -17,8 +17,6 @@ from platoon_base.job.observing import Observer, kill
 from platoon_base.system.process import working_folder
 from platoon_base.timeouts import timeout
 
-__all__ = ["command"]
-
 
 def _seconds(context: click.Context, parameter: click.Parameter, seconds: float | None) -> float | None:
     if seconds is not None and not 0 <= seconds < math.inf:  # also refuses NaN

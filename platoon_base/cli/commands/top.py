@@ -17,8 +17,6 @@ from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
 from platoon_base.job.files import JobFiles
 from platoon_base.job.observing import Observer
 
-__all__ = ["command"]
-
 
 @click.command("top")
 @click.option("--once", is_flag=True, help="Print the table once and exit.")

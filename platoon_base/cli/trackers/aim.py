@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Tracker"]
-
 
 class Tracker:
     """Writes to one run of Aim; see `Tracker` of `platoon_base.cli.observers`."""

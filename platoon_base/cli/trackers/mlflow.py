@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Tracker"]
-
 _CHARACTERS = 6000  # MLflow's limit of a parameter.
 _REFUSED = re.compile(r"[^\w\-./ ]")  # Characters that MLflow does not take in names.
 

@@ -14,8 +14,6 @@ from platoon_base.cli.observers import Option
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["OPTION", "Metrics", "MetricsPort"]
-
 _HERE = "127.0.0.1"
 
 

@@ -36,8 +36,6 @@ from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import COMPUTE, LOADING, PARTS, SYNC, quantile
 
-__all__ = ["OPTION", "About", "RunReport", "Sentence", "document", "embedded", "page", "straggler_of", "verdict"]
-
 _MOST_ROWS, _MOST_CHARTS = 64, 12
 _QUANTILES = (0.5, 0.9, 0.99)
 _OF_A_SET = re.compile(r"^(val|valid|validation|train|training|test|center)[_ /-]")
@@ -268,15 +266,7 @@ class Sentence(NamedTuple):
 
 
 def verdict(lanes: Mapping[int, Lane], result: Result | None, story: Sequence[Entry]) -> list[Sentence]:
-    """Return how a job went, the most important first.
-
-    Parameters
-    ----------
-    lanes : mapping of int to Lane
-    result : Result or None
-        None if the job could not be run to its end.
-    story : sequence of Entry
-    """
+    """Return how a job went, the most important first; ``result`` is None if it has none."""
     timed = {rank: lane for rank, lane in lanes.items() if lane.shares.total > 0}
     found = [_outcome(result), *_of_time(timed)]
     straggler = straggler_of(timed)

@@ -16,8 +16,6 @@ import click
 from platoon_base.cli.observers import Option, TrackedRun
 from platoon_base.system.limits import require_room
 
-__all__ = ["OPTION", "Tracker"]
-
 _TIME_IN_NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.(\d{9})\.")
 
 

@@ -21,9 +21,7 @@ from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import PHASES, STEP
 from platoon_base.system.environment import TRACE
 from platoon_base.system.job_paths import path_of
-from platoon_base.worker.tracing import Spans
-
-__all__ = ["OPTION", "TraceFile", "events_of"]
+from platoon_base.worker.progress_row import Spans
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Tracker"]
-
 
 class Tracker:
     """Writes to one run of Weights & Biases; see `Tracker` of `platoon_base.cli.observers`."""

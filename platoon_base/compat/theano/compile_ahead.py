@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from platoon_base.system.limits import available_cores
 
-__all__ = ["compile_missing", "install", "missing_modules"]
-
 log = logging.getLogger(__name__)
 
 

@@ -23,8 +23,6 @@ from typing import Any
 from platoon_base.system.own_files import disown, own
 from platoon_base.timeouts import SHORT_POLL_S, timeout
 
-__all__ = ["CompileLockTimeoutError", "FileLock", "install"]
-
 log = logging.getLogger(__name__)
 
 

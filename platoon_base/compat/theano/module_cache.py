@@ -12,8 +12,6 @@ import pickle
 from types import ModuleType
 from typing import Any
 
-__all__ = ["repair_files", "repair_keys"]
-
 # Each attempt fails only if another directory was removed meanwhile.
 _ATTEMPTS = 10
 

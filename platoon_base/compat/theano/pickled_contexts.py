@@ -10,8 +10,6 @@ import copyreg
 from types import ModuleType
 from typing import Any
 
-__all__ = ["install"]
-
 
 def install(gpuarray_type: ModuleType) -> None:
     """Register the pickling of contexts, if pygpu is installed."""

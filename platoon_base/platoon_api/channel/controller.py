@@ -27,8 +27,6 @@ from platoon_base.platoon_api.arguments import CONTROL_PORT, DATA_HWM, add_port_
 from platoon_base.platoon_api.data_channel import from_json, open_server, pack, to_json
 from platoon_base.worker_process.program import Program
 
-__all__ = ["Controller"]
-
 log = logging.getLogger(__name__)
 
 # The exit status after an error of the controller itself.

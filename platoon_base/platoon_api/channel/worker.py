@@ -39,8 +39,6 @@ from platoon_base.system.environment import DEVICE, JOB
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker as Handle
 
-__all__ = ["Worker"]
-
 
 class Worker:
     """One worker of a job, under the names of the original Platoon.

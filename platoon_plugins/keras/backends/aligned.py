@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AlignedArrays", "writable"]
-
-Array = np.ndarray[Any, Any]
+from platoon_base.dtypes import Array
 
 # The alignment of TensorFlow's allocator, which copies memory with another alignment.
 ALIGNMENT_BYTES = 64

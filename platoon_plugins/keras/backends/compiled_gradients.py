@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import PlatoonError
 from platoon_plugins.keras.gradients import Batch, GradientAverage
-
-__all__ = ["CompiledAverage"]
-
-Array = np.ndarray[Any, Any]
 
 
 class CompiledAverage(GradientAverage):

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from keras.src.backend.common import global_state
 
+from platoon_base.dtypes import Array
 from platoon_base.sharding import shard_seed
 from platoon_plugins.keras.backends import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, warn_of_added, watched
@@ -17,9 +18,6 @@ from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.optimizers import ModelAverages, all_optimizers, optimizers_of
 from platoon_plugins.keras.sums import BatchLosses, losses_of
 
-__all__ = ["Keras3", "KerasVariable", "LossWeight", "loss_weights_of"]
-
-Array = np.ndarray[Any, Any]
 _SEED = "seed_generator_state"
 _GLOBAL_GENERATOR = "global_seed_generator"
 # Rules by the ``aggregation`` of a variable. For "none" the dtype decides.

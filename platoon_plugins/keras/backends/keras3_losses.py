@@ -16,8 +16,6 @@ from platoon_base.worker import warn_once
 from platoon_plugins.keras.marks import patch
 from platoon_plugins.keras.sums import ADDED
 
-__all__ = ["batch_weight", "require_one_kind", "warn_of_added", "watched"]
-
 _watching = threading.local()
 
 

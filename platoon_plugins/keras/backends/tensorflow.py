@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from platoon_base.dtypes import PLAIN
+from platoon_base.dtypes import PLAIN, Array
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.aligned import writable
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.backends.tensorflow_gradients import TensorFlowAverage
 from platoon_plugins.keras.gradients import GradientAverage
-
-__all__ = ["backend"]
-
-Array = np.ndarray[Any, Any]
 
 
 @functools.cache

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from platoon_base.dtypes import Array
 from platoon_plugins.keras.backends.aligned import AlignedArrays
 from platoon_plugins.keras.backends.compiled_gradients import CompiledAverage
 from platoon_plugins.keras.gradients import Batch
 
-__all__ = ["TensorFlowAverage"]
-
-Array = np.ndarray[Any, Any]
 # Alignment of each array in the gathered buffers.
 _ALIGNMENT_BYTES = 64
 

@@ -10,6 +10,7 @@ import keras.backend as K  # noqa: N812 - Keras's own idiom
 import numpy as np
 import theano
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce, vary_noise_once
 from platoon_base.worker import warn_once
@@ -17,10 +18,6 @@ from platoon_plugins.keras.backends import Backend, Metrics, not_additive, requi
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 from platoon_plugins.keras.optimizers import ModelAverages
 from platoon_plugins.keras.sums import ADDED, BatchLosses, losses_of
-
-__all__ = ["backend"]
-
-Array = np.ndarray[Any, Any]
 
 
 class _Theano(Backend):

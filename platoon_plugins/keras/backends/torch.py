@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import torch
 
-from platoon_base.dtypes import PLAIN
+from platoon_base.dtypes import PLAIN, Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_arrays import TensorMemory
 from platoon_base.torch_loops import EarlyAverages, tensors_beside
@@ -18,8 +17,6 @@ from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable, loss_we
 from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense_layers
 from platoon_plugins.keras.gradients import average_of
 from platoon_plugins.keras.optimizers import ModelAverages
-
-__all__ = ["backend", "early_weights", "watched_function"]
 
 Tensor = Any
 
@@ -52,9 +49,6 @@ def watched_function(model: Any, early: EarlyAverages) -> Callable[..., Any]:
 
     train_function.plain = function  # type: ignore[attr-defined]
     return train_function
-
-
-Array = np.ndarray[Any, Any]
 
 
 class _TorchVariable(TensorMemory, KerasVariable):

@@ -12,16 +12,14 @@ import keras
 import numpy as np
 import torch
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import EarlyAverages, FlatAverage
 from platoon_base.worker import ErrorFeedback
 from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientAverage, GradientHeader
 
-__all__ = ["TorchAverage", "require_dense_layers"]
-
 log = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
 Tensor = Any
 
 # Size of a bucket for averages in the backward pass: that of DistributedDataParallel, or more if

@@ -1,4 +1,4 @@
-"""Comparison of models that must be equal on all workers; it costs one message if they are."""
+"""Values of all workers, which they gather, combine or compare."""
 
 from __future__ import annotations
 
@@ -9,15 +9,66 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.collectives.flat import FlatBuffers
+from platoon_base.compression.codecs import ErrorFeedback
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
-__all__ = ["require_same_values"]
+
+def gather_rows(value: Array, worker: Worker, may_lose: bool) -> Array:
+    """Return the rows of all workers by rank; with ``may_lose`` of those that still take part."""
+    sizes = worker.gather([worker.global_rank, *map(int, value.shape)], name="rows of all workers")
+    ranks, most = [size[0] for size in sizes], max(size[1] for size in sizes)
+    if any(size[2:] != sizes[0][2:] for size in sizes):
+        raise ConfigurationError(
+            f"got shapes {[tuple(size[1:]) for size in sizes]}: only the numbers of rows may differ"
+        )
+    padded = np.zeros((most, *value.shape[1:]), value.dtype)
+    padded[: len(value)] = value
+    if may_lose:
+        exact = padded.view(np.uint32) if value.dtype.itemsize == 8 else padded  # float64 is not for int64.
+        mine = np.zeros((worker.global_size, *exact.shape), np.float64)
+        mine[worker.global_rank] = exact
+        stacked = worker.advanced.sum_arrays("metrics", [mine]).arrays[0].astype(exact.dtype).view(value.dtype)
+    else:
+        # As bytes, which may be of any dtype.
+        stacked = (
+            worker.all_gather(padded.reshape(-1).view(np.uint8))
+            .view(value.dtype)
+            .reshape(worker.global_size, *padded.shape)
+        )
+    return np.concatenate([stacked[rank][: size[1]] for rank, size in zip(ranks, sizes)])
+
+
+class FlatAllReduce:
+    """All-reduce of lists of arrays, in place; use one object for each place of the program.
+
+    It keeps a flat buffer and copies arrays into it, except large ones on the host.
+    """
+
+    def __init__(self, worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S, compress: bool = False) -> None:
+        self._worker = worker
+        self._timeout_s = timeout_s
+        self._buffers = FlatBuffers(compress=compress and worker.advanced.compresses_gradients)
+
+    def __call__(self, arrays: Sequence[Any], op: str = "sum") -> None:
+        """Combine C-contiguous arrays, the same number, shapes and dtypes on every worker."""
+        for i, array in enumerate(arrays):
+            if not hasattr(array, "flags") or not array.flags.c_contiguous or np.isscalar(array):
+                raise ConfigurationError(
+                    f"got {type(array).__name__} number {i}, which is not a C-contiguous array, "
+                    "and the result is written into it: pass numpy.ascontiguousarray(...) and "
+                    "keep that array"
+                )
+        self._buffers.combine(self._call, op, arrays, arrays)
+
+    def _call(self, array: Any, op: str, dest: Any, **feedback: ErrorFeedback) -> None:
+        self._worker.all_reduce(array, op, dest=dest, timeout_s=self._timeout_s, **feedback)
+
 
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 # Rounding on different devices causes relative differences up to this; diverged models differ more.
 _ROUNDING = 1e-3
