@@ -1,5 +1,8 @@
-from job_preamble import rank, signal, worker
+import signal
+from platoon_base import connect
 
+worker = connect()
+rank = worker.global_rank
 if rank % 4 == 3:
     worker.advanced.announce(bound=True)
 elif rank % 4 != 2:
