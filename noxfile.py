@@ -153,7 +153,8 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=False)
 def rest(session: nox.Session) -> None:
     """What `make test-all` runs on Python 3.11 beside what `make test` does."""
-    session.posargs[:] = session.posargs or ["-m", REST]
+    # These wait longer than others, for lost hosts and deadlines.
+    session.posargs[:] = session.posargs or ["-n", str(AT_ONCE + 1), "-m", REST]
     tests(session)
 
 

@@ -28,8 +28,11 @@ _SAMPLE = 1 << 14  # Elements of gradients, to compare workers.
 def cuda_device() -> int | None:
     """Return the driver's number of the only device that JAX has here; None if it is no CUDA device."""
     device, *others = jax.local_devices()
-    is_cuda = device.platform == "gpu" and "rocm" not in device.client.platform_version
-    return None if others or not is_cuda else int(device.local_hardware_id)
+    return None if others or not is_cuda(device) else int(device.local_hardware_id)
+
+
+def is_cuda(device: Any) -> bool:
+    return device.platform == "gpu" and "rocm" not in device.client.platform_version
 
 
 class Device:

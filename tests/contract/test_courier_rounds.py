@@ -222,7 +222,7 @@ def test_a_courier_that_is_killed_at_any_step_changes_no_bit(kind, hosts, killed
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.product) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.rare) for seed in range(1, 6))])
 def test_couriers_that_are_killed_again_and_again_in_any_order_of_turns_change_no_bit(kind, seed):
     random = np.random.default_rng(seed)
     with group_of(kind, 3) as group:

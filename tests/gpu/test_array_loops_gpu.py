@@ -11,6 +11,9 @@ import pytest
 from cuda_center_jobs import DEVICES, require_computing
 from scripts_here import script_path
 
+from platoon_base.checkpoints.files import CheckpointFolder
+from platoon_base.checkpoints.writer import Saving
+
 pytest.importorskip("jax", reason="needs JAX: `make test` runs this file in .nox/keras3")
 import loops_on_device
 
@@ -33,7 +36,7 @@ def run(run_job, request):
         words = [str(script if isinstance(script, Path) else script_path(script)), *words]
         outcome = run_job(Path(loops_on_device.__file__), args=words, **options)
         found = [re.findall(r"in device memory: (\d+) sums, (\d+) synchron", log) for log in outcome.logs]
-        return outcome, [tuple(map(int, each[0])) for each in found]
+        return outcome, [tuple(map(int, each[0])) if each else (0, 0) for each in found]
 
     return start
 
@@ -76,6 +79,11 @@ def step(params):
 RANK = connect().global_rank
 for _ in batches(20, 2):
     params = step(params)
+if sys.argv[2] == "sync":  # outside of programs
+    uneven = average({"z": jnp.full(3, RANK * (1 + 2j))}, RANK + 1)
+    assert jnp.allclose(uneven["z"], (1 + 2j) * 2 / 3), uneven
+    masked = average({"w": jnp.full(3, jnp.nan if RANK else 1.0)}, 1 - RANK)
+    assert (masked["w"] == 1).all(), masked
 params = common(params)
 everyone = connect().all_gather(jax.device_get(params["w"]))
 assert (everyone[0] == everyone[1]).all() and 0 < everyone[0][0] < 1, everyone
@@ -89,20 +97,76 @@ def test_the_way_through_host_memory_is_said(run, tmp_path, mode):
     script.write_text(LOOP)
     outcome, made = run(script, mode)
     outcome.require_success()
-    assert made == [(5, 0)] * 2 if mode == "sync" else made == [(0, 0)] * 2
+    assert made == [(7, 0)] * 2 if mode == "sync" else made == [(0, 0)] * 2
     assert any("pass through host memory" in log for log in outcome.logs) == (mode == "async"), outcome.logs[0]
 
 
-def test_workers_that_share_a_device_sum_through_host_memory(run, tmp_path):
-    script = tmp_path / "loop.py"
-    script.write_text(REFUSED + LOOP)
-    outcome, made = run(script, "sync")
-    outcome.require_success()
-    assert made == [(0, 0)] * 2
-    assert any("pass through host memory" in log for log in outcome.logs), outcome.logs[0]
-
-
-REFUSED = """
+NO_NCCL = """
 from platoon_base.worker.advanced import Advanced
 Advanced.device_all_reduce = lambda self, ordinal: None
 """
+ELSEWHERE = """
+import jax
+from platoon_base.array_loops import on_device
+on_device.Device.takes = lambda leaves: not leaves  # on this device
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "mode", "why"),
+    [(NO_NCCL, "sync", "workers share a device"), (ELSEWHERE, "async", "on another device, or on several")],
+)
+def test_values_that_cannot_stay_go_through_host_memory(run, tmp_path, before, mode, why):
+    script = tmp_path / "loop.py"
+    script.write_text(before + LOOP)
+    outcome, made = run(script, mode)
+    outcome.require_success()
+    assert made == [(0, 0)] * 2
+    assert all(log.count("pass through host memory") == 1 and why in log for log in outcome.logs), outcome.logs[0]
+
+
+def test_workers_that_see_several_gpus_go_through_host_memory(run_job, processor_driver, tmp_path):
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+    places = {"LD_LIBRARY_PATH": str(processor_driver), "PROCESSOR_NCCL": str(processor_driver)}
+    places["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    outcome = run_job(Path(loops_on_device.__file__), args=[str(script), "sync"], environment=places, center="device")
+    outcome.require_success()
+    assert all("a worker needs one CUDA device" in log for log in outcome.logs), outcome.logs[0]
+
+
+COUNTED = """
+import os, signal, sys
+import jax, jax.numpy as jnp
+from platoon_base import ASGD, connect
+from platoon_base.array_loops import common, prepare, sync
+
+worker, first, steps = connect(), float(sys.argv[2]), int(sys.argv[3])
+params = prepare({"w": jnp.full(1000, 5.0)}, strategy=ASGD(), sync_every=1)
+step = jax.jit(lambda params: sync({"w": params["w"] + 1}))
+for number in range(steps):
+    params = step(params)
+    if len(sys.argv) > 4 and number == steps // 2 and worker.global_rank:
+        jax.block_until_ready(params)
+        os.kill(os.getpid(), signal.SIGKILL)
+params = common(params)
+value = float(params["w"][0])
+assert (params["w"] == value).all()
+worker.report({f"value {worker.global_rank}": value})
+# The steps before the center are those of the worker that made it.
+assert first + steps <= value <= first + 2 * steps, value
+"""
+
+
+def test_a_loop_goes_on_without_a_killed_worker_and_from_a_checkpoint(run, tmp_path):
+    """Each step adds 1, so the center counts the steps of all."""
+    script, folder = tmp_path / "loop.py", CheckpointFolder(tmp_path / "kept")
+    script.write_text(COUNTED)
+    outcome, made = run(script, "5", "20", "killed", saving=Saving(folder, 1000.0))
+    value = outcome.reported["value 0"]
+    assert made[0][1] > 15, (made, outcome.logs)
+    newest = folder.newest()
+    outcome, made = run(script, str(value), "10", resume=newest)
+    outcome.require_success()
+    assert min(synced for _, synced in made) > 5, made
+    folder.close()

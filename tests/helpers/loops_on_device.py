@@ -29,7 +29,7 @@ if __name__ == "__main__":
     if "PROCESSOR_NCCL" in os.environ:
         jax.config.update("jax_platforms", "cpu")
         use_processor(os.environ["PROCESSOR_NCCL"])
-        places.has_gpu, on_device.cuda_device = lambda: True, lambda: 0
+        places.has_gpu, on_device.is_cuda = lambda: True, lambda device: True
     count(DeviceAllReduce, "add_up")
     count(DeviceCenter, "sync")
     _, out, script, *words = sys.argv

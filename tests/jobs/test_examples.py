@@ -44,11 +44,11 @@ def launch(platoon, tmp_path):
 
 
 ALONE = [
-    pytest.param("lasagne_digits.py", ["--num-epochs", "6", "--plot", ""], 0.9, marks=marks_of(needs_theano)),
+    pytest.param("lasagne_digits.py", ["--num-epochs", "2", "--plot", ""], 0.5, marks=marks_of(needs_theano)),
     pytest.param("keras_digits.py", ["--num-epochs", "1"], 0.3, marks=marks_of(needs_keras)),
     pytest.param("torch_images.py", ["--num-epochs", "1"], 0.5, marks=marks_of(needs_torch)),
     pytest.param("jax_images.py", ["--num-epochs", "1"], 0.5, marks=marks_of(needs_optax)),
-    pytest.param("blocks_digits.py", ["--num-epochs", "6"], 0.9, marks=marks_of(needs_blocks)),
+    pytest.param("blocks_digits.py", ["--num-epochs", "2"], 0.5, marks=marks_of(needs_blocks)),
 ]
 
 
@@ -147,8 +147,9 @@ def test_keras_convnet_with_and_without_its_line(platoon, run_command, tmp_path)
 @needs_blocks
 @pytest.mark.timeout(TIMEOUT_S + 20)
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
-@pytest.mark.parametrize("script", ["blocks_digits.py", "blocks_sequences.py"])
+@pytest.mark.parametrize(
+    ("script", "options"), [("blocks_digits.py", ["--sync"]), ("blocks_sequences.py", [])], ids=["sync", "async"]
+)
 def test_blocks_examples_on_two_workers(launch, script, options):
     summary, logs = launch(script, "--num-epochs", 12, *options)
     assert summary["test_accuracy"] >= 0.9
@@ -161,9 +162,12 @@ def test_blocks_examples_on_two_workers(launch, script, options):
 
 @needs_theano
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--resident"]], ids=["shared memory", "own memory"])
-@pytest.mark.parametrize("data", ["digits", "Fashion-MNIST"])
-def test_lasagne_fashion_on_two_workers(launch, options, data):
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [("digits", []), ("digits", ["--resident"]), ("Fashion-MNIST", [])],
+    ids=["shared memory", "own memory", "Fashion-MNIST"],
+)
+def test_lasagne_fashion_on_two_workers(launch, data, options):
     folders = [os.environ.get("FASHION_MNIST", EXAMPLES.parent / ".cache/data" / FASHION), f"/{FASHION}"]
     if data != "digits" and not any(Path(folder, "train-images-idx3-ubyte.gz").is_file() for folder in folders):
         pytest.skip("needs Fashion-MNIST: `make data` fetches it")

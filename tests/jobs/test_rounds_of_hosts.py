@@ -105,7 +105,7 @@ AT_LEAST = [(0, 1), (1, 2), (2, 0), (2, 2), (3, 1), (3, 3)]
 @pytest.mark.parametrize(
     ("rule", "place"),
     [
-        pytest.param(rule, place, marks=[pytest.mark.product] * ((i, k) not in AT_LEAST))
+        pytest.param(rule, place, marks=[pytest.mark.rare] * ((i, k) not in AT_LEAST))
         for i, rule in enumerate(RULES)
         for k, place in enumerate(PLACES)
     ],
