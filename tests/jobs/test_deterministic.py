@@ -35,7 +35,14 @@ def bits(platoon, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("rule", [pytest.param(WAITING[0], marks=pytest.mark.promise), *WAITING[1:], *NOT_WAITING])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(WAITING[0], marks=pytest.mark.promise),
+        *(NOT_WAITING[0], NOT_WAITING[-1]),
+        *(pytest.param(rule, marks=pytest.mark.rare) for rule in (*WAITING[1:], *NOT_WAITING[1:-1])),
+    ],
+)
 def test_two_runs_have_the_same_bits_whichever_worker_is_slow(bits, rule):
     runs = [bits("--deterministic", rule=rule, busy=busy) for busy in (0, 2)]
     assert len(runs[0]) == WORKERS
@@ -59,7 +66,7 @@ def test_workers_that_synchronize_unequally_often_do_not_wait_forever(platoon, w
 
 
 @pytest.mark.parametrize(
-    "rule", [NOT_WAITING[0], *(pytest.param(rule, marks=pytest.mark.product) for rule in NOT_WAITING[1:])]
+    "rule", [NOT_WAITING[0], *(pytest.param(rule, marks=pytest.mark.rare) for rule in NOT_WAITING[1:])]
 )
 def test_two_runs_that_go_on_from_one_checkpoint_have_the_same_bits(bits, tmp_path, rule):
     saving = "--deterministic", "--checkpoint-every", "0.02", "--resume"
