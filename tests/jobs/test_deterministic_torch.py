@@ -10,7 +10,6 @@ SCRIPT = script_path("deterministic_torch")
 
 
 def bits_of(done):
-    """Return the lines with the hashes of all workers' weights."""
     assert done.returncode == 0, done.stdout + done.stderr
     lines = sorted({line[line.index("bits of") :] for line in done.stdout.splitlines() if "bits of" in line})
     assert len(lines) == 2, done.stdout

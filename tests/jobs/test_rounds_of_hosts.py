@@ -228,8 +228,7 @@ def test_the_others_complete_a_round_whose_worker_was_killed_meanwhile(run_job):
 
 def test_a_worker_that_leaves_completes_its_round_first(platoon, tmp_path):
     script = script_path("rounds_of_hosts_overlap_leave")
-    done = platoon("launch", "-n", 2, "--checkpoint-every", 60, "--resume", "kept", script)
-    assert done.returncode == 0, done.stdout + done.stderr
+    platoon("launch", "-n", 2, "--checkpoint-every", 60, "--resume", "kept", script).require()
     with np.load(max((tmp_path / "kept").glob("*.npz"))) as checkpoint:
         np.testing.assert_array_equal(checkpoint["center/0"], np.full(10, 1.5))
 
