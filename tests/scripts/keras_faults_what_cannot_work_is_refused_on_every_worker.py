@@ -92,6 +92,7 @@ if not KERAS_2:
     refused(
         "ScheduleFreeAdamW and a rule", model=dense(optimizer=optimizers.ScheduleFreeAdamW()), callbacks=distribute()
     )
+    refused("Ftrl and a rule", model=dense(optimizer=optimizers.Ftrl()), callbacks=distribute())
 
 # What a fit of all workers has left.
 model = averaged()
