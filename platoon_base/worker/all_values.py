@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from platoon_base.collectives.flat import FlatBuffers
 from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
+from platoon_base.fingerprint import checksum
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
@@ -88,11 +88,11 @@ def require_same_values(
     A collective call of all participants. If checksums differ, up to 256 values of each array are
     compared: differences up to a thousandth of the array's largest value are rounding.
     """
-    rank, checksum = worker.global_rank, 0
+    rank, mark = worker.global_rank, 0
     arrays = [np.ascontiguousarray(value) for _, value in values]
     for array in arrays:
-        checksum = zlib.crc32(array.data, checksum)
-    told = worker.gather([rank, checksum], name=f"{name}, checksums", timeout_s=timeout_s)
+        mark = checksum(array, mark)
+    told = worker.gather([rank, mark], name=f"{name}, checksums", timeout_s=timeout_s)
     if len({other for _, other in told}) <= 1:
         return
     ranks = [other for other, _ in told]

@@ -77,7 +77,8 @@ def require_no_other_average(model: Any, rule: Any, several_hosts: bool) -> None
                 "rule=EASGD(moments=True), which shares the average too, or compile without "
                 "use_ema, or with DistributedOptimizer(optimizer)"
             )
-        if any(cls.__name__.startswith("ScheduleFree") for cls in type(each).__mro__):
+        # Ftrl computes the weights from `linear` and `accum`: a step with gradient 0 undoes a change.
+        if any(cls.__name__.startswith(("ScheduleFree", "Ftrl")) for cls in type(each).__mro__):
             raise ConfigurationError(
                 f"got the optimizer {type(each).__name__} and a rule: at each step it computes "
                 "the weights from its own sequences, so the values of the center would be lost; "

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.fingerprint import checksum
 from platoon_base.sharding import epoch_indices
 
 NAMES = ("x", "y", "sample_weight")  # The arguments of `fit` with rows.
-_CHECKED_BYTES = 1 << 24  # Bytes per call of crc32.
+_CHECKED_BYTES = 1 << 24  # Bytes per checksum.
 
 
 class Cut(NamedTuple):
@@ -97,10 +97,10 @@ def _is_in_memory(array: Any) -> bool:
 def _checksum(array: Any) -> int:
     values = np.asarray(array.detach() if hasattr(array, "detach") else array)
     rows = max(1, _CHECKED_BYTES // max(1, values[:1].nbytes))
-    checksum = 0
+    found = 0
     for start in range(0, len(values), rows):
-        checksum = zlib.crc32(np.ascontiguousarray(values[start : start + rows]).view(np.uint8), checksum)
-    return checksum
+        found = checksum(values[start : start + rows], found)
+    return found
 
 
 # Nested data.

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it on Python 3.11")
+fuel = require("fuel")
 
 from fuel.transformers import Transformer
 from fuel_shards import iterable

@@ -1,25 +1,24 @@
 """What is saved of main loops on several workers, and what goes on from it."""
 
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+require("blocks.main_loop")
 
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
-@pytest.mark.slow
-def test_the_center_is_what_is_saved(run_blocks):
-    """In the middle of an epoch, at its end, and by a Checkpoint that EarlyStopping manages."""
-    run_blocks(script_path("blocks_checkpoints_the_center_is_what_is_saved")).require_success()
-
-
-def test_what_is_saved_is_what_was_validated_last(run_blocks):
-    """At the end, where steps behind the last synchronization are no part of it; and while another goes on training."""
-    run_blocks(script_path("blocks_checkpoints_what_is_saved_is_what_was_validated_last")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("the_center_is_what_is_saved", marks=pytest.mark.slow),
+        "what_is_saved_is_what_was_validated_last",
+        "load_brings_values_and_refuses_another_model",
+    ],
+)
+def test_workers(run_blocks, script):
+    run_blocks(script_path(f"blocks_checkpoints_{script}")).require_success()
 
 
 @pytest.mark.parametrize(
@@ -53,10 +52,6 @@ def test_averaged_gradients_go_on_exactly(run_blocks):
     script = script_path("blocks_checkpoints_averaged_gradients_go_on_exactly")
     run_blocks(script).require_success()
     run_blocks(script, args=["resume"]).require_success()
-
-
-def test_load_brings_values_and_refuses_another_model(run_blocks):
-    run_blocks(script_path("blocks_checkpoints_load_brings_values_and_refuses_another_model")).require_success()
 
 
 @pytest.mark.slow

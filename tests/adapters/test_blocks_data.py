@@ -2,18 +2,15 @@
 
 import pickle
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from needing import require
+from programs import run_python
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it on Python 3.11")
+fuel = require("fuel")
 
 from fuel.datasets import IterableDataset
 from fuel.schemes import (
@@ -61,7 +58,7 @@ def reading():
 
 def test_streams_need_no_more_than_fuel():
     code = "import sys, platoon_plugins.blocks.data; assert 'blocks' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
+    run_python("-c", code)
 
 
 # Pickles.
@@ -92,9 +89,7 @@ def test_a_stream_of_a_file_goes_on_in_another_process(tmp_path, in_memory):
     """In the middle of an epoch; nobody has the file open there."""
     script = script_path("blocks_data_a_stream_of_a_file_goes_on_in_another")
     for stage in ("begin", "resume"):
-        command = [sys.executable, script, tmp_path / "data.hdf5", stage, str(in_memory)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-        assert done.returncode == 0, done.stderr
+        run_python(script, tmp_path / "data.hdf5", stage, in_memory)
 
 
 # Streams.

@@ -4,13 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
-from needing import needs
+from needing import needs_blocks, require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it on Python 3.11")
+fuel = require("fuel")
 
 from fuel.datasets import IterableDataset, TextFile
 from fuel.schemes import ConstantScheme, SequentialScheme
@@ -28,7 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO"),
 ]
-needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 
 def batches_of(numbers=range(14), size=2):

@@ -1,9 +1,7 @@
 """What workers import with Blocks and Fuel, and what is said where one of them is missing."""
 
-import subprocess
-import sys
-
 import pytest
+from programs import run_python
 from scripts_here import script_path
 
 from platoon_base import compat
@@ -29,7 +27,6 @@ def test_forked_workers_use_what_fuel_and_blocks_import(platoon, tmp_path):
 @pytest.mark.parametrize(("lacks", "name"), [("blocks", "ParameterSync"), ("fuel", "shard_stream")])
 def test_what_is_not_installed_is_named_with_the_remedy(lacks, name):
     code = f"import sys; sys.modules[{lacks!r}] = None; from platoon_plugins.blocks import EASGD, {name}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
+    done = run_python("-c", code, status=1)
     assert f"BackendUnavailableError: {name} needs {lacks.capitalize()}" in done.stderr
     assert "platoon doctor" in done.stderr

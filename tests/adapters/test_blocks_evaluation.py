@@ -3,12 +3,10 @@
 import re
 
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+require("blocks.main_loop")
 
 
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
@@ -28,19 +26,17 @@ def test_every_kind_of_variable_is_that_of_one_process(run_blocks, workers, rows
     ).require_success()
 
 
-def test_averaged_gradients_are_monitored_exactly_at_every_epoch(run_blocks):
-    run_blocks(script_path("blocks_evaluation_averaged_gradients_are_monitored_exactly")).require_success()
-
-
-@pytest.mark.slow
-def test_batches_that_transformers_make_are_those_of_one_process(run_blocks):
-    """Examples put together into batches, filtered ones, shuffled ones, and batches that each worker has of its own."""
-    run_blocks(script_path("blocks_evaluation_batches_that_transformers_make_are_those"), workers=3).require_success()
-
-
-def test_training_is_monitored_over_the_batches_of_all(run_blocks):
-    """The learning rate is 0: so it does not matter in which order one process sees the same batches."""
-    run_blocks(script_path("blocks_evaluation_training_is_monitored_over_the_batches"), workers=3).require_success()
+@pytest.mark.parametrize(
+    ("script", "workers"),
+    [
+        ("averaged_gradients_are_monitored_exactly_at_every_epoch", 2),
+        pytest.param("batches_of_transformers_are_those_of_one_process", 3, marks=pytest.mark.slow),
+        ("training_is_monitored_over_the_batches_of_all", 3),
+        ("an_unknown_aggregation_scheme_is_refused", 2),
+    ],
+)
+def test_workers(run_blocks, script, workers):
+    run_blocks(script_path(f"blocks_evaluation_{script}"), workers).require_success()
 
 
 def test_when_a_worker_dies_the_others_do_its_part(run_blocks):
@@ -48,10 +44,6 @@ def test_when_a_worker_dies_the_others_do_its_part(run_blocks):
     assert [e.status for e in sorted(outcome.result.exits)] == [0, 137, 0], outcome.logs
     told = "own: from now on the batches of rank 1 are missing, which only that rank had"
     assert [log.count(told) for log in outcome.logs] == [1, 0, 0], outcome.logs
-
-
-def test_an_unknown_aggregation_scheme_is_refused_until_it_is_registered(run_blocks):
-    run_blocks(script_path("blocks_evaluation_an_unknown_aggregation_scheme_is_refused")).require_success()
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+require("blocks.main_loop")
 
 from blocks.algorithms import Scale
 

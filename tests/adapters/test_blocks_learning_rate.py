@@ -4,12 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+require("blocks.main_loop")
 
 import theano
 from blocks.algorithms import TrainingAlgorithm

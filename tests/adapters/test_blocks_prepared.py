@@ -1,30 +1,29 @@
 """`prepare` of Blocks: a main loop for one process, unchanged but for one line."""
 
-import subprocess
-import sys
-
 import pytest
+from needing import require
+from programs import run_python
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+require("blocks.main_loop")
 
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
-def test_averaged_gradients_are_those_of_the_longer_form(run_blocks):
-    run_blocks(script_path("blocks_prepared_equals_the_longer_form")).require_success()
-
-
-def test_asynchronous_workers_have_the_records_of_all(run_blocks):
-    run_blocks(script_path("blocks_prepared_asynchronous")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "averaged_gradients_are_those_of_the_longer_form",
+        "asynchronous_workers_have_the_records_of_all",
+    ],
+)
+def test_workers(run_blocks, script):
+    run_blocks(script_path(f"blocks_prepared_{script}")).require_success()
 
 
 def test_alone_nothing_changes(tmp_path):
     script = script_path("blocks_prepared_alone")
-    subprocess.run([sys.executable, script, tmp_path], cwd=tmp_path, check=True, timeout=400)
+    run_python(script, tmp_path, cwd=tmp_path, timeout=400)
 
 
 @pytest.mark.promise

@@ -4,11 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
+from needing import require
 
-from platoon_base import compat
-
-compat.apply()
-fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it on Python 3.11")
+fuel = require("fuel")
 
 from fuel.schemes import (
     ConcatenatedScheme,

@@ -1,12 +1,10 @@
 """GoSGD in Keras, Lasagne and Blocks: the consensus is validated and left in all models, and keeps what all have."""
 
 import pytest
-from needing import needs, needs_theano
+from needing import needs_blocks, needs_theano
 from scripts_here import script_path
 
 pytestmark = pytest.mark.timeout(600)
-
-needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 
 @pytest.mark.keras

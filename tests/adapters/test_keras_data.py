@@ -1,8 +1,6 @@
 """Shards of data, arguments, and the learning rate: what needs no second process."""
 
 import itertools
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from keras_here import KERAS_2, keras, needs_keras_3, on_torch
+from programs import run_python
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
@@ -593,7 +592,7 @@ def test_a_scaled_schedule_ends_at_the_same_epoch(tmp_path):
         "assert type(o._learning_rate) is keras.optimizers.schedules.PolynomialDecay, o._learning_rate;"
         "assert abs(float(keras.ops.convert_to_numpy(o.learning_rate)) - (0.5 - 0.4 * 8 / 40)) < 1e-6"
     )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "model.keras"], check=True, timeout=400)
+    run_python("-c", code, tmp_path / "model.keras", timeout=400)
 
 
 # Devices.
@@ -601,8 +600,7 @@ def test_a_scaled_schedule_ends_at_the_same_epoch(tmp_path):
 
 def test_a_worker_with_a_gpu_keeps_its_framework_to_it():
     """Here without one: the framework is asked all the same, and works on."""
-    code = script_path("keras_data_a_worker_with_a_gpu_keeps_its_framework")
-    subprocess.run([sys.executable, code], check=True, timeout=400)
+    run_python(script_path("keras_data_a_worker_with_a_gpu_keeps_its_framework"), timeout=400)
 
 
 # Variables.

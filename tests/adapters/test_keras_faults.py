@@ -4,7 +4,7 @@ import json
 from unittest.mock import Mock
 
 import pytest
-from keras_here import KERAS_2, both_ways, keras, on_torch
+from keras_here import both_ways, keras, on_torch
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError
@@ -22,6 +22,23 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
     validation.
     """
     run_keras(script_path("keras_faults_a_stop_of_one_is_a_stop_of_all")).require_success()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "a_job_that_stops_ends_the_fit_whatever_the_policy",
+        pytest.param("several_fits_of_one_script", marks=pytest.mark.slow),
+        "a_vote_does_not_need_those_who_have_ended_their_epoch",
+        "weights_that_are_set_after_a_callback_has_raised_stay",
+        pytest.param("a_sequence_that_each_worker_shuffles_is_refused", marks=on_torch(pytest.mark.promise)),
+        pytest.param(
+            "what_cannot_work_is_refused_on_every_worker", marks=[pytest.mark.slow, on_torch(pytest.mark.promise)]
+        ),
+    ],
+)
+def test_workers(run_keras, script):
+    run_keras(script_path(f"keras_faults_{script}")).require_success()
 
 
 @pytest.mark.promise
@@ -50,69 +67,11 @@ def test_values_of_an_evaluation_that_only_some_have_made_are_left_out():
     assert logs == {"loss": 1.0}
 
 
-def test_a_job_that_stops_ends_the_fit_for_all_whatever_the_policy(run_keras):
-    run_keras(script_path("keras_faults_a_job_that_stops_ends_the_fit")).require_success()
-
-
 @both_ways
 @pytest.mark.slow
 def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
     """Those that have no batch left wait and catch up: no rank hangs, and all end with the same weights."""
     run_keras(script_path("keras_faults_averaged_gradients_with_unequal_numbers"), workers=3).require_success()
-
-
-@pytest.mark.slow
-def test_several_fits_of_one_script(run_keras):
-    """Other trainable weights, other models, another rule, after a stop and after an interrupted fit."""
-    run_keras(script_path("keras_faults_several_fits_of_one_script")).require_success()
-
-
-def test_a_vote_does_not_need_those_who_have_ended_their_epoch(run_keras):
-    """With averaged gradients: rank 0 has no batch left, so rank 1 is all there are, and leads them."""
-    run_keras(script_path("keras_faults_a_vote_does_not_need_those_who_have_ended")).require_success()
-
-
-@pytest.mark.slow
-@on_torch(pytest.mark.promise)
-def test_what_cannot_work_is_refused_on_every_worker(run_keras):
-    outcome = run_keras(script_path("keras_faults_what_cannot_work_is_refused_on_every_worker")).require_success()
-    told = outcome.reported
-    for rank in range(2):
-        assert "synchronize the workers twice: pass rule=None" in told[f"both {rank}"]
-        assert "compile with DistributedOptimizer" in told[f"neither {rank}"]
-        assert told[f"other model {rank}"].startswith("LayoutMismatchError")
-        assert told[f"other options {rank}"].startswith("LayoutMismatchError")
-        assert "every_n_batches=1" in told[f"other options {rank}"]
-        assert told[f"other mode {rank}"].startswith("LayoutMismatchError")
-        assert "joined late" in told["late 2"]
-        assert "distribute([...]) to each fit" in told[f"alone {rank}"]
-        assert "that has made 2 steps" in told[f"{'loaded' if KERAS_2 else 'trained'} {rank}"]
-        assert '"clipnorm": 0.1' in told[f"other clipping {rank}"]
-        for what, words in (("metrics", "metrics=[mae]"), ("epochs", "epochs=3"), ("loss weights", "_weights=[2.0]")):
-            assert told[f"other {what} {rank}"].startswith("LayoutMismatchError")
-            assert words in told[f"other {what} {rank}"], told[f"other {what} {rank}"]
-        assert "ranks [1] evaluate after epoch 1" in told[f"one evaluates {rank}"]
-        assert "`adds_up = True`" in told[f"undeclared {rank}"]
-        assert "does not start from zero" in told[f"metric {rank}"]
-        if not KERAS_2:
-            assert "let the step update a metric" in told[f"raw {rank}"]
-            for name in ("average", "average inside", "average of several"):
-                assert "use_ema=True and a rule" in told[f"{name} {rank}"]
-            assert "ScheduleFreeAdamW and a rule" in told[f"schedule free {rank}"]
-            assert "weights stay float32" in told[f"bfloat16 {rank}"]
-        if keras.backend.backend() in ("tensorflow", "torch"):
-            assert "call model.compile(..., jit_compile=False)" in told[f"compiled {rank}"]
-
-
-@on_torch(pytest.mark.promise)
-def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
-    """By a generator of its own: at once, or at the end of an epoch."""
-    outcome = run_keras(script_path("keras_faults_a_sequence_that_each_worker_shuffles")).require_success()
-    for number, at_once in enumerate((False, True)):
-        told = outcome.reported[f"error {at_once}"]
-        when = "as it was created" if at_once else "after its on_epoch_end (call 1 of its hooks)"
-        assert f"the Batches ({5 + number} of this script), {when} (its labels), differs" in told
-        assert "the same rows in different orders" in told
 
 
 @pytest.mark.slow
@@ -139,6 +98,7 @@ def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, tmp_p
     assert reported["epochs 0"] == reported["epochs 1"]
 
 
+@both_ways
 @pytest.mark.promise
 def test_a_synchronous_fit_ends_everywhere_if_a_worker_is_killed(run_keras):
     outcome = run_keras(script_path("keras_faults_a_synchronous_fit_ends_everywhere"))
@@ -152,11 +112,6 @@ def test_what_a_callback_does_on_one_rank_comes_to_all(run_keras):
     """With averaged gradients, weights and learning rates must stay the same on all workers."""
     outcome = run_keras(script_path("keras_faults_what_a_callback_does_on_one_rank_comes")).require_success()
     assert "differ at the end of an epoch" in outcome.logs[0]
-
-
-def test_weights_that_are_set_after_a_callback_has_raised_stay(run_keras):
-    """The fit had put the center into the model: nothing may put the worker's own weights back later."""
-    run_keras(script_path("keras_faults_weights_that_are_set_after_a_callback")).require_success()
 
 
 def test_an_exception_of_a_callback_is_the_last_word_of_a_worker(run_keras):

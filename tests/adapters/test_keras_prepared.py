@@ -1,10 +1,8 @@
 """`prepare` on several workers: equal to one process with averaged gradients, and what it refuses."""
 
-import subprocess
-import sys
-
 import pytest
 from keras_here import KERAS_2, on_keras_3
+from programs import run_python
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
@@ -43,11 +41,8 @@ def test_under_plain_python_fit_is_that_of_keras(tmp_path):
         "h = model.fit(x, x.sum(1), epochs=2, verbose=0, validation_split=0.2)\n"
         "print([w.tobytes().hex() for w in model.get_weights()], h.history, np.random.rand())\n"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, timeout=240, check=True)
-        for how in ("plain", "prepared")
-    ]
-    assert runs[0].stdout == runs[1].stdout
+    plain, prepared = (run_python("-c", code, how).stdout for how in ("plain", "prepared"))
+    assert plain == prepared
 
 
 def test_a_seed_of_the_script_stays_until_a_number_is_drawn():
@@ -67,5 +62,4 @@ def test_a_seed_of_the_script_stays_until_a_number_is_drawn():
         "    assert drawn_after(lambda: np.random.seed(seed)) == own != common\n"
         "    assert drawn_after(lambda: (np.random.seed(seed), np.random.rand())) == common\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code)

@@ -45,18 +45,16 @@ def test_each_epoch_deals_all_rows_out_anew(run_keras):
     assert len(owners) == 3, "each fit has permutations of its own"
 
 
-def test_a_user_who_does_not_shuffle_keeps_rows_and_their_order(run_keras):
-    run_keras(script_path("keras_reshuffling_a_user_who_does_not_shuffle_keeps_rows")).require_success()
-
-
-def test_only_unchanged_arrays_of_shard_are_dealt_out_anew(run_keras):
-    """Other arrays would no longer go with their rows; where one stands beside those of shard, the leader says so."""
-    run_keras(script_path("keras_reshuffling_only_unchanged_arrays_of_shard_are_dealt_out")).require_success()
-
-
-def test_whatever_goes_with_the_rows_moves_with_them(run_keras):
-    """Weights of samples and of classes, vectors, arrays cast by Keras, and rows that do not divide evenly."""
-    run_keras(script_path("keras_reshuffling_whatever_goes_with_the_rows_moves_with_them")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "a_user_who_does_not_shuffle_keeps_rows_and_their_order",
+        "only_unchanged_arrays_of_shard_are_dealt_out_anew",
+        "whatever_goes_with_the_rows_moves_with_them",
+    ],
+)
+def test_workers(run_keras, script):
+    run_keras(script_path(f"keras_reshuffling_{script}")).require_success()
 
 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="TensorFlow copies all arrays into tensors")

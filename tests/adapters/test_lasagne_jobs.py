@@ -1,12 +1,10 @@
 """Lasagne scripts as jobs of several real processes: training, evaluation, the common stop, the shards."""
 
 import pytest
+from needing import require
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+theano = require("theano")
 
 import numpy as np
 
@@ -18,21 +16,19 @@ from platoon_plugins.lasagne import StopOnPatience, evaluate, iterate_minibatche
 pytestmark = pytest.mark.theano
 
 
-@pytest.mark.promise
-def test_workers_train_a_known_model_to_its_known_solution(run_job):
-    """Linear least squares on sharded data: the center must find the weights that made the targets."""
-    outcome = run_job(script_path("lasagne_jobs_workers_train_a_known_model_to_its_known")).require_success()
-    seen = outcome.reported
-    assert seen["error 0"] == seen["error 1"]
-    assert seen["epoch 0"] == seen["epoch 1"] < 199
-    assert outcome.result.stopped_by == "end of script"  # the job goes on, the training does not
-    assert seen["reason 0"] == "no improvement in 3 evaluations"
-    assert seen["error 0"] < 1e-6
-    assert max(seen["distance 0"], seen["distance 1"]) < 1e-2
-
-
-def test_prepare_is_the_longer_form(run_job):
-    run_job(script_path("lasagne_prepared_is_the_longer_form")).require_success()
+@pytest.mark.parametrize(
+    ("script", "workers"),
+    [
+        ("prepare_is_the_longer_form", 2),
+        pytest.param("workers_train_a_known_model_to_its_known_solution", 2, marks=pytest.mark.promise),
+        pytest.param("sharded_evaluation_is_that_of_one_process_on_all_data", 3, marks=pytest.mark.slow),
+        ("minibatches_are_the_same_when_they_are_loaded_ahead", 2),
+        ("masks_and_row_numbers_go_with_the_rows", 2),
+        ("two_functions_share_their_parameters_by_the_handle", 2),
+    ],
+)
+def test_workers(run_job, script, workers):
+    run_job(script_path(f"lasagne_jobs_{script}"), workers).require_success()
 
 
 @pytest.mark.parametrize("how", ["finishes", "fails", "ends"])
@@ -41,22 +37,6 @@ def test_a_script_that_ends_without_finish_training_is_told_that_its_model_is_it
     assert (outcome.result.status == 0) == (how != "fails")
     told = ["without finish_training(), so it has only the model of this worker" in log for log in outcome.logs]
     assert told == [how == "ends"] * 2, outcome.logs
-
-
-@pytest.mark.slow
-def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
-    """Shards of unequal size, batches that do not divide them, and parameters that differ from the center's."""
-    outcome = run_job(
-        script_path("lasagne_jobs_sharded_evaluation_is_that_of_one_process"), workers=3
-    ).require_success()
-    rng = np.random.RandomState(0)
-    x, y = rng.randn(101, 3), rng.randn(101)
-    errors = (x.dot(np.arange(3.0)) - y) ** 2
-    for rank in range(3):
-        assert outcome.reported[f"one {rank}"] == pytest.approx(errors.mean(), rel=1e-6)
-        assert outcome.reported[f"sliced {rank}"] == pytest.approx(errors.mean(), rel=1e-6)
-        assert outcome.reported[f"two {rank}"] == pytest.approx(errors.mean(), rel=1e-6)
-        assert outcome.reported[f"tiny {rank}"] == pytest.approx(errors[:2].mean(), rel=1e-6)
 
 
 @pytest.mark.promise
@@ -96,11 +76,6 @@ def test_minibatches_cover_each_row_once_over_all_workers(run_job, number):
     assert orders[0] != orders[1]
 
 
-def test_minibatches_are_the_same_when_they_are_loaded_ahead(run_job):
-    """The generator is made by the worker, whose call counts the epoch, and read by another process."""
-    run_job(script_path("lasagne_jobs_minibatches_are_the_same")).require_success()
-
-
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.promise)])
 def test_each_fold_has_its_own_training_and_its_own_end(run_lasagne, workers):
     """Values improve until the third epoch of each fold; at its end all workers have the center, and one saves it."""
@@ -133,11 +108,6 @@ def test_the_model_at_the_end_is_what_was_evaluated_last(run_lasagne, rule):
         assert abs(found - alone) > 1e-5 * alone, (found, alone)
         """
     ).require_success()
-
-
-def test_two_functions_share_their_parameters_by_the_handle(run_job):
-    """What the error of a second sync_updates advises, for a GAN: each worker's steps reach the other."""
-    run_job(script_path("lasagne_jobs_two_functions_share_their_parameters")).require_success()
 
 
 @pytest.mark.parametrize(
@@ -176,13 +146,6 @@ def test_splits_that_differ_between_workers_are_refused(run_job, how):
     for text in outcome.reported["20 rows"], outcome.reported["18 rows"]:
         assert "differs between rank" in text
         assert "random_state=0" in text
-
-
-def test_masks_and_row_numbers_go_with_the_rows(run_job):
-    outcome = run_job(script_path("lasagne_jobs_masks_and_row_numbers_go_with_the_rows")).require_success()
-    seen = outcome.reported
-    assert seen["0"] == seen["1"] == f"{[25 / 11, -30 / 11]} 5.0 10.0"
-    assert sorted(eval(seen["rows 0"]) + eval(seen["rows 1"])) == list(range(11))
 
 
 def test_alone_minibatches_are_the_classic_ones(solo_worker):

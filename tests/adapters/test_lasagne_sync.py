@@ -5,11 +5,9 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
+from needing import require
 
-from platoon_base import compat
-
-compat.apply()
-theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+theano = require("theano")
 
 import lasagne
 import theano.tensor as T
@@ -35,6 +33,13 @@ def make_loss(params):
     w, b = params
     x = T.matrix("x")
     return x, T.sqr(T.dot(x, w) + b).mean()
+
+
+def compiled(params, worker, rate=0.1, rule=None, **options):
+    """Return a training function of plain gradient descent and its updates."""
+    x, loss = make_loss(params)
+    updates = sync_updates(lasagne.updates.sgd(loss, params, rate), params, rule or EASGD(), worker=worker, **options)
+    return theano.function([x], loss, updates=updates)
 
 
 def batches(count):
@@ -85,9 +90,7 @@ def test_alone_the_updates_are_as_they_were(solo_worker, name):
 
 def test_a_step_without_a_synchronization_copies_no_parameter(job_worker):
     params = make_params()
-    x, loss = make_loss(params)
-    updates = sync_updates(lasagne.updates.adam(loss, params), params, EASGD(), every_n_batches=1000, worker=job_worker)
-    step = theano.function([x], loss, updates=updates)
+    step = compiled(params, job_worker, every_n_batches=1000)
     (node,) = [n for n in step.maker.fgraph.toposort() if isinstance(n.op, Sync)]
     assert node.op.inplace == (0, 1)
     assert node.op.destroy_map == {0: [0], 1: [1]}
@@ -117,69 +120,41 @@ def test_in_place_where_theano_allows_it_and_a_copy_where_not(job_worker):
 
 
 def test_a_compiled_function_cannot_be_pickled_and_says_what_to_do(job_worker):
-    params = make_params()
-    x, loss = make_loss(params)
-    updates = sync_updates(lasagne.updates.sgd(loss, params, 0.1), params, EASGD(), worker=job_worker)
-    step = theano.function([x], loss, updates=updates)
+    step = compiled(make_params(), job_worker)
     with pytest.raises(ConfigurationError, match="save the parameters"):
         pickle.dumps(step)
 
 
 def test_a_value_that_is_not_finite_is_an_error_that_names_the_parameter(job_worker):
     params = make_params()
-    x, loss = make_loss(params)
-    updates = sync_updates(
-        lasagne.updates.sgd(loss, params, 0.1), params, EASGD(), every_n_batches=1, worker=job_worker
-    )
-    step = theano.function([x], loss, updates=updates)
+    step = compiled(params, job_worker, every_n_batches=1)
     with pytest.raises(NonFiniteError, match=r"rank 0, step 1: element 0 of W"):
         step(np.full((5, 4), np.nan, theano.config.floatX))
     with job_worker.center_params():
         assert all(np.isfinite(p.get_value()).all() for p in params)
 
 
-def test_parameters_that_are_no_shared_variables_are_refused(solo_worker):
-    x = T.matrix("x")
-    with pytest.raises(ConfigurationError, match="shared variables"):
-        sync_updates({x: x}, [x], EASGD(), worker=solo_worker)
-
-
-@pytest.mark.parametrize("rule", [EASGD, "easgd", 0.5])
-def test_what_is_no_rule_is_refused(solo_worker, rule):
-    params = make_params()
-    with pytest.raises(ConfigurationError, match=r"pass a rule, such as EASGD\(\)"):
-        sync_updates({p: p for p in params}, params, rule, worker=solo_worker)
-
-
-def test_the_rule_is_averaged_easgd_if_none_is_named(job_worker):
-    """By hand: there may be two workers, so steps become 2 sqrt(2) times as long, by the 50th synchronization.
-
-    Of a step of 1, so scaled, pull = 0.5 is taken back in the first.
-    """
+# By hand, as there may be two workers. Steps of AveragedEASGD become 2 sqrt(2) times as long, by the 50th
+# synchronization, and of the first, so scaled, pull = 0.5 is taken back. Of one step of 1 away from the center
+# CenterMomentum takes back alpha = 0.9 / 2; the mean pull is (1 - sqrt(mu)) alpha, and moves worker and center
+# 1.35 sqrt(2) times as far; at a period of 2 mu is the fifth root of 0.9.
+@pytest.mark.parametrize(
+    ("period", "step", "moved"),
+    [
+        pytest.param(1, 1.0, 0.5 * (1 + (2 * 2**0.5 - 1) / 50), id="averaged EASGD"),
+        pytest.param(2, 0.5, 0.55 + 1.35 * 2**0.5 * (1 - 0.9**0.1) * 0.45, id="center momentum at a longer period"),
+    ],
+)
+def test_the_rule_if_none_is_named(job_worker, period, step, moved):
     params = make_params()
     start = [p.get_value() for p in params]
-    updates = sync_updates({p: p + 1 for p in params}, params, worker=job_worker)
-    theano.function([], updates=updates)()
+    options = {"every_n_batches": period} if period > 1 else {}
+    updates = sync_updates({p: p + step for p in params}, params, worker=job_worker, **options)
+    train = theano.function([], updates=updates)
+    for _ in range(period):
+        train()
     for value, first in zip(params, start):
-        expected = first + 0.5 * (1 + (2 * 2**0.5 - 1) / 50)
-        np.testing.assert_allclose(value.get_value(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_rule_is_center_momentum_if_none_is_named_and_the_period_is_longer(job_worker):
-    """By hand: of one step of 1 away from the center alpha = 0.9 / 2 is taken back, as there may be two workers.
-
-    The mean pull is (1 - sqrt(mu)) alpha then, and moves worker and center 1.35 sqrt(2) times as far; at a period of 2
-    mu is the fifth root of 0.9.
-    """
-    params = make_params()
-    start = [p.get_value() for p in params]
-    updates = sync_updates({p: p + 0.5 for p in params}, params, every_n_batches=2, worker=job_worker)
-    step = theano.function([], updates=updates)
-    step()
-    step()
-    for value, first in zip(params, start):
-        expected = first + 0.55 + 1.35 * 2**0.5 * (1 - 0.9**0.1) * 0.45
-        np.testing.assert_allclose(value.get_value(), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(value.get_value(), first + moved, rtol=1e-5, atol=1e-6)
 
 
 def averaged(params, worker):
@@ -210,36 +185,35 @@ def test_the_next_training_has_a_rule_of_its_own(job_worker):
     assert job_worker.advanced.shares
 
 
-@pytest.mark.parametrize("rule", ["auto", None])
-def test_gradients_of_which_some_are_averaged_leave_no_rule_to_choose(solo_worker, rule):
-    w, b = make_params()
-    all_reduce_grads((w**2).sum(), [w], worker=solo_worker)
-    with pytest.raises(ConfigurationError, match=r"got rule=.*, and the gradients of b are not averaged: pass a rule"):
-        sync_updates({w: w, b: b}, [w, b], rule, worker=solo_worker)
+X = T.matrix("x")
 
 
-def test_no_rule_and_no_averaged_gradients_are_refused(solo_worker):
-    params = make_params()
-    with pytest.raises(ConfigurationError, match="got rule=None, and the gradients of W, b are not averaged"):
-        sync_updates({p: p for p in params}, params, None, worker=solo_worker)
+def one_averaged(w, b, worker, rule):
+    all_reduce_grads((w**2).sum(), [w], worker=worker)
+    sync_updates({w: w, b: b}, [w, b], rule, worker=worker)
 
 
-def test_values_that_are_not_finite_are_a_matter_of_rules(solo_worker):
-    params = make_params()
-    updates = averaged(params, solo_worker)
-    with pytest.raises(ConfigurationError, match="got on_nonfinite='skip' and no rule"):
-        sync_updates(updates, params, on_nonfinite="skip", worker=solo_worker)
-
-
-def test_a_parameter_without_an_update_is_refused(solo_worker):
-    w, b = make_params()
-    with pytest.raises(ConfigurationError, match="no update for b"):
-        sync_updates({w: w}, [w, b], EASGD(), worker=solo_worker)
-
-
-def test_updates_that_are_no_mapping_are_refused(solo_worker):
-    with pytest.raises(ConfigurationError, match="lasagne.updates"):
-        sync_updates([], make_params(), EASGD(), worker=solo_worker)
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda w, b, on: sync_updates({X: X}, [X], EASGD(), worker=on), "shared variables"),
+        (lambda w, b, on: sync_updates({w: w, b: b}, [w, b], EASGD, worker=on), r"pass a rule, such as EASGD\(\)"),
+        (lambda w, b, on: sync_updates({w: w, b: b}, [w, b], "easgd", worker=on), r"pass a rule, such as EASGD\(\)"),
+        (lambda w, b, on: sync_updates({w: w, b: b}, [w, b], 0.5, worker=on), r"pass a rule, such as EASGD\(\)"),
+        (lambda w, b, on: one_averaged(w, b, on, "auto"), "and the gradients of b are not averaged: pass a rule"),
+        (lambda w, b, on: one_averaged(w, b, on, None), "and the gradients of b are not averaged: pass a rule"),
+        (lambda w, b, on: sync_updates({w: w, b: b}, [w, b], None, worker=on), "rule=None, and the gradients of W, b"),
+        (
+            lambda w, b, on: sync_updates(averaged([w, b], on), [w, b], on_nonfinite="skip", worker=on),
+            "got on_nonfinite='skip' and no rule",
+        ),
+        (lambda w, b, on: sync_updates({w: w}, [w, b], EASGD(), worker=on), "no update for b"),
+        (lambda w, b, on: sync_updates([], [w, b], EASGD(), worker=on), "lasagne.updates"),
+    ],
+)
+def test_what_cannot_work_is_refused(solo_worker, call, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        call(*make_params(), solo_worker)
 
 
 def test_a_second_call_is_refused(solo_worker):

@@ -1,29 +1,36 @@
 """Outer-step rules in Keras, Lasagne and Blocks: against one process, with uneven batches, and short last rounds."""
 
 import pytest
-from needing import needs, needs_theano
+from needing import marks_of, needs_blocks, needs_theano
 from scripts_here import script_path
 
 pytestmark = pytest.mark.timeout(600)
 
-needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
+# What each adapter's scripts prove, against one process or by hand, is in the scripts.
+SCRIPTS = {
+    "keras": [
+        "local_sgd_at_each_batch_is_one_process",
+        "moments_are_averaged_with_the_weights",
+        "averages_of_weights_are_shared",
+        "overlap",
+        "starts_with_averaged_gradients",
+    ],
+    "lasagne": ["local_sgd_at_each_batch", "moments_are_averaged_with_the_parameters", "overlap"],
+    "blocks": [
+        "local_sgd_at_each_batch",
+        "moments_are_averaged_with_the_parameters",
+        "main_loops_with_more_batches_make",
+        "overlap",
+    ],
+}
+MARKS = {"keras": [pytest.mark.keras], "lasagne": marks_of(needs_theano), "blocks": marks_of(needs_blocks)}
+ROWS = [pytest.param(name, script, marks=MARKS[name]) for name in SCRIPTS for script in SCRIPTS[name]]
 
 
-@pytest.mark.keras
-def test_keras_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_keras):
-    run_keras(script_path("rounds_in_adapters_keras_local_sgd_at_each_batch_is_one_process")).require_success()
-
-
-@pytest.mark.keras
-def test_keras_moments_are_averaged_with_the_weights(run_keras):
-    """Against SGD with momentum on larger batches in one process; by EASGD the center's are on all at the end."""
-    run_keras(script_path("rounds_in_adapters_keras_moments_are_averaged_with_the_weights")).require_success()
-
-
-@pytest.mark.keras
-def test_keras_averages_of_weights_are_shared_with_the_moments(run_keras):
-    """Against one process on larger batches: what is validated by SwapEMAWeights, and what is left in the model."""
-    run_keras(script_path("rounds_in_adapters_keras_averages_of_weights_are_shared")).require_success()
+@pytest.mark.parametrize(("adapter", "script"), ROWS)
+def test_workers(request, adapter, script):
+    run = request.getfixturevalue(f"run_{adapter}")
+    run(script_path(f"rounds_in_adapters_{adapter}_{script}")).require_success()
 
 
 @pytest.mark.keras
@@ -56,18 +63,6 @@ def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras, rule
     ).require_success()
     assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 1"]
     assert not any("never reached" in log for log in outcome.logs)
-
-
-@pytest.mark.keras
-def test_keras_completes_a_round_after_its_part_of_the_period(run_keras):
-    """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
-    run_keras(script_path("rounds_in_adapters_keras_overlap")).require_success()
-
-
-@pytest.mark.keras
-def test_keras_starts_with_averaged_gradients_and_goes_on_with_local_steps(run_keras):
-    """The second fit begins with the weights of the first, on all workers; its rounds move them on from there."""
-    run_keras(script_path("rounds_in_adapters_keras_starts_with_averaged_gradients")).require_success()
 
 
 @pytest.mark.keras
@@ -110,17 +105,6 @@ def test_keras_says_that_the_loss_rises(run_keras):
 
 
 @needs_theano
-def test_lasagne_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_lasagne):
-    run_lasagne(script_path("rounds_in_adapters_lasagne_local_sgd_at_each_batch")).require_success()
-
-
-@needs_theano
-def test_lasagne_moments_are_averaged_with_the_parameters(run_lasagne):
-    """Against momentum in NumPy on the mini-batches of both; a scalar parameter's moment stays each worker's own."""
-    run_lasagne(script_path("rounds_in_adapters_lasagne_moments_are_averaged_with_the_parameters")).require_success()
-
-
-@needs_theano
 def test_lasagne_workers_with_more_batches_make_their_rounds_alone(run_lasagne):
     """5 and 8 batches an epoch at a period of 3; the evaluations and the end meet all the same."""
     outcome = run_lasagne(
@@ -155,35 +139,6 @@ def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the
     for rank, log in enumerate(outcome.logs):
         told = f"{2 + rank} batches preceded an evaluation, so every_n_batches=50 is never reached"
         assert log.count(told) == 1, log
-
-
-@needs_theano
-def test_lasagne_completes_a_round_after_its_part_of_the_period(run_lasagne):
-    """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
-    run_lasagne(script_path("rounds_in_adapters_lasagne_overlap")).require_success()
-
-
-@needs_blocks
-def test_blocks_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_blocks):
-    run_blocks(script_path("rounds_in_adapters_blocks_local_sgd_at_each_batch")).require_success()
-
-
-@needs_blocks
-def test_blocks_moments_are_averaged_with_the_parameters(run_blocks):
-    """Against momentum on larger batches in one process."""
-    run_blocks(script_path("rounds_in_adapters_blocks_moments_are_averaged_with_the_parameters")).require_success()
-
-
-@needs_blocks
-def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks):
-    """5 and 8 batches an epoch at a period of 3, with monitoring at each epoch and a common end."""
-    run_blocks(script_path("rounds_in_adapters_blocks_main_loops_with_more_batches_make")).require_success()
-
-
-@needs_blocks
-def test_blocks_completes_a_round_after_its_part_of_the_period(run_blocks):
-    """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
-    run_blocks(script_path("rounds_in_adapters_blocks_overlap")).require_success()
 
 
 @needs_blocks

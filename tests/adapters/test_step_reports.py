@@ -3,12 +3,9 @@
 import math
 
 import pytest
-from needing import needs_blocks
+from needing import needs_blocks, require
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+require("theano")
 
 pytestmark = pytest.mark.theano
 

@@ -1,6 +1,6 @@
 """Loops of JAX on GPUs exchange values in device memory, and say why where they do not.
 
-The scripts are those of `jobs/test_array_loops.py`. Without GPUs the processor is the device, see `processor_cuda`.
+The scripts are those of `jobs/test_prepare.py`. Without GPUs the processor is the device, see `processor_cuda`.
 """
 
 import importlib.util

@@ -1,11 +1,9 @@
 """Main loops whose parameters are on devices: CUDA where there are two, or else OpenCL on the CPU."""
 
 import pytest
+from needing import require
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+require("blocks.main_loop")
 
 from devices_here import DEVICES, WHY_NOT
 
@@ -35,17 +33,13 @@ def test_asynchronous_training_on_devices(run_blocks):
     run_blocks(
         PLAIN
         + """
-from blocks.serialization import load_parameters
-
 cost = plain(seed=1 + rank)
 assert "gpuarray" in type(ComputationGraph(cost).parameters[0].type).__module__
 monitoring = DistributedMonitoring([cost], stream(45, seed=1), prefix="valid")
 saving = Checkpoint(tmp + "/saved.tar", save_main_loop=False)
 extensions = [ParameterSync(EASGD(), every_n_batches=2), monitoring, saving, FinishAfter(after_n_epochs=3)]
-main_loop = loop(cost, shard_stream(stream(96), uneven="drop"), extensions)
-main_loop.run()
-ends = values(main_loop)
-assert (everyones(ends) == ends).all()
+main_loop = trained(cost, shard_stream(stream(96), uneven="drop"), extensions)
+same_everywhere(main_loop)
 rows = [float(main_loop.log[row]["valid_cost"]) for row in (0, *main_loop.status["_epoch_ends"])]
 assert rows[-1] < rows[0]
 assert (everyones(np.array(rows)) == rows).all()
@@ -64,13 +58,10 @@ def test_averaged_gradients_on_devices_go_on_from_a_pickled_main_loop(run_blocks
     script = (
         PLAIN
         + """
-from blocks.serialization import load
 from platoon_base.theano_ops.gpu import GpuAllReduce
 
 def train(batches, rule, *extensions):
-    main_loop = loop(plain(), batches, [*extensions, FinishAfter(after_n_batches=12)], rule)
-    main_loop.run()
-    return main_loop
+    return trained(plain(), batches, [*extensions, FinishAfter(after_n_batches=12)], rule)
 
 if len(sys.argv) > 2:
     with open(tmp + "/loop.tar", "rb") as file:

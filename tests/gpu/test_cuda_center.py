@@ -39,21 +39,11 @@ def test_the_rules_are_their_equations_bit_by_bit(run_on_cuda, rule, dtype):
         worker.init_shared_params(variables, rule)
         require_on_device()
         worker.barrier()
-        replay = Replay(rule, starts)
-        for step in range(6):
-            for turn in range(size):
-                progress = draw(100 * step + turn, [a.shape for a in starts], dtype=dtype)
-                replay.sync(turn, progress)
-                if turn == rank:
-                    advance(variables, progress)
-                    worker.sync_params(step % 2 == 0)
-                    for variable, x in zip(variables, replay.locals[turn]):
-                        assert np.array_equal(variable.get_value(), x), (step, turn)
-                worker.barrier()
+        pairs = [(Replay(rule, starts), variables)]
+        take_turns(worker, pairs, advance, 6, locked=lambda step: step % 2 == 0)
         own = [variable.get_value() for variable in variables]
         with worker.center_params():
-            for variable, c in zip(variables, replay.validated):
-                assert np.allclose(variable.get_value(), c, rtol=1e-6), "center"
+            require_validated(pairs)
         for variable, value in zip(variables, own):
             assert np.array_equal(variable.get_value(), value), "own"
         worker.barrier()
@@ -71,29 +61,13 @@ def test_moments_have_a_rule_of_their_own(run_on_cuda):
         worker.init_shared_params(variables, rules.AveragedEASGD(warmup=3), moments=moments)
         require_on_device()
         worker.barrier()
-        replays = Replay(rules.AveragedEASGD(warmup=3), starts), Replay(EASGD(), starts)
-        for step in range(5):
-            for turn in range(size):
-                for which, (replay, of_replay) in enumerate(zip(replays, (variables, moments))):
-                    progress = draw(100 * step + 10 * which + turn, [a.shape for a in starts])
-                    replay.sync(turn, progress)
-                    if turn == rank:
-                        advance(of_replay, progress)
-                if turn == rank:
-                    worker.sync_params()
-                    for replay, of_replay in zip(replays, (variables, moments)):
-                        for variable, x in zip(of_replay, replay.locals[turn]):
-                            assert np.array_equal(variable.get_value(), x), (step, turn)
-                worker.barrier()
+        pairs = [(Replay(rules.AveragedEASGD(warmup=3), starts), variables), (Replay(EASGD(), starts), moments)]
+        take_turns(worker, pairs, advance, 5)
         with worker.center_params():
-            for replay, of_replay in zip(replays, (variables, moments)):
-                for variable, c in zip(of_replay, replay.validated):
-                    assert np.allclose(variable.get_value(), c, rtol=1e-6)
+            require_validated(pairs)
         worker.barrier()
         worker.copy_to_local()
-        for replay, of_replay in zip(replays, (variables, moments)):
-            for variable, c in zip(of_replay, replay.validated):
-                assert np.allclose(variable.get_value(), c, rtol=1e-6)
+        require_validated(pairs)
         worker.barrier()
         """
     ).require_success()
@@ -121,23 +95,13 @@ def test_memory_in_any_order_stays_on_the_device(run_in_any_order, orders, tmp_p
             worker.barrier()
         require_on_device()
         worker.barrier()
-        replay = Replay(EASGD(), starts)
-        for step in range(4):
-            for turn in range(size):
-                progress = draw(100 * step + turn, [a.shape for a in starts], dtype=dtype)
-                replay.sync(turn, progress)
-                if turn == rank:
-                    advance(variables, progress)
-                    worker.sync_params(step % 2 == 0)
-                    for variable, x in zip(variables, replay.locals[turn]):
-                        assert np.array_equal(variable.get_value(), x), (step, turn)
-                worker.barrier()
+        pairs = [(Replay(EASGD(), starts), variables)]
+        take_turns(worker, pairs, advance, 4, locked=lambda step: step % 2 == 0)
         with worker.center_params():
-            for variable, c in zip(variables, replay.validated):
-                assert np.allclose(variable.get_value(), c, rtol=1e-6), "center"
+            require_validated(pairs)
         worker.barrier()
         if not rank:
-            np.savez(sys.argv[1] + "/center.npz", *replay.validated)
+            np.savez(sys.argv[1] + "/center.npz", *pairs[0][0].validated)
         """,
         saving=Saving(folder, 1000.0),
     ).require_success()
@@ -199,15 +163,7 @@ def test_the_center_survives_those_who_own_it_with_its_momentum(run_on_cuda):
         worker.init_shared_params(variables, rule)
         worker.barrier()
         replay = Replay(rule, starts)
-        for step in range(3):
-            for turn in range(size):
-                progress = draw(100 * step + turn)
-                replay.sync(turn, progress)
-                if turn == rank:
-                    advance(variables, progress)
-                    worker.sync_params()
-                    variables[0].get_value()
-                worker.barrier()
+        take_turns(worker, [(replay, variables)], advance, 3)
         if rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         until(lambda: living() == 1)

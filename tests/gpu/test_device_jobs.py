@@ -6,6 +6,7 @@ what is common, through the host.
 
 import threading
 
+import numpy as np
 import pytest
 from devices_here import DEVICES, WHY_NOT, on_devices
 from rule_table import ON_DEVICES
@@ -61,8 +62,15 @@ def test_ranks_that_make_other_calls_are_told(run_on_devices):
     assert "rank 1 waits in 'barrier elsewhere'" in outcome.reported["said"], outcome.logs
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize(
+    ("locked", "dtype"),
+    [
+        (True, "float32"),
+        (False, "float64"),
+        pytest.param(True, "float64", marks=pytest.mark.rare),
+        pytest.param(False, "float32", marks=pytest.mark.rare),
+    ],
+)
 @pytest.mark.parametrize("rule", ON_DEVICES, ids=str)
 def test_the_rules_are_their_equations_bit_by_bit(run_on_devices, rule, locked, dtype):
     """The workers take turns, so NumPy can follow."""
@@ -158,3 +166,37 @@ def test_a_center_on_devices_is_saved_and_resumed(run_on_devices, tmp_path):
     assert all("starts at (1, 31, 31)" in log for log in second.logs)
     assert second.reported["lowest float32 0"] == second.reported["highest float64 0"] == 80
     folder.close()
+
+
+# A rule with states at the center.
+
+
+def test_a_worker_that_joins_late_starts_where_the_momentum_has_moved_the_center(run_on_devices):
+    """At the center, it feels no pull; if it began with another sum of moves it would be carried past the center."""
+    outcome = run_on_devices(script_path("device_momentum_joins_late"), max_restarts=1).require_success()
+    assert outcome.result.restarts == 1
+    assert outcome.reported["moved"] > 0, outcome.reported
+
+
+def test_the_states_are_saved_and_resumed(run_on_devices, tmp_path):
+    """The next job goes on bit by bit from the checkpoint, with the momentum that the center had."""
+    folder = CheckpointFolder(tmp_path / "kept")
+    job = run_on_devices(
+        script_path("device_momentum_saved"), workers=len(DEVICES), saving=Saving(folder, 1000.0)
+    ).require_success()
+    assert not job.result.checkpoints.unsaved
+    found = folder.newest()
+    checkpoint = read_checkpoint(found[0])
+    with np.load(tmp_path / "replay.npz") as replay:
+        assert len(checkpoint.states) == 2
+        for k, arrays in enumerate([checkpoint.center, *checkpoint.states]):
+            for i, array in enumerate(arrays):
+                np.testing.assert_array_equal(array, replay[f"{k} {i}"])
+    run_on_devices(
+        script_path("device_momentum_resumed"), workers=len(DEVICES), resume=found, saving=Saving(folder, 1000.0)
+    ).require_success()
+    folder.close()
+
+
+def test_momentum_ends_where_a_worker_puts_other_values_into_the_center(run_on_devices):
+    run_on_devices(script_path("device_momentum_overwritten"), workers=len(DEVICES)).require_success()

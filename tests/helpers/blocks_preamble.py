@@ -2,6 +2,8 @@
 
 # ruff: noqa: F401, I001 - for the scripts that follow; platoon_plugins.blocks comes before blocks
 import os
+import pickle
+import signal
 import sys
 
 import own_pocl_cache
@@ -31,10 +33,14 @@ from blocks.initialization import Constant, IsotropicGaussian
 from blocks.main_loop import MainLoop
 from blocks.model import Model
 from blocks.monitoring import aggregation
+from blocks.serialization import load, load_parameters
 from fuel.datasets import IndexableDataset
 from fuel.schemes import SequentialScheme, ShuffledScheme
 from fuel.streams import DataStream
 from platoon_base import connect
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.blocks import prepare
+from refusing import raises
 
 tmp = sys.argv[1]
 worker = connect()
@@ -73,6 +79,13 @@ def loop(cost, train, extensions, step_rule=None):
     return MainLoop(algorithm, train, model=Model(cost), extensions=extensions)
 
 
+def trained(*args, **options):
+    """Run a main loop to its end and return it."""
+    main_loop = loop(*args, **options)
+    main_loop.run()
+    return main_loop
+
+
 def values(main_loop):
     """Return the parameters as one vector."""
     return np.concatenate([p.get_value().ravel() for p in main_loop.algorithm.parameters])
@@ -81,6 +94,13 @@ def values(main_loop):
 def everyones(array):
     """Return the arrays of all workers."""
     return worker.all_gather(np.ascontiguousarray(array))
+
+
+def same_everywhere(main_loop):
+    """Require that a main loop has the same parameters on all workers, and return them."""
+    found = values(main_loop)
+    assert (everyones(found) == found).all(), everyones(found)
+    return found
 
 
 class Look(TrainingExtension):

@@ -15,7 +15,7 @@ import keras
 
 import pytest
 import replaying
-from replaying import draw
+from replaying import draw, require_validated, take_turns
 from watching import exchange_pids, living, partitions_of, until
 from platoon_base import ASGD, EASGD, CenterMomentum, connect, rules
 from platoon_base.errors import ConfigurationError, NonFiniteError

@@ -1,14 +1,20 @@
 """What the scripts of the Keras tests begin with: small models, the same on both generations of Keras."""
 
 # ruff: noqa: F401, I001 - for the scripts that follow; platoon_plugins.keras comes before keras
+import gc
 import json
 import os
+import signal
 import sys
+import time
+import warnings
 import numpy as np
-from platoon_plugins.keras import ASGD, EASGD, DistributedOptimizer, distribute, shard
+from platoon_plugins.keras import ASGD, EASGD, DistributedOptimizer, LocalSGD
+from platoon_plugins.keras import backends, broadcast_variables, distribute, evaluate, predict, prepare, shard
 import keras
 from platoon_base import connect
 from platoon_base.errors import PlatoonError
+from refusing import raises, refused
 
 KERAS_2 = keras.__version__.startswith("2.")
 L = keras.layers
@@ -72,6 +78,41 @@ def everyones(values):
     return worker.all_gather(np.ascontiguousarray(values, "float64"))
 
 
+def same_everywhere(model):
+    """Require that a model has the same weights on all workers, and return them."""
+    weights = flat(model.get_weights())
+    assert (everyones(weights) == weights).all(), everyones(weights)
+    return weights
+
+
+def fit(model, *rows, callbacks=None, valid=(), batch_size=8, verbose=0, **options):
+    """Fit a model on this worker's part of the rows; what `distribute` takes goes there."""
+    names = {"rule", "every_n_batches", "policy", "leader_only"} & set(options)
+    callbacks = distribute(callbacks, **{name: options.pop(name) for name in names})
+    if valid:
+        options["validation_data"] = shard(*valid)
+    return model.fit(*shard(*rows), batch_size=batch_size, verbose=verbose, callbacks=callbacks, **options)
+
+
+def require_one_process(build, x, y, tolerance=1e-5, moved=0.02, elsewhere=False, **options):
+    """Require that averaged gradients train as one process with larger batches does, and return their model.
+
+    `build` gets what wraps its optimizer; with `elsewhere` the other workers begin with weights that do not count.
+    """
+    one, model = build(lambda optimizer: optimizer), build(DistributedOptimizer)
+    start, options = flat(one.get_weights()), {"shuffle": False, "verbose": 0, **options}
+    if rank and elsewhere:
+        model.set_weights([weight + 1 for weight in model.get_weights()])
+    expected = one.fit(x, y, batch_size=8 * size, **options).history
+    found = fit(model, x, y, **options).history
+    differ = abs(flat(one.get_weights()) - same_everywhere(model)).max()
+    assert abs(flat(one.get_weights()) - start).max() > moved, options
+    assert differ < tolerance, (options, differ)
+    if len(x) % (8 * size) == 0:  # Smaller batches may count as much as others in a user's own step.
+        assert abs(expected["loss"][0] - found["loss"][0]) < max(tolerance, 1e-4), (options, expected, found)
+    return model
+
+
 class Watch(keras.callbacks.Callback):
     def __init__(self, batch_end=None, epoch_end=None, epoch_begin=None):
         super().__init__()
@@ -99,8 +140,6 @@ def stop(callback):
 
 
 if os.environ.get("PLATOON_TEST_TENSORS"):
-    from platoon_plugins.keras import backends
-
     device = __import__("torch").device("cpu") if keras.backend.backend() == "torch" else 0
     type(backends.current()).gradient_device = lambda backend, model: device
     if keras.backend.backend() == "torch":

@@ -1,10 +1,11 @@
 """What scripts of the Lasagne tests have in common: a small network with batch normalization, and its data."""
 
-import sys  # noqa: F401
+# ruff: noqa: F401 - for the scripts that follow
+import sys
 
 import numpy as np
 
-from platoon_plugins.lasagne import (  # noqa: F401
+from platoon_plugins.lasagne import (
     ASGD,
     EASGD,
     StopOnPatience,
@@ -12,6 +13,7 @@ from platoon_plugins.lasagne import (  # noqa: F401
     evaluate,
     finish_training,
     iterate_minibatches,
+    prepare,
     sync_updates,
 )
 
@@ -19,7 +21,10 @@ import lasagne  # isort: skip
 import theano  # isort: skip
 import theano.tensor as T  # isort: skip
 
+from refusing import raises
+
 from platoon_base import connect
+from platoon_base.errors import ConfigurationError, LayoutMismatchError
 
 
 class BatchNorm(lasagne.layers.Layer):

@@ -1,10 +1,24 @@
-"""Marks of tests that start processes with packages which may not be here; nothing is imported to find out."""
+"""Packages that may not be here: marks of tests that start processes with them, for which nothing is imported."""
 
 import importlib.util
 
 import pytest
 
-__all__ = ["marks_of", "needs", "needs_blocks", "needs_theano"]
+from platoon_base import compat
+
+__all__ = ["marks_of", "needs", "needs_blocks", "needs_package", "needs_theano", "require"]
+
+WHY = {
+    "theano": "needs Theano: `make setup` installs it on Python 3.11",
+    "fuel": "needs Fuel: `make setup` installs it on Python 3.11",
+    "blocks": "needs Blocks: BLOCKS=/path/to/a/checkout make test",
+}
+
+
+def require(package):
+    """Import a package that is repaired before, or skip the file where it is missing."""
+    compat.apply()
+    return pytest.importorskip(package, reason=WHY[package.partition(".")[0]])
 
 
 def needs(mark, module, reason):
@@ -22,5 +36,11 @@ def marks_of(decorator):
     return decorator(marked).pytestmark
 
 
-needs_theano = needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
-needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
+needs_theano = needs("theano", "theano", WHY["theano"])
+needs_blocks = needs("blocks", "blocks", WHY["blocks"])
+
+
+def needs_package(name, reason="tests/README.md says how to install it"):
+    """Return a mark that skips a test where a package is missing."""
+    there = importlib.util.find_spec(name.partition(".")[0]) and importlib.util.find_spec(name)
+    return pytest.mark.skipif(not there, reason=f"needs {name}: {reason}")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import replaying
 from processor_cuda import OnProcessor, use_processor
-from replaying import draw
+from replaying import draw, require_validated, take_turns
 from watching import living, partitions_of, until
 
 from platoon_base import ASGD, EASGD, CenterMomentum, connect, rules

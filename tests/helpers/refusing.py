@@ -2,6 +2,8 @@
 
 import contextlib
 
+from platoon_base.errors import PlatoonError
+
 
 @contextlib.contextmanager
 def raises(error, *words):
@@ -13,3 +15,9 @@ def raises(error, *words):
     else:
         raise AssertionError(f"nothing was raised: {error}")
     assert all(word in text for word in words), text
+
+
+def refused(call, *words, error=PlatoonError):
+    """Require that a call is refused, with all of these words."""
+    with raises(error, *words):
+        call()

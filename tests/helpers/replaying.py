@@ -4,7 +4,7 @@ import numpy as np
 
 from platoon_base.rules.center import average_of, local_sources
 
-__all__ = ["Replay", "draw"]
+__all__ = ["Replay", "draw", "require_validated", "take_turns"]
 
 
 def draw(seed, shapes=((3, 5), (100_003,), (7,), (256, 300)), dtype="float32"):
@@ -13,28 +13,12 @@ def draw(seed, shapes=((3, 5), (100_003,), (7,), (256, 300)), dtype="float32"):
 
 
 class Replay:
-    """The center and all workers in NumPy; they synchronize one after the other.
-
-    Parameters
-    ----------
-    rule : Rule
-    starts : list of ndarray
-    size : int
-        Number of workers.
-
-    Attributes
-    ----------
-    counts : list of int
-        How often each worker has synchronized.
-    center, states : list of ndarray, list of list of ndarray
-    locals, own : list of list of ndarray, list of list of list of ndarray
-        Of each worker: its values, and its own states.
-    """
+    """The center and all workers in NumPy; they synchronize one after the other."""
 
     def __init__(self, rule, starts, size):
         self.rule, self.size = rule, size
         self.center = [a.copy() for a in starts]
-        self.average, self.counts = average_of(rule), [0] * size
+        self.average, self.counts = average_of(rule), [0] * size  # It counts how often each worker synchronizes.
         begin = [np.copy if i == self.average else np.zeros_like for i in range(len(rule.center_state))]
         self.states = [[make(a) for a in starts] for make in begin]
         self.locals, self.own = [None] * size, [None] * size
@@ -74,3 +58,29 @@ class Replay:
             x += add
             own, states = ([state[i] for state in those] for those in (self.own[turn], self.states))
             rule.sync(x, self.center[i], tuple(own), tuple(states))
+
+
+def take_turns(worker, pairs, advance, steps, locked=lambda step: True):
+    """Synchronize in turns, and require of each pair of a replay and its variables the same values, bit by bit."""
+    for step in range(steps):
+        for turn in range(worker.global_size):
+            mine = turn == worker.global_rank
+            for number, (replay, variables) in enumerate(pairs):
+                shapes, dtype = [c.shape for c in replay.center], replay.center[0].dtype
+                progress = draw(100 * step + 10 * number + turn, shapes, dtype)
+                replay.sync(turn, progress)
+                if mine:
+                    advance(variables, progress)
+            if mine:
+                worker.sync_params(locked(step))
+            for replay, variables in pairs if mine else ():
+                for variable, x in zip(variables, replay.locals[turn]):
+                    assert np.array_equal(variable.get_value(), x), (step, turn)
+            worker.barrier()
+
+
+def require_validated(pairs):
+    """Require that variables have what is validated of the center of their replay."""
+    for replay, variables in pairs:
+        for variable, c in zip(variables, replay.validated):
+            assert np.allclose(variable.get_value(), c, rtol=1e-6), "center"

@@ -1,10 +1,4 @@
-import numpy as np
-import sys
-
-from blocks_preamble import Adam, AllReduceGradients, Checkpoint, CompositeRule, FinishAfter, ParameterSync
-from blocks_preamble import StepClipping, loop, network, rank, shard_stream, stream, tmp, values
-
-from blocks.serialization import load
+from blocks_preamble import *
 
 
 def begin(extensions):

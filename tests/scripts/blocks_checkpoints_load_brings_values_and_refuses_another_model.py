@@ -1,23 +1,17 @@
-from blocks_preamble import CategoricalCrossEntropy, Checkpoint, Constant, EASGD, FinishAfter, IsotropicGaussian, Load
-from blocks_preamble import Look, MLP, ParameterSync, Softmax, T, Tanh, loop, network, shard_stream, stream, tmp, values
-from blocks_preamble import worker
-
+from blocks_preamble import *
 from platoon_base.errors import LayoutMismatchError
-from refusing import raises
 
 cost, error = network(seed=3)
-first = loop(
+first = trained(
     cost,
     shard_stream(stream(64)),
     [ParameterSync(EASGD()), FinishAfter(after_n_batches=2), Checkpoint(tmp + "/model.tar", save_main_loop=False)],
 )
-first.run()
 worker.barrier("saved")
 begun = []
 look = Look(before_epoch=lambda main_loop: begun.append(values(main_loop)))
 ours = [ParameterSync(EASGD()), Load(tmp + "/model.tar"), FinishAfter(after_n_batches=1)]
-second = loop(network(seed=4)[0], shard_stream(stream(64)), [look, *ours])
-second.run()
+second = trained(network(seed=4)[0], shard_stream(stream(64)), [look, *ours])
 assert (begun[0] == values(first)).all()
 
 x, y = T.matrix("features"), T.lmatrix("targets")

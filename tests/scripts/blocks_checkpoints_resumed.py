@@ -1,10 +1,4 @@
-import sys
-
-from blocks_preamble import AllReduceGradients, Checkpoint, DistributedMonitoring, DistributedTrainingMonitoring, EASGD
-from blocks_preamble import FinishAfter, Look, Momentum, ParameterSync, Printing, StopTogether, everyones, loop, network
-from blocks_preamble import shard_stream, size, stream, tmp, values
-
-from blocks.serialization import load
+from blocks_preamble import *
 
 if len(sys.argv) > 3:
     with open(tmp + "/loop.tar", "rb") as file:
@@ -31,8 +25,7 @@ else:
     main_loop = loop(cost, shard_stream(stream(96, shuffled=True), uneven="drop"), extensions, rule)
     done = 0
 main_loop.run()
-ends = values(main_loop)
-assert (everyones(ends) == ends).all()
+ends = same_everywhere(main_loop)
 if done:
     assert done == 5 and (seen[0] == saved).all() and (ends != saved).any()
     if sys.argv[2] == "sync":  # asynchronous workers stop as soon as one wants to, each where it is

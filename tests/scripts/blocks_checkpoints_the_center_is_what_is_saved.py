@@ -1,10 +1,7 @@
-import numpy as np
+"""In the middle of an epoch, at its end, and by a Checkpoint that EarlyStopping manages."""
 
-from blocks_preamble import Checkpoint, DistributedMonitoring, EASGD, FinishAfter, Look, ParameterSync, loop, network
-from blocks_preamble import rank, shard_stream, stream, tmp, values, worker
-
+from blocks_preamble import *
 from blocks.extensions.stopping import EarlyStopping
-from blocks.serialization import load_parameters
 
 cost, error = network()
 saved = []
@@ -41,8 +38,7 @@ extensions = [
     ParameterSync(EASGD(alpha=0.3), every_n_batches=2),
     FinishAfter(after_n_batches=3),
 ]
-main_loop = loop(cost, shard_stream(stream(64)), extensions)
-main_loop.run()
+main_loop = trained(cost, shard_stream(stream(64)), extensions)
 if rank == 0:
     assert [name for name, _ in saved] == ["after_batch", "after_training"], saved
     assert (saved[0][1] == center[2]).all() and (saved[0][1] != own[2]).any()

@@ -1,11 +1,7 @@
-import numpy as np
+"""At the end, where steps behind the last synchronization are no part of it; and while another goes on training."""
 
-from blocks_preamble import Checkpoint, ComputationGraph, DistributedMonitoring, EASGD, FinishAfter, Look, ParameterSync
-from blocks_preamble import Scale, everyones, loop, network, rank, shard_stream, stream, tmp, values
-
+from blocks_preamble import *
 from pathlib import Path
-import theano
-from blocks.serialization import load_parameters
 from watching import await_file
 
 cost, _ = network()
@@ -22,7 +18,7 @@ def waits(main_loop):
         await_file(Path(moved))
 
 
-main_loop = loop(
+main_loop = trained(
     cost,
     shard_stream(stream(80)),
     [
@@ -35,9 +31,7 @@ main_loop = loop(
     ],
     Scale(0.2),
 )
-main_loop.run()
-ends = values(main_loop)
-assert (everyones(ends) == ends).all()
+ends = same_everywhere(main_loop)
 if rank == 0:
     value = theano.function(ComputationGraph(cost).inputs, cost, on_unused_input="ignore")
     names = [x.name for x in ComputationGraph(cost).inputs]

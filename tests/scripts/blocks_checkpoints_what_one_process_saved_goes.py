@@ -1,16 +1,11 @@
-import sys
-
-from blocks_preamble import AllReduceGradients, Checkpoint, FinishAfter, ParameterSync, Scale, StopTogether, everyones
-from blocks_preamble import loop, network, shard_stream, stream, tmp, values
-
-from blocks.serialization import load
+from blocks_preamble import *
 
 if len(sys.argv) > 3:
     with open(tmp + "/loop.tar", "rb") as file:
         main_loop = load(file)
     main_loop.run()
     assert [type(e).__name__ for e in main_loop.extensions][::3] == ["ParameterSync", "StopTogether"]
-    assert (everyones(values(main_loop)) == values(main_loop)).all()
+    same_everywhere(main_loop)
 else:
     sync = sys.argv[2] == "sync"
     rule = AllReduceGradients(Scale(0.1)) if sync else Scale(0.1)

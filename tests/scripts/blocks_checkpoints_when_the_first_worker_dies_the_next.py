@@ -1,12 +1,4 @@
-import numpy as np
-import os
-import sys
-
-from blocks_preamble import Checkpoint, DistributedMonitoring, EASGD, FinishAfter, Look, ParameterSync, Printing, Scale
-from blocks_preamble import loop, network, rank, shard_stream, stream, tmp, worker
-
-import signal
-from blocks.serialization import load_parameters
+from blocks_preamble import *
 from watching import until
 
 
@@ -18,7 +10,7 @@ def die(main_loop):
 
 
 cost, _ = network()
-main_loop = loop(
+main_loop = trained(
     cost,
     shard_stream(stream(64)),
     [
@@ -31,7 +23,6 @@ main_loop = loop(
     ],
     Scale(0.2),
 )
-main_loop.run()
 with open(tmp + "/loop.tar", "rb") as file:
     saved = load_parameters(file)
 for name, parameter in main_loop.model.get_parameter_dict().items():

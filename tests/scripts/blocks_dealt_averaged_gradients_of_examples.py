@@ -1,11 +1,9 @@
-from blocks_dealt_model import examples
-from blocks_preamble import AllReduceGradients, FinishAfter, ParameterSync, Scale, everyones, loop, network
-from blocks_preamble import shard_stream, size, values
+from blocks_preamble import *
+from blocks_dealt_model import *
 
 
 def train(stream, rule, *extensions):
-    main_loop = loop(network()[0], stream, [*extensions, FinishAfter(after_n_epochs=2)], rule)
-    main_loop.run()
+    main_loop = trained(network()[0], stream, [*extensions, FinishAfter(after_n_epochs=2)], rule)
     return values(main_loop)
 
 

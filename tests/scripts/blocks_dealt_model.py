@@ -1,5 +1,4 @@
-from blocks_preamble import DataStream, data
-
+from blocks_preamble import *
 from collections import OrderedDict
 from fuel.datasets import IterableDataset
 from fuel.schemes import ConstantScheme

@@ -1,25 +1,5 @@
-import os
-import sys
-
-from blocks_preamble import (
-    AllReduceGradients,
-    Checkpoint,
-    EASGD,
-    FinishAfter,
-    ParameterSync,
-    Scale,
-    StopTogether,
-    TrainingExtension,
-    data,
-    loop,
-    network,
-    rank,
-    shard_stream,
-    tmp,
-    worker,
-)
-from blocks_dealt_model import examples
-from blocks.serialization import load
+from blocks_preamble import *
+from blocks_dealt_model import *
 
 SYNC = sys.argv[2] == "True"
 

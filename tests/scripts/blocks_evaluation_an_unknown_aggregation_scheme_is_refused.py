@@ -1,11 +1,5 @@
-import numpy as np
-
-from blocks_evaluation_monitored import ComputationGraph, T, aggregation
-from blocks_preamble import DistributedMonitoring, EASGD, FinishAfter, ParameterSync, loop, network
-from blocks_preamble import register_aggregation, shard_stream, stream, theano
-
-from platoon_base.errors import ConfigurationError
-from refusing import raises
+from blocks_preamble import *
+from blocks_evaluation_monitored import *
 
 
 class SumOfSquares(aggregation.AggregationScheme):
@@ -22,11 +16,10 @@ squares.tag.aggregation_scheme = SumOfSquares(squares)
 with raises(ConfigurationError, "register_aggregation(SumOfSquares"):
     DistributedMonitoring([squares], stream(45))
 register_aggregation(SumOfSquares, "sum")
-main_loop = loop(
+main_loop = trained(
     cost,
     shard_stream(stream(16)),
     [DistributedMonitoring([squares], stream(45)), ParameterSync(EASGD()), FinishAfter(after_n_batches=1)],
 )
-main_loop.run()
 expected = sum(batch["features"].sum() ** 2 for batch in stream(45).get_epoch_iterator(as_dict=True))
 np.testing.assert_allclose(main_loop.log[0]["squares"], expected, rtol=1e-6)

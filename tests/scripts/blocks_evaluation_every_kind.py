@@ -1,21 +1,5 @@
-import sys
-import numpy as np
-
-from blocks_preamble import (
-    DistributedMonitoring,
-    EASGD,
-    FinishAfter,
-    Look,
-    ParameterSync,
-    everyones,
-    loop,
-    network,
-    shard_stream,
-    stream,
-    values,
-    worker,
-)
-from blocks_evaluation_monitored import monitored, records, compare, one_process
+from blocks_preamble import *
+from blocks_evaluation_monitored import *
 
 cost, error = network()
 

@@ -1,6 +1,4 @@
-import numpy as np
-
-from blocks_preamble import ComputationGraph, T, aggregation
+from blocks_preamble import *
 
 
 class Products(aggregation.MonitoredQuantity):

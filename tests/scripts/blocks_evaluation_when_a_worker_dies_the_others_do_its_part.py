@@ -1,10 +1,5 @@
-import os
-
-from blocks_evaluation_monitored import compare, monitored, one_process, records
-from blocks_preamble import DistributedMonitoring, EASGD, FinishAfter, ParameterSync, Scale, SequentialScheme, data
-from blocks_preamble import loop, network, rank, shard_stream, stream
-
-import signal
+from blocks_preamble import *
+from blocks_evaluation_monitored import *
 
 cost, error = network()
 

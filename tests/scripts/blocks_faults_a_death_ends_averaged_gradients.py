@@ -1,9 +1,4 @@
-import os
-
-from blocks_preamble import AllReduceGradients, FinishAfter, Look, ParameterSync, Scale, loop, network, rank
-from blocks_preamble import shard_stream, stream
-
-import signal
+from blocks_preamble import *
 
 
 def die(main_loop):
@@ -11,10 +6,9 @@ def die(main_loop):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-main_loop = loop(
+main_loop = trained(
     network()[0],
     shard_stream(stream(80), uneven="drop"),
     [ParameterSync(None), Look(after_batch=die), FinishAfter(after_n_epochs=9)],
     AllReduceGradients(Scale(0.1)),
 )
-main_loop.run()

@@ -1,10 +1,4 @@
-import os
-import sys
-
-from blocks_preamble import DistributedMonitoring, EASGD, FinishAfter, ParameterSync, Printing, StopTogether
-from blocks_preamble import TrainingExtension, loop, network, rank, shard_stream, stream
-
-from blocks.extensions.saveload import Checkpoint
+from blocks_preamble import *
 
 cost, error = network()
 

@@ -1,10 +1,4 @@
-import numpy as np
-
-from blocks_preamble import AllReduceGradients, Checkpoint, DataStreamMonitoring, DistributedMonitoring
-from blocks_preamble import DistributedTrainingMonitoring, EASGD, FinishAfter, Momentum, ParameterSync, Printing
-from blocks_preamble import StopTogether, Timing, TrainingDataMonitoring, loop, network, shard_stream, stream, tmp
-from blocks_preamble import values
-
+from blocks_preamble import *
 import contextlib
 import io
 

@@ -1,4 +1,4 @@
-from blocks_jobs_stopped import run
+from blocks_jobs_stopped import *
 
 assert (run({1: dict(after_n_epochs=2)}, "any", False) == [2, 10]).all()
 assert (run({1: dict(after_n_epochs=1)}, "leader", False) == [4, 20]).all()

@@ -1,8 +1,6 @@
-import numpy as np
+"""Three workers, clipping and momentum behind the average, one flattened all-reduce; 20 steps."""
 
-from blocks_preamble import AllReduceGradients, CompositeRule, FinishAfter, Momentum, ParameterSync, StepClipping
-from blocks_preamble import StopTogether, everyones, loop, network, rank, shard_stream, stream, values
-
+from blocks_preamble import *
 from platoon_base.theano_ops import AllReduce
 
 
@@ -10,8 +8,7 @@ def train(batches, average, extensions, seed=1):
     cost, error = network(seed=seed)
     rules = [StepClipping(0.5), Momentum(0.2, 0.9)]
     rule = CompositeRule([AllReduceGradients(), *rules]) if average else CompositeRule(rules)
-    main_loop = loop(cost, batches, [*extensions, FinishAfter(after_n_batches=20)], rule)
-    main_loop.run()
+    main_loop = trained(cost, batches, [*extensions, FinishAfter(after_n_batches=20)], rule)
     return main_loop
 
 

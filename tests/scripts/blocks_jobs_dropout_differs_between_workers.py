@@ -1,8 +1,4 @@
-import numpy as np
-
-from blocks_preamble import ComputationGraph, EASGD, FinishAfter, GradientDescent, MainLoop, ParameterSync, Scale
-from blocks_preamble import everyones, network, shard_stream, stream, theano
-
+from blocks_preamble import *
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 noise = MRG_RandomStreams(seed=3).uniform((4,), dtype="float32")

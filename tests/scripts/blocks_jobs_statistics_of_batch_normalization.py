@@ -1,13 +1,7 @@
-import numpy as np
-
-from blocks_preamble import CategoricalCrossEntropy, Checkpoint, ComputationGraph, Constant, DistributedMonitoring
-from blocks_preamble import EASGD, FinishAfter, GradientDescent, IsotropicGaussian, Look, MainLoop, ParameterSync, Scale
-from blocks_preamble import Softmax, T, Tanh, everyones, rank, shard_stream, size, stream, theano, tmp
-
+from blocks_preamble import *
 from blocks.bricks import BatchNormalizedMLP
 from blocks.graph import apply_batch_normalization, get_batch_normalization_updates
 from blocks.filter import get_brick
-from blocks.serialization import load_parameters
 
 x, y = T.matrix("features"), T.lmatrix("targets")
 first_values = dict(weights_init=IsotropicGaussian(0.5), biases_init=Constant(0.1))

@@ -1,10 +1,4 @@
-import numpy as np
-import sys
-
-from blocks_preamble import AllReduceGradients, Checkpoint, FinishAfter, Look, ParameterSync, Scale, TrainingExtension
-from blocks_preamble import everyones, loop, network, rank, shard_stream, stream, tmp, values
-
-from blocks.serialization import load
+from blocks_preamble import *
 from platoon_plugins.blocks import LearningRateWarmup, scale_learning_rate
 
 
@@ -37,8 +31,7 @@ main_loop.run()
 (rates,) = [extension.seen for extension in main_loop.extensions if isinstance(extension, Rates)]
 expected = [0.1 * (1 + (factor - 1) * min(k, 6) / 6) for k in range(9)]
 np.testing.assert_allclose(rates, expected, rtol=1e-6)
-ends = values(main_loop)
-assert (everyones(ends) == ends).all()
+ends = same_everywhere(main_loop)
 
 if resumed:
     np.testing.assert_array_equal(ends, np.load(tmp + "/ends.npy"))

@@ -1,6 +1,4 @@
-from blocks_preamble import FinishAfter, loop, network, stream
-
-from platoon_plugins.blocks import prepare
+from blocks_preamble import *
 
 main_loop = loop(network()[0], stream(32), [FinishAfter(after_n_epochs=1)])
 train, extensions = main_loop.data_stream, list(main_loop.extensions)

@@ -1,18 +1,11 @@
 """A cost that is a sum, streams that an extension walks, and extensions that write files, beside one process."""
 
-import os
-
-from blocks.extensions import SimpleExtension, TrainingExtension
+from blocks_preamble import *
 from blocks.extensions.saveload import LOADED_FROM
-from blocks.algorithms import Scale
-from blocks_preamble import FinishAfter, loop, np, rank, size, tmp, worker
 from fuel.datasets import IterableDataset
 from fuel.schemes import ConstantScheme
-from fuel.streams import DataStream
 from fuel.transformers import Batch, Mapping
-from platoon_plugins.blocks import prepare
 from blocks.bricks import Linear
-from blocks.initialization import Constant
 from theano import tensor
 
 rows = np.random.RandomState(0).normal(size=(48, 3)).astype("float32")

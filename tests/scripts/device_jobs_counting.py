@@ -1,9 +1,4 @@
-import os
-import signal
-import sys
-import time
-import numpy as np
-from device_preamble import on_device, rank, worker, ASGD
+from device_preamble import *
 
 x, y = on_device(np.zeros(1_000_001), "float32"), on_device(np.zeros((30, 20)), "float64")
 worker.init_shared_params([x, y], ASGD())

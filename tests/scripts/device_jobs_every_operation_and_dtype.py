@@ -1,6 +1,4 @@
-import numpy as np
-
-from device_preamble import on_device, rank, size, worker
+from device_preamble import *
 
 
 def parts(dtype, shape):

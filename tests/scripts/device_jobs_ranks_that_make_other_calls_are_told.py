@@ -1,6 +1,4 @@
-import numpy as np
-
-from device_preamble import on_device, rank, worker
+from device_preamble import *
 from platoon_base.errors import PlatoonError
 
 x = on_device(np.ones(100), "float32")

@@ -1,6 +1,4 @@
-import numpy as np
-
-from device_preamble import EASGD, draw, on_device, partitions_of, rank, until, worker
+from device_preamble import *
 
 values = draw(5)
 arrays = [on_device(a) for a in values]

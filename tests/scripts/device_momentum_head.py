@@ -1,7 +1,6 @@
 """Each worker in its turn, three times; NumPy follows."""
 
-import numpy as np
-from device_preamble import CenterMomentum, draw, on_device, rank, size, worker
+from device_preamble import *
 
 rule = CenterMomentum(0.3, 0.9, 1.5)
 starts = draw(0)

@@ -1,9 +1,4 @@
-import os
-import signal
-import sys
-import numpy as np
-from device_momentum_head import arrays, require_equal, rule, starts, take_turns
-from device_preamble import Replay, rank, until, worker
+from device_momentum_head import *
 
 joined = os.path.join(sys.argv[1], "joined")
 if not worker.late:

@@ -1,5 +1,4 @@
-from device_momentum_head import arrays, rule, starts, take_turns
-from device_preamble import Replay, rank, worker
+from device_momentum_head import *
 
 replay = Replay(rule, starts)
 take_turns(replay, 1)

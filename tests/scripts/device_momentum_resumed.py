@@ -1,8 +1,4 @@
-import os
-import sys
-import numpy as np
-from device_momentum_head import require_equal, rule, starts, take_turns
-from device_preamble import Replay, size, worker
+from device_momentum_head import *
 
 assert worker.resume_at.steps == 3, worker.resume_at
 replay = Replay(rule, starts)

@@ -1,8 +1,4 @@
-import os
-import sys
-import numpy as np
-from device_momentum_head import rule, starts, take_turns
-from device_preamble import Replay, rank, worker
+from device_momentum_head import *
 
 replay = Replay(rule, starts)
 take_turns(replay, 1)

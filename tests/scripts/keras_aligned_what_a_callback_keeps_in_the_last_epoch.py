@@ -1,4 +1,4 @@
-from keras_preamble import EASGD, data, dense, distribute, flat, keras, rank
+from keras_preamble import *
 
 
 class Keep(keras.callbacks.Callback):

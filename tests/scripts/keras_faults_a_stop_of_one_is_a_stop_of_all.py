@@ -1,9 +1,4 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, Watch, data, dense, distribute, everyones, flat, keras, rank, stop
-from keras_preamble import worker
-
-import time
+from keras_preamble import *
 
 x, y = data(40)
 xv, yv = data(20, seed=1)
@@ -21,8 +16,7 @@ def fit(when, policy="any", averaged=False, rows=(40, 56), **options):
     counts = everyones([len(watch.epochs), watch.batches, len(watch.logs[-1])])
     assert (counts[:, 0] == counts[0, 0]).all(), counts
     assert (counts[:, 2] == counts[0, 2]).all(), counts
-    everyone = everyones(flat(model.get_weights()))
-    assert (everyone == everyone[0]).all()
+    same_everywhere(model)
     # Votes that travel with gradients on a GPU are seen a step later, so that no step waits for it.
     late = getattr(getattr(model.optimizer, "gradient_average", None), "on_device", False)
     return [int(n) for n in counts[:, 0]][0], [int(n) - late for n in counts[:, 1]]
@@ -54,26 +48,13 @@ for averaged in (False, True):
         x_of_1 = x * np.nan if rank else x
         model = dense(optimizer=keras.optimizers.SGD(0.1))
         watch = Watch()
-        model.fit(
-            x_of_1,
-            y,
-            epochs=3,
-            batch_size=8,
-            verbose=0,
-            callbacks=distribute([watch, keras.callbacks.TerminateOnNaN()], every_n_batches=100),
-        )
+        callbacks = distribute([watch, keras.callbacks.TerminateOnNaN()], every_n_batches=100)
+        model.fit(x_of_1, y, epochs=3, batch_size=8, verbose=0, callbacks=callbacks)
         assert watch.epochs == [0]
         assert np.isfinite(flat(model.get_weights())).all()
     # Validation every second epoch only.
-    assert (
-        fit(
-            lambda epoch, batch: rank == 0 and epoch == 2 and batch is None,
-            averaged=averaged,
-            validation_freq=2,
-            **valid,
-        )[0]
-        == 3
-    )
+    at_the_end = lambda epoch, batch: rank == 0 and epoch == 2 and batch is None
+    assert fit(at_the_end, averaged=averaged, validation_freq=2, **valid)[0] == 3
     # All: rank 0 after epoch 1, rank 1 after epoch 3.
     at_end = lambda *epochs: lambda epoch, batch: batch is None and epoch == epochs[rank]
     assert fit(at_end(1, 3), "all", averaged=averaged)[0] == 4

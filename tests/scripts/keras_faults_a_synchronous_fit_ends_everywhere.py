@@ -1,9 +1,4 @@
-import os
-
-from keras_preamble import DistributedOptimizer, Watch, data, dense, distribute, rank, shard, worker
-from platoon_base.errors import PlatoonError
-
-import signal
+from keras_preamble import *
 
 x, y = data(60)
 

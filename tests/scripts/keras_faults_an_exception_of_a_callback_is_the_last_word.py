@@ -1,4 +1,4 @@
-from keras_preamble import Watch, data, dense, distribute, shard
+from keras_preamble import *
 
 x, y = data(32)
 

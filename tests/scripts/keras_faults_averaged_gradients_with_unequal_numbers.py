@@ -1,4 +1,4 @@
-from keras_preamble import DistributedOptimizer, KERAS_2, Watch, data, dense, distribute, everyones, flat, keras, rank
+from keras_preamble import *
 
 x, y = data((24, 80, 40)[rank])
 model = dense(optimizer=DistributedOptimizer(keras.optimizers.Adam(0.01)))
@@ -13,10 +13,9 @@ class Weights(keras.callbacks.Callback):
 weights = Weights()
 model.fit(x, y, epochs=3, batch_size=8, verbose=0, callbacks=distribute([watch, weights]))
 assert watch.batches == 3 * (3, 10, 5)[rank]
-everyone = everyones(flat(model.get_weights()))
-assert (everyone == everyone[0]).all()
-assert (everyone[0] == everyones(weights.latest)[1]).all(), "those of the worker with the most steps"
-assert abs(everyone[0] - flat(dense().get_weights())).max() > 0.05
+ends = same_everywhere(model)
+assert (ends == everyones(weights.latest)[1]).all(), "those of the worker with the most steps"
+assert abs(ends - flat(dense().get_weights())).max() > 0.05
 variables = (
     model.optimizer.get_weights() if KERAS_2 else [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
 )

@@ -1,8 +1,4 @@
-import os
-import signal
-import sys
-
-from keras_preamble import Watch, data, dense, distribute, flat, keras, rank, shard, worker
+from keras_preamble import *
 
 x, y = data(60)
 failed = os.path.join(sys.argv[1], "failed")

@@ -1,7 +1,4 @@
-import os
-import signal
-
-from keras_preamble import Watch, data, dense, distribute, flat, keras, rank, shard, worker
+from keras_preamble import *
 
 x, y = data(60)
 
@@ -13,14 +10,7 @@ def die(callback, batch):
 
 watch = Watch(batch_end=die)
 model = dense(optimizer=keras.optimizers.SGD(0.2))
-model.fit(
-    *shard(x, y),
-    validation_data=shard(x, y),
-    epochs=4,
-    batch_size=5,
-    verbose=0,
-    callbacks=distribute([watch], every_n_batches=1),
-)
+fit(model, x, y, callbacks=[watch], valid=(x, y), every_n_batches=1, epochs=4, batch_size=5)
 norm = float(abs(flat(model.get_weights())).sum())
 again = dense(optimizer=keras.optimizers.SGD(0.2))
 if rank:

@@ -1,4 +1,4 @@
-from keras_preamble import DistributedOptimizer, Watch, data, dense, distribute, everyones, flat, keras, rank, shard
+from keras_preamble import *
 
 x, y = data(64)
 
@@ -11,12 +11,10 @@ def change(callback, epoch, logs):
 watch = Watch(epoch_end=change)
 model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.01)))
 model.fit(*shard(x, y), epochs=3, batch_size=8, verbose=0, callbacks=distribute([watch]))
-everyone = everyones(flat(model.get_weights()))
-assert (everyone == everyone[0]).all()
-assert (everyone[0] > flat(dense().get_weights()) + 2).all()
+weights = same_everywhere(model)
+assert (weights > flat(dense().get_weights()) + 2).all()
 
 rate = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * (rank + 1))]
 model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.01)))
 model.fit(*shard(x, y), epochs=2, batch_size=8, verbose=0, callbacks=distribute(rate))
-everyone = everyones(flat(model.get_weights()))
-assert (everyone == everyone[0]).all()
+same_everywhere(model)

@@ -1,9 +1,4 @@
-from keras_preamble import DistributedOptimizer, KERAS_2, L, data, dense, distribute, everyones, flat, keras, rank
-from keras_preamble import shard, worker
-from platoon_base.errors import PlatoonError
-
-from platoon_plugins.keras import broadcast_variables
-from refusing import raises
+from keras_preamble import *
 
 x, y = data(160)
 alone = dense(optimizer=keras.optimizers.SGD(0.5, momentum=0.9))

@@ -1,6 +1,4 @@
-import numpy as np
-
-from keras_preamble import KERAS_2, L, Watch, data, dense, distribute, everyones, flat, keras, shard
+from keras_preamble import *
 from platoon_base import AveragedEASGD, CenterMomentum, DiLoCo
 
 x, y = data(128)
@@ -44,5 +42,4 @@ for rule, period in (AveragedEASGD(), 1), (CenterMomentum(), 2), (DiLoCo(), 2):
     callbacks = distribute([Watch(epoch_end=ends), Begins()], rule=rule, every_n_batches=period)
     model.fit(*shard(x, y), epochs=4, batch_size=8, verbose=0, callbacks=callbacks)
     require_constraints(model)
-    everyone = everyones(flat(model.get_weights()))
-    assert (everyone == everyone[0]).all()
+    same_everywhere(model)

@@ -1,18 +1,11 @@
-from keras_preamble import ASGD, EASGD, Watch, data, dense, distribute, everyones, flat, keras, rank, shard, worker
+from keras_preamble import *
 
 x, y = data(101)
 xv, yv = data(53, seed=1)
 metrics = lambda: ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision")]
 watch = Watch()
 model = dense(optimizer=keras.optimizers.SGD(0.0), metrics=metrics())
-model.fit(
-    *shard(x, y),
-    validation_data=shard(xv, yv),
-    epochs=2,
-    batch_size=8,
-    verbose=0,
-    callbacks=distribute([watch], rule=ASGD()),
-)
+fit(model, x, y, callbacks=[watch], valid=(xv, yv), rule=ASGD(), epochs=2)
 names = ["loss", "accuracy", "auc", "precision"]
 one = dict(zip(names, dense(metrics=metrics()).evaluate(x, y, verbose=0)))
 valid = dict(zip(names, dense(metrics=metrics()).evaluate(xv, yv, verbose=0)))
@@ -30,16 +23,10 @@ def check(callback, epoch, logs):
 
 watch = Watch(epoch_end=check)
 model = dense(optimizer=keras.optimizers.SGD(0.5), metrics=metrics())
-history = model.fit(
-    *shard(x, y),
-    validation_data=shard(xv, yv),
-    epochs=3,
-    batch_size=8,
-    verbose=0,
-    callbacks=distribute([watch], rule=EASGD(), every_n_batches=2),
-).history
+options = {"valid": (xv, yv), "rule": EASGD(), "every_n_batches": 2, "epochs": 3}
+history = fit(model, x, y, callbacks=[watch], **options).history
 for name in ["loss", "val_loss", "val_auc"]:
     assert history[name] == [logs[name] for logs in watch.logs]
 assert watch.logs[-1]["loss"] < watch.logs[0]["loss"]
-assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+same_everywhere(model)
 worker.report({f"val_loss {rank}": watch.logs[-1]["val_loss"]})

@@ -1,6 +1,9 @@
-import numpy as np
+"""Several outputs, weights of samples, no metrics; losses and metrics stay those of all the data.
 
-from keras_preamble import DistributedOptimizer, KERAS_2, L, Watch, data, dense, distribute, everyones, keras, shard
+Batches are full: on TensorFlow and Keras 2 the loss of each output is Keras's own mean over batches.
+"""
+
+from keras_preamble import *
 
 x, y = data(48)
 other = x[:, :1] * 2
@@ -30,15 +33,8 @@ for averaged in (False, True):
     callbacks = distribute([watch])
     scales = {"a": scale, "b": scale} if KERAS_2 else [scale, scale]
     for fit in range(2):  # the same list again
-        model.fit(
-            mine,
-            [labels, others],
-            sample_weight=scales,
-            validation_data=(mine, [labels, others]),
-            batch_size=8,
-            verbose=0,
-            callbacks=callbacks,
-        )
+        rows = mine, [labels, others]
+        model.fit(*rows, sample_weight=scales, validation_data=rows, batch_size=8, verbose=0, callbacks=callbacks)
     scales = {"a": weights, "b": weights} if KERAS_2 else [weights, weights]
     one = build("sgd")
     names = one.metrics_names if KERAS_2 else None

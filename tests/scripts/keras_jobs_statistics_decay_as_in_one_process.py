@@ -1,12 +1,6 @@
 """Moving statistics of two workers, on batches that are all alike, by hand."""
 
-import os
-import sys
-
-import numpy as np
-
-from keras_preamble import KERAS_2, L, Watch, everyones, keras
-from platoon_plugins.keras import prepare
+from keras_preamble import *
 
 folder, mode = sys.argv[1:]
 calls = 1 if KERAS_2 else 2  # Theano has one update for each variable

@@ -1,7 +1,4 @@
-import os
-import sys
-
-from keras_preamble import Watch, data, dense, distribute, everyones, flat, keras, rank, shard
+from keras_preamble import *
 
 folder, crash = sys.argv[1], sys.argv[2:] == ["crash"]
 x, y = data(64)
@@ -17,16 +14,7 @@ def fail(callback, epoch):
 
 callbacks = [keras.callbacks.BackupAndRestore(os.path.join(folder, f"backup{rank}")), Watch(epoch_begin=fail)]
 model.fit(*shard(x, y), epochs=4, batch_size=8, verbose=0, callbacks=distribute(callbacks, every_n_batches=2))
-first = everyones(
-    [
-        float(begins[0][0]),
-        float(
-            model.optimizer.iterations.numpy()
-            if hasattr(model.optimizer.iterations, "numpy")
-            else model.optimizer.iterations.value
-        ),
-    ]
-)
+first = everyones([begins[0][0], keras.ops.convert_to_numpy(model.optimizer.iterations)])
 assert (first[:, 0] == 2).all(), first
 assert (first[:, 1] == 16).all(), first
 starts = everyones(begins[0][1])

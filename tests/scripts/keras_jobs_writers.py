@@ -1,7 +1,4 @@
-import os
-import sys
-import numpy as np
-from keras_preamble import EASGD, KERAS_2, Watch, data, dense, distribute, everyones, flat, keras, rank, shard
+from keras_preamble import *
 
 
 def dense_prediction(values, model, x):
@@ -36,14 +33,8 @@ callbacks = [
         monitor="falling then rising", patience=3, restore_best_weights=True, mode="min", verbose=1
     ),
 ]
-model.fit(
-    *shard(x, y),
-    validation_data=shard(xv, yv),
-    epochs=9,
-    batch_size=8,
-    verbose=1,
-    callbacks=distribute(callbacks, rule=EASGD(), every_n_batches=2),
-)
+by_rule = {"rule": EASGD(), "every_n_batches": 2}
+fit(model, x, y, callbacks=callbacks, valid=(xv, yv), epochs=9, verbose=1, **by_rule)
 assert len(seen) == 5, len(seen)
 assert (flat(model.get_weights()) == seen[1][1]).all()
 everyone = everyones(seen[-1][1])

@@ -1,8 +1,4 @@
-import os
-import sys
-import signal
-
-from keras_preamble import KERAS_2, Watch, data, dense, distribute, keras, rank, shard, worker
+from keras_preamble import *
 from platoon_plugins.keras import LEADER_ONLY
 
 x, y = data(61)
@@ -38,25 +34,11 @@ model = dense(optimizer=keras.optimizers.SGD(0.05))
 callbacks = [Ends(), watch, Writer(), best, keras.callbacks.CSVLogger(os.path.join(sys.argv[1], "log.csv"))]
 if sys.argv[3:] == ["diverges"]:
     callbacks.insert(0, keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 if epoch < 2 else 30.0))
-history = model.fit(
-    *shard(x, y),
-    validation_data=shard(xv, yv),
-    epochs=5,
-    batch_size=5,
-    verbose=2,
-    callbacks=distribute(callbacks, leader_only=(*LEADER_ONLY, Writer), every_n_batches=2),
-)
+ours = {"leader_only": (*LEADER_ONLY, Writer), "every_n_batches": 2}
+history = fit(model, x, y, callbacks=callbacks, valid=(xv, yv), epochs=5, batch_size=5, verbose=2, **ours)
 values = [float(value) for value in history.history["val_loss"]]
 alone = model.evaluate(xv, yv, verbose=0)[0]
 model.load_weights(path)
 kept = model.evaluate(xv, yv, verbose=0)[0]
-worker.report(
-    {
-        "last": values[-1],
-        "alone": float(alone),
-        "best": min(values),
-        "kept": float(kept),
-        "leads": int(worker.is_leader),
-        "keras": 2 if KERAS_2 else 3,
-    }
-)
+worker.report({"last": values[-1], "alone": float(alone), "best": min(values), "kept": float(kept)})
+worker.report({"leads": int(worker.is_leader), "keras": 2 if KERAS_2 else 3})

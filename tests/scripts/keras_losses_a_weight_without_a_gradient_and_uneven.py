@@ -1,6 +1,4 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, L, data, distribute, everyones, flat, keras, rank, shard
+from keras_preamble import *
 
 on_torch = keras.backend.backend() == "torch"
 
@@ -25,20 +23,13 @@ def build(optimizer, **options):
 
 adam = lambda: keras.optimizers.Adam(0.05, weight_decay=0.1)
 x, y = data(41)  # 21 and 20 rows: three batches, the last of 5 and 4
-alone = build(adam())
-start = flat(alone.get_weights())
-alone.fit(x, y, batch_size=16, shuffle=False, verbose=0)
-model = build(DistributedOptimizer(adam()))
-model.fit(*shard(x, y), batch_size=8, shuffle=False, verbose=0, callbacks=distribute())
-assert abs(flat(alone.get_weights()) - start).max() > 0.05
-assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5
+require_one_process(lambda wrap: build(wrap(adam())), x, y, moved=0.05)
 
 x, y = data((24, 48)[rank])  # three batches and six
 for used in (False, True) if on_torch else (False,):
     model = build(DistributedOptimizer(adam()), used=used and rank == 1)
     model.fit(x, y, epochs=2, batch_size=8, verbose=0, callbacks=distribute())
-    everyone = everyones(flat(model.get_weights()))
-    assert (everyone == everyone[0]).all()
+    same_everywhere(model)
     spare = flat(model.spare.get_weights())
     if keras.backend.backend() != "jax":  # which has zeros for such gradients, and lets the weights decay
         assert (abs(spare - flat(build("sgd").spare.get_weights())).max() > 0.01) == used

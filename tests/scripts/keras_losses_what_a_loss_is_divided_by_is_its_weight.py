@@ -1,6 +1,6 @@
-import numpy as np
+"""Masked tokens, sums, means by sample weights, and partial batches: weights and logs of one process."""
 
-from keras_preamble import DistributedOptimizer, EASGD, KERAS_2, L, distribute, flat, keras, shard
+from keras_preamble import *
 
 rows, length = 37, 6  # two full batches and 5 rows for one process; 19 and 18 rows for two workers
 rng = np.random.RandomState(0)
@@ -38,15 +38,8 @@ for name, (loss, weighted) in losses.items():
 
     def fit(model, data, batch, callbacks):
         x, y, *weights = data
-        return model.fit(
-            x,
-            y,
-            sample_weight=weights[0] if weights else None,
-            validation_data=data,
-            batch_size=batch,
-            callbacks=callbacks,
-            **options,
-        ).history
+        rows = {"sample_weight": weights[0] if weights else None, "validation_data": data}
+        return model.fit(x, y, batch, callbacks=callbacks, **rows, **options).history
 
     alone = build(keras.optimizers.SGD(rate, momentum=0.5), loss)
     start = flat(alone.get_weights())

@@ -1,7 +1,4 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, data, distribute, everyones, flat, keras, rank, shard, size
-
+from keras_preamble import *
 from keras_gan import Gan
 
 x, y = data(8 * size * 4)
@@ -22,20 +19,12 @@ for critics in (1, 2):
     if rank:
         model.set_weights([w + 1 for w in model.get_weights()])
     ours = {"d_loss": [], "g_loss": []}
-    for fit in range(2):  # the second goes on
-        history = model.fit(
-            *shard(x, y),
-            batch_size=8,
-            initial_epoch=2 * fit,
-            epochs=2 + fit,
-            shuffle=False,
-            verbose=0,
-            callbacks=distribute(),
-        ).history
+    for later in range(2):  # the second goes on
+        history = fit(model, x, y, initial_epoch=2 * later, epochs=2 + later, shuffle=False).history
         ours = {name: [*values, *history[name]] for name, values in ours.items()}
     assert abs(flat(one.get_weights()) - start).max() > 0.05
     assert abs(flat(one.get_weights()) - flat(model.get_weights())).max() < 1e-4, critics
-    assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+    same_everywhere(model)
     for name, values in first.items():
         assert abs(np.array(values) - ours[name]).max() < 1e-4, (name, first, ours)
 
@@ -43,6 +32,6 @@ for critics in (1, 2):
     own = slice(0, 32) if rank == 0 else slice(32, 56)
     model = made(DistributedOptimizer, critics)
     model.fit(x[own], y[own], batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=distribute())
-    assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+    same_everywhere(model)
     steps = everyones(np.array([int(model.g_optimizer.iterations), int(model.d_optimizer.iterations)]))
     assert (steps == [8, 8 * critics]).all(), steps

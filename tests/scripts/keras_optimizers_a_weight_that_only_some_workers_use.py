@@ -1,5 +1,4 @@
-from keras_preamble import DistributedOptimizer, L, data, distribute, everyones, flat, keras, rank, shard, size
-from platoon_base.errors import PlatoonError
+from keras_preamble import *
 
 
 class Branch(keras.Model):

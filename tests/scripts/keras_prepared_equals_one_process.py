@@ -1,8 +1,7 @@
 """A prepared fit with averaged gradients against one process whose batches have as many times more rows."""
 
-from keras_preamble import KERAS_2, Watch, data, dense, everyones, flat, keras, np, rank, size
-
-from platoon_plugins.keras import is_main, prepare, world_size
+from keras_preamble import *
+from platoon_plugins.keras import is_main, world_size
 from platoon_plugins.keras import rank as this_rank
 
 assert (this_rank(), world_size(), is_main()) == (rank, size, rank == 0)

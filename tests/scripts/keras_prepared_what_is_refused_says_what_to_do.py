@@ -1,37 +1,11 @@
 """What `prepare` and a prepared fit refuse, what they leave as it is, and what becomes of copies."""
 
+from keras_preamble import *
 import copy
 import pickle
-
-from keras_preamble import (
-    EASGD,
-    KERAS_2,
-    PlatoonError,
-    Watch,
-    data,
-    dense,
-    distribute,
-    everyones,
-    flat,
-    keras,
-    np,
-    shard,
-    size,
-    sys,
-)
-
-from platoon_plugins.keras import AveragedEASGD, DistributedOptimizer, prepare
+from platoon_plugins.keras import AveragedEASGD
 
 x, y = data(64)
-
-
-def refused(call, *words):
-    try:
-        call()
-    except PlatoonError as exc:
-        assert all(word in str(exc) for word in words), exc
-    else:
-        raise AssertionError(f"nothing was refused: {words}")
 
 
 class Few(keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset):

@@ -1,10 +1,4 @@
-import os
-import sys
-
-import numpy as np
-
-from platoon_plugins.keras import prepare
-from keras_preamble import KERAS_2, L, keras, rank
+from keras_preamble import *
 
 
 def own_bytes():

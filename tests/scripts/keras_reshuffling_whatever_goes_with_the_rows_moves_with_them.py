@@ -1,7 +1,7 @@
-import numpy as np
+"""Weights of samples and of classes, vectors, arrays cast by Keras, and rows that do not divide evenly."""
 
-from keras_preamble import shard
-from keras_reshuffling_marks import KERAS_2, ROWS, fixed, keras, rows_of_fit, worker, x, y
+from keras_preamble import *
+from keras_reshuffling_marks import *
 
 
 def moves(seen, leave_out=0):

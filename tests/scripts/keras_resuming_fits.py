@@ -1,7 +1,4 @@
-import json
-import sys
-
-from keras_preamble import DistributedOptimizer, Watch, data, dense, distribute, everyones, flat, rank, shard, stop
+from keras_preamble import *
 
 averaged, epochs, expected, again = sys.argv[2:]
 x, y = data(32)

@@ -1,6 +1,4 @@
-from keras_preamble import DistributedOptimizer, KERAS_2, data, dense, distribute, flat, keras, rank, shard, size
-
-import warnings
+from keras_preamble import *
 from platoon_base.system.warn import said as said_before
 
 x, y = data(64)

@@ -1,6 +1,4 @@
-import numpy as np
-
-from keras_preamble import KERAS_2, data, everyones, keras, rank, shard, worker
+from keras_preamble import *
 from platoon_base.errors import DataMismatchError
 from platoon_plugins.keras.fit_arguments import divide
 

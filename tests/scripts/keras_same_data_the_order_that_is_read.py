@@ -1,12 +1,8 @@
 """Prepared fits read each row once, or raise on all workers at the end of the first epoch."""
 
-from keras_preamble import KERAS_2, L, everyones, keras, np, rank, size, worker
-
+from keras_preamble import *
 import random
-import warnings
-
 from platoon_base.errors import ConfigurationError, DataMismatchError
-from platoon_plugins.keras import evaluate, prepare
 from platoon_plugins.keras import shard as sharded
 
 ROWS, B = 48, 4

@@ -1,11 +1,6 @@
 """Compares all state of a model between the workers after fits; before, everything is different on each of them."""
 
-import sys
-
-import numpy as np
-
-from keras_preamble import KERAS_2, L, everyones, keras, rank
-from platoon_plugins.keras import prepare
+from keras_preamble import *
 
 MODE, BACKEND = sys.argv[-1], keras.backend.backend()
 ROWS, EPOCHS = 90, 2

@@ -1,12 +1,7 @@
 """Weights that a callback makes trainable or adds during a fit: shared from the next epoch on, or refused."""
 
-import sys
-
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, Watch, everyones, flat, keras, rank
+from keras_preamble import *
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras import prepare
 
 how, mode = sys.argv[-2:]
 L = keras.layers

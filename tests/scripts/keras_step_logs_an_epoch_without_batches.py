@@ -1,6 +1,6 @@
 """In one epoch rank 1 has no batch, and so no logs, of a step that chooses its names."""
 
-from keras_preamble import DistributedOptimizer, data, distribute, keras, np, rank
+from keras_preamble import *
 
 
 class Chooses(keras.Sequential):

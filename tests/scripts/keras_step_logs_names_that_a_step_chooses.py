@@ -1,6 +1,4 @@
-from keras_preamble import keras, np, rank
-
-from platoon_plugins.keras import prepare
+from keras_preamble import *
 
 ops = keras.ops
 

@@ -1,11 +1,5 @@
-import os
-
-from keras_preamble import DistributedOptimizer, dense, worker
-from keras_tensors_order import order, rank, train
-from platoon_base.errors import PlatoonError
-
-import signal
-import time
+from keras_preamble import *
+from keras_tensors_order import *
 
 
 def die(weight):

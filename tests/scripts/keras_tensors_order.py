@@ -1,5 +1,4 @@
-from keras_preamble import data, distribute, rank
-
+from keras_preamble import *
 from platoon_base.torch_loops import EarlyAverages
 from platoon_base.torch_loops.flats import Bucket
 

@@ -1,10 +1,6 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, EASGD, L, distribute, flat, keras, rank, worker
-from platoon_base.errors import PlatoonError
-
+from keras_preamble import *
+from platoon_base.errors import ConfigurationError
 import torch
-from platoon_plugins.keras import broadcast_variables
 
 words, y = np.arange(8) % 10, np.ones((8, 4), "f4")
 Wrapper = L.TorchModuleWrapper
@@ -57,23 +53,22 @@ class Bag(torch.nn.Module):
 
 
 embedding = Wrapper(torch.nn.Embedding(10, 4, sparse=True), name="words")
-for name, layer, call in (
-    ("embedding", embedding, lambda model: fit(model, distribute([watch]))),
-    ("within", Within(Bag(), torch.nn.Linear(4, 4)), lambda model: fit(model, distribute([watch]))),
-    ("nested", Model(Within(Bag())), broadcast_variables),
-    ("unseen", Unseen(), lambda model: fit(model, distribute([watch]))),
+in_a_fit = lambda model: fit(model, distribute([watch]))
+for layer, call, named in (
+    (embedding, in_a_fit, "Embedding in the layer words"),
+    (Within(Bag(), torch.nn.Linear(4, 4)), in_a_fit, "EmbeddingBag 0.bag in the layer parts"),
+    (Model(Within(Bag())), broadcast_variables, "EmbeddingBag 0.bag in the layer parts"),
+    (Unseen(), in_a_fit, "a sparse gradient"),
 ):
     began = []
     watch = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: began.append(batch))
     model = made(layer)
     before = flat(model.get_weights())
-    try:
+    with raises(ConfigurationError, named, "sparse=False"):
         call(model)
-    except PlatoonError as exc:
-        worker.report({f"{name} {rank}": f"{type(exc).__name__} at batch {len(began)}: {exc}"})
-    else:
-        raise AssertionError(name)
-    assert name == "unseen" or (flat(model.get_weights()) == before).all()
+    unseen = isinstance(layer, Unseen)
+    assert len(began) == int(unseen)
+    assert unseen or (flat(model.get_weights()) == before).all()
 
 frozen = Wrapper(torch.nn.Embedding(10, 4, sparse=True))
 frozen.trainable = False

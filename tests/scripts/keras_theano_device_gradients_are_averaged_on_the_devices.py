@@ -1,8 +1,5 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, distribute, everyones, flat, rank
-from keras_theano_device_model import WIDTH, keras, make, rows, x, y
-
+from keras_preamble import *
+from keras_theano_device_model import *
 from platoon_base.theano_ops.gpu import GpuAllReduce
 
 model = make(DistributedOptimizer(keras.optimizers.SGD(1000.0, momentum=0.9)))
@@ -14,5 +11,4 @@ alone = make(keras.optimizers.SGD(1000.0, momentum=0.9))
 alone.fit(x, y, **{**rows, "batch_size": 8})
 np.testing.assert_allclose(flat(model.get_weights()), flat(alone.get_weights()), rtol=0, atol=2e-5)
 assert abs(flat(alone.get_weights()) - flat([np.ones(WIDTH), np.zeros(WIDTH)])).max() > 0.1
-everyone = everyones(flat(model.get_weights()))
-assert (everyone[0] == everyone[1]).all()
+same_everywhere(model)

@@ -1,7 +1,4 @@
-import numpy as np
-
-from keras_preamble import L, keras
-
+from keras_preamble import *
 import keras.backend as K
 
 WIDTH = 20_000

@@ -1,6 +1,5 @@
-from keras_preamble import EASGD, Watch, distribute, everyones, flat, rank, worker
-from keras_theano_device_model import keras, make, rows, x, y
-from platoon_base.errors import PlatoonError
+from keras_preamble import *
+from keras_theano_device_model import *
 
 
 def ask(watch, batch):

@@ -1,6 +1,5 @@
+from keras_preamble import *
 import hashlib
-
-from keras_preamble import EASGD, KERAS_2, data, dense, distribute, flat, json, keras, shard, worker
 
 x, y = data(120)
 xv, yv = data(31, seed=3)

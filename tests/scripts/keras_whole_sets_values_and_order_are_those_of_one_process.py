@@ -1,10 +1,4 @@
-import numpy as np
-
-from keras_preamble import DistributedOptimizer, KERAS_2, L, data, dense, distribute, everyones, keras, rank, shard
-from keras_preamble import size, worker
-from platoon_base.errors import PlatoonError
-
-from platoon_plugins.keras import evaluate, predict
+from keras_preamble import *
 
 x, y = data(8 * size + 3)
 for metrics in ((), ("accuracy",)):

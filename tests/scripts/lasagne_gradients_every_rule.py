@@ -1,14 +1,7 @@
-import sys
-import numpy as np
-from platoon_plugins.lasagne import all_reduce_grads
-import theano
-import theano.tensor as T
-from platoon_base import connect
+from lasagne_preamble import *
 from platoon_base.theano_ops.base import JobOp
 from lasagne_rules import RULES, WITH_GRADIENTS
 
-worker = connect()
-rank, size = worker.global_rank, worker.global_size
 data = np.random.RandomState(7).randn(6, 5 * size, 4).astype("f4")
 
 

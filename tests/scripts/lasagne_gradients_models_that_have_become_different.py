@@ -1,11 +1,5 @@
-import numpy as np
-from platoon_plugins.lasagne import all_reduce_grads, evaluate
-import lasagne
-import theano
-from platoon_base import connect
-from platoon_base.errors import ConfigurationError
+from lasagne_preamble import *
 
-worker = connect()
 x = np.ones(4)
 
 
@@ -18,12 +12,12 @@ def train(name, rate):
 
 first = train("first", 0.1)
 evaluate(lambda x, y: 0.0, x, x, 2)
-first.set_value(first.get_value() * worker.global_rank)
+first.set_value(first.get_value() * rank)
 train("second", 0.1)
 evaluate(lambda x, y: 0.0, x, x, 2)
 train("third", 0.1)
-train("fourth", 0.1 + 0.1 * worker.global_rank)
+train("fourth", 0.1 + 0.1 * rank)
 try:
     evaluate(lambda x, y: 0.0, x, x, 2)
 except ConfigurationError as exc:
-    worker.report({f"error {worker.global_rank}": str(exc)})
+    worker.report({f"error {rank}": str(exc)})

@@ -1,7 +1,6 @@
 """A loss that is a sum over the rows: averaged gradients and validation are those of one process."""
 
-from lasagne_preamble import T, evaluate, finish_training, lasagne, np, rank, size, theano, worker
-from platoon_plugins.lasagne import prepare
+from lasagne_preamble import *
 
 rows = np.random.RandomState(0).normal(size=(240, 3)).astype(theano.config.floatX)
 

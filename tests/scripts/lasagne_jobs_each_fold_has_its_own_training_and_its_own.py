@@ -1,8 +1,4 @@
-import numpy as np
-import sys
-
-from lasagne_preamble import EASGD, Model, StopOnPatience, X, Y, finish_training, iterate_minibatches, lasagne, rank
-from lasagne_preamble import size, sync_updates, worker
+from lasagne_preamble import *
 
 for fold in range(3):
     model = Model(weights=0.1 * fold)

@@ -1,8 +1,6 @@
+from lasagne_preamble import *
 import os
-from platoon_base import connect
-from platoon_plugins.lasagne import StopOnPatience
 
-worker = connect()
 stop = StopOnPatience(3)
 if worker.late:
     assert stop.best == 1.0

@@ -1,7 +1,4 @@
-import numpy as np
-
-from lasagne_preamble import EASGD, Model, X, Y, all_reduce_grads, evaluate, finish_training, lasagne, rank, size
-from lasagne_preamble import T, sync_updates, theano
+from lasagne_preamble import *
 
 model = Model()
 count = theano.shared(np.float32(rank), name="count")

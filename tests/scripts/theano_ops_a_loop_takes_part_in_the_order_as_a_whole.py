@@ -1,10 +1,5 @@
-import numpy as np
-import theano
-import theano.tensor as T
-from platoon_base import connect
-from platoon_base.theano_ops import all_reduce
+from theano_preamble import *
 
-rank = connect().global_rank
 x = T.matrix("x")
 (early,) = all_reduce(x, op="max")
 steps, _ = theano.scan(lambda row, total: total + all_reduce(row)[0], sequences=x, outputs_info=T.zeros_like(x[0]))

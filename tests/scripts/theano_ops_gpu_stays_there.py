@@ -1,5 +1,4 @@
-from theano_ops_gpu_head import AllReduce, GpuAllReduce, T, all_reduce, nodes, rank, seen, theano, transfers
-import numpy as np
+from theano_ops_gpu_head import *
 
 
 def start():

@@ -1,18 +1,4 @@
-from theano_ops_gpu_head import (
-    device,
-    EASGD,
-    Fit,
-    GpuSync,
-    Sync,
-    Synchronizer,
-    T,
-    nodes,
-    rank,
-    theano,
-    transfers,
-    worker,
-)
-import numpy as np
+from theano_ops_gpu_head import *
 
 start = np.arange(6, dtype="float32").reshape(2, 3)
 params = [theano.shared(start, "W"), theano.shared(start[0], "b")]

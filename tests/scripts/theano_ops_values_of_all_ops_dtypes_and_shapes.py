@@ -1,8 +1,4 @@
-import numpy as np
-import theano
-import theano.tensor as T
-from platoon_base import connect
-from platoon_base.theano_ops import all_reduce
+from theano_preamble import *
 
 NUMPY = {
     "sum": np.add.reduce,
@@ -27,14 +23,13 @@ def different(rank):
     return [np.asarray(rng.randint(0, 9, s), d).T for d in DTYPES for s in shapes]
 
 
-worker = connect()
 variables = [T.TensorType(d, [False] * len(s))() for d in DTYPES for s in SHAPES]
 for op, reduce in NUMPY.items():
     reduced = all_reduce(*variables, op=op)
     assert len({v.owner for v in reduced}) == 1
     function = theano.function(variables, reduced)
     for draw in (values, different):
-        found = function(*draw(worker.global_rank))
+        found = function(*draw(rank))
         for a, b, x, variable in zip(draw(0), draw(1), found, variables):
             expected = reduce(np.stack([a, b]))
             assert x.dtype == variable.dtype and x.shape == a.shape, (op, x, expected)

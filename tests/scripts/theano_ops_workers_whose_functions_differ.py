@@ -1,11 +1,5 @@
-import numpy as np
-import theano
-import theano.tensor as T
-from platoon_base import connect
-from platoon_base.theano_ops import all_reduce
-from platoon_base.theano_ops.base import JobOp
+from theano_preamble import *
 
-worker, rank = connect(), connect().global_rank
 for mode in ("FAST_RUN", "FAST_COMPILE"):
     x = T.vector("x")
     (a,) = all_reduce(x * 2)

@@ -1,9 +1,4 @@
-import numpy as np
-import sys
-import time
-
-from hosts_preamble import say, worker
-
+from hosts_preamble import *
 from platoon_base.rules import EASGD
 
 x = np.zeros(10, "float32")

@@ -1,11 +1,4 @@
-import json
-import numpy as np
-import os
-import sys
-import time
-
-from hosts_preamble import rank, say, worker
-
+from hosts_preamble import *
 from platoon_base.rules import EASGD
 
 x = np.full(int(sys.argv[2]) if len(sys.argv) > 2 else 1000, 7.0, "float32")

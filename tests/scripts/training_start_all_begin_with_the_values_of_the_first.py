@@ -1,7 +1,4 @@
-import numpy as np
-
-from training_start_variable import Variable, rank, worker
-from platoon_base import ASGD
+from job_preamble import ASGD, Variable, np, rank, worker
 from platoon_base.worker import copy_values, start_training
 
 values = [

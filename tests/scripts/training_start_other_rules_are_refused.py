@@ -1,10 +1,4 @@
-import os
-
-import numpy as np
-from training_start_variable import rank, worker
-
-from platoon_base import DiLoCo
-from platoon_base.errors import PlatoonError
+from job_preamble import DiLoCo, PlatoonError, np, os, rank, worker
 
 p = np.zeros(3)
 

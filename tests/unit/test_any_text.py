@@ -9,6 +9,7 @@ import sys
 import tempfile
 
 import pytest
+from programs import run_python
 from scripts_here import script_path
 
 from platoon_base.coordination import messages as msg
@@ -126,7 +127,4 @@ def test_a_launcher_with_more_than_a_thousand_open_files(tmp_path):
         "from platoon_base import connect\nwith connect() as worker:\n    worker.barrier()\n"
     )
     code = script_path("any_text_a_launcher_with_more_than_a_thousand_open")
-    done = subprocess.run(
-        [sys.executable, code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(code, cwd=tmp_path, timeout=300)

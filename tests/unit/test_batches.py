@@ -11,6 +11,7 @@ import threading
 import msgspec
 import numpy as np
 import pytest
+from programs import run_python
 from scripts_here import script_path
 from watching import until
 
@@ -431,13 +432,8 @@ def test_batches_go_to_and_come_from_processes_of_one_user_alone(tmp_path):
     address = str(tmp_path / "batches")
     with listen_at(address) as listener:
         os.chmod(address, 0o666)
-        done = subprocess.run(
-            [sys.executable, CALL_AS_NOBODY, address], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert (
-            done.stdout.strip()
-            == "refused a connection of user 0: batches are shared only between processes of one user"
-        ), done
+        said = run_python(CALL_AS_NOBODY, address).stdout.strip()
+        assert said == "refused a connection of user 0: batches are shared only between processes of one user"
         for _ in range(2):
             caller, _ = listener.accept()
             with pytest.raises(ProtocolError, match="refused a connection of user 65534"):

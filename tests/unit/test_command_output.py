@@ -2,11 +2,10 @@
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
+from programs import run_python
 from scripts_here import script_path
 
 from platoon_base.system.output import OutputBuffer
@@ -59,8 +58,7 @@ def test_output_to_a_descriptor_that_was_closed_is_lost():
 def test_what_was_lost_is_not_asked_for_at_the_end():
     """When the buffer is collected, at the end of the interpreter, hardly anything can be called."""
     code = script_path("command_output_what_was_lost_is_not_asked_for_at_the_end")
-    done = subprocess.run([sys.executable, code], capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_python(code).stderr == ""
 
 
 def test_errors_are_raised_where_nobody_has_asked_for_less(descriptor):
@@ -97,7 +95,7 @@ INTERRUPTED = script_path("command_output_interrupted")
 
 
 def test_interrupts_write_no_line_twice():
-    done = subprocess.run([sys.executable, INTERRUPTED], capture_output=True, text=True, timeout=200)
+    done = run_python(INTERRUPTED)
     numbers = [int(line) for line in done.stdout.split()]
     assert numbers[-1] == 20_000, done.stderr
     assert len(numbers) > 10_000  # of an interrupted one the line may be lost

@@ -4,11 +4,10 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_python
 from scripts_here import script_path
 
 pytestmark = pytest.mark.base
@@ -16,15 +15,8 @@ pytestmark = pytest.mark.base
 
 def run(code, **environment):
     base = {k: v for k, v in os.environ.items() if k not in ("THEANO_FLAGS", "THEANORC")}
-    done = subprocess.run(
-        [sys.executable, *([code] if isinstance(code, Path) else ["-c", code])],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**base, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    words = [code] if isinstance(code, Path) else ["-c", code]
+    return run_python(*words, timeout=400, env={**base, **environment}).stdout.strip()
 
 
 def test_names_that_moved_are_back_and_importing_the_base_does_nothing():
@@ -96,7 +88,7 @@ assert theano.function([x], x * 2)([3]) == [6]
 
 @pytest.mark.theano
 def test_modules_that_theano_has_removed_can_be_imported_in_any_form():
-    pytest.importorskip("theano")
+    require_theano()
     run(script_path("compat_modules_that_theano_has_removed"))
 
 

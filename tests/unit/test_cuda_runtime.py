@@ -1,12 +1,10 @@
 """What the center in the memory of CUDA devices needs without pygpu, as far as it is to be had without a device."""
 
-import importlib.util
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from needing import needs_package
 from processor_cuda import OnProcessor
+from programs import run_python
 from rule_table import ON_DEVICES
 from scripts_here import script_path
 
@@ -19,9 +17,7 @@ from platoon_base.rules.center import form_of
 
 pytestmark = pytest.mark.base
 
-needs_nvrtc = pytest.mark.skipif(
-    importlib.util.find_spec("cuda") is None, reason="needs cuda-bindings: pip install 'platoon-plugins[cuda]'"
-)
+needs_nvrtc = needs_package("cuda", "pip install 'platoon-plugins[cuda]'")
 
 
 @needs_nvrtc
@@ -42,7 +38,7 @@ def test_what_nvrtc_says_is_told():
 
 def test_without_nvrtc_the_remedy_is_told():
     code = script_path("cuda_runtime_without_nvrtc_the_remedy_is_told")
-    done = subprocess.run([sys.executable, code], capture_output=True, text=True, timeout=120, check=True)
+    done = run_python(code)
     assert "BackendUnavailableError" in done.stdout
     assert "pip install 'platoon-plugins[cuda]'" in done.stdout
 

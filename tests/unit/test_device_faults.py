@@ -59,31 +59,23 @@ def test_a_rank_that_is_slow_is_not_missing():
     assert "rank 1 (no progress" in str(fault.error)
 
 
-def test_a_rank_that_did_not_make_the_call_and_never_will():
-    fault = look(first=Call(4, 0), absent="rank 1 has left the job")
-    assert isinstance(fault.error, WorkerLostError)
-    assert "collective number 5" in str(fault.error)
-    assert "rank 1 has left the job" in str(fault.error)
-    assert fault.interrupt
+@pytest.mark.parametrize(
+    ("seen", "error", "words", "interrupt"),
+    [
+        ({"first": Call(4, 0), "absent": "rank 1 has left"}, WorkerLostError, ["number 5", "rank 1 has left"], True),
+        ({"dead": [2], "now": 101.0}, WorkerLostError, [], True),  # its part may be missing
+        ({"dead": [2], "now": 100.1 + SETTLED_S}, WorkerLostError, [], False),  # only this group is lost
+        ({"second": Call(4, 0), "now": 401.0}, CollectiveTimeoutError, ["rank 2"], True),
+        ({"second": Call(5, sign(0, 11, 999))}, ConfigurationError, ["rank 2"], True),
+    ],
+    ids=["will never make it", "died in it", "died long after it had begun it", "past the deadline", "another call"],
+)
+def test_a_rank_without_which_the_call_cannot_complete(seen, error, words, interrupt):
+    fault = look(**seen)
+    assert isinstance(fault.error, error)
+    assert all(word in str(fault.error) for word in words)
+    assert fault.interrupt == interrupt
 
 
-def test_a_rank_that_died_after_it_had_begun_the_call():
-    recent, settled = look(dead=[2], now=101.0), look(dead=[2], now=100.1 + SETTLED_S)
-    assert isinstance(recent.error, WorkerLostError)
-    assert recent.interrupt  # its part may be missing
-    assert isinstance(settled.error, WorkerLostError)
-    assert not settled.interrupt  # an asynchronous job goes on; only this group is lost
-
-
-def test_a_deadline_names_who_is_missing():
-    fault = look(second=Call(4, 0), now=401.0)
-    assert isinstance(fault.error, CollectiveTimeoutError)
-    assert "rank 2" in str(fault.error)
-    assert fault.interrupt
-
-
-def test_another_call_under_the_same_number():
-    fault = look(second=Call(5, sign(0, 11, 999)))
-    assert isinstance(fault.error, ConfigurationError)
-    assert "rank 2" in str(fault.error)
-    assert look(second=Call(6, sign(0, 11, 999))) is None  # it is further on already
+def test_another_call_of_a_rank_that_is_further_on_is_no_fault():
+    assert look(second=Call(6, sign(0, 11, 999))) is None

@@ -65,13 +65,13 @@ class Semaphore:
 
 @pytest.fixture
 def rank_1(tmp_path, monkeypatch):
-    """Start another rank; returns the liveness of both and a function that makes the guard of rank 0."""
+    """Start another rank; returns the calls of both, what rank 0 waits for, and its guard."""
     monkeypatch.setattr(device_faults, "timeout", {"cause": 0.15}.get)
     path = tmp_path / "locks"
     path.write_bytes(b"")
     words = np.zeros(4, np.int64)
     with path.open("r+b") as file:
-        started = []
+        started, guards = [], []
 
         def start(*seconds):
             process = subprocess.Popen(
@@ -81,62 +81,53 @@ def rank_1(tmp_path, monkeypatch):
             )
             started.append(process)
             assert process.stdout.readline() == b"locked\n"
-            return words, lambda semaphore: DeviceGuard(
-                [1], Words(file, words), words[:1], semaphore.post, semaphore.address
-            )
+            semaphore = Semaphore()
+            guards.append(DeviceGuard([1], Words(file, words), words[:1], semaphore.post, semaphore.address))
+            return words, semaphore, guards[-1]
 
         yield start
+        for guard in guards:
+            guard.stop()
+            guard.stop()
         for process in started:
             process.communicate(timeout=200)
 
 
 def test_it_ends_the_wait_for_a_rank_that_is_gone(rank_1):
-    words, guard_of = rank_1(1.0)
-    semaphore = Semaphore()
+    words, semaphore, guard = rank_1(1.0)
     words[:2] = Call(4, 7).word, Call(3, 7).word
-    guard = guard_of(semaphore)
     guard.expect(math.inf)
     begun = time.monotonic()
     semaphore.wait()  # for ever, but for the guard
     assert time.monotonic() - begun > 0.3
     guard.end()
     assert semaphore.posted == 0  # not a second time
-    guard.stop()
-    guard.stop()
 
 
 def test_it_ends_the_wait_for_a_rank_that_does_not_come(rank_1):
-    words, guard_of = rank_1()
-    semaphore = Semaphore()
+    words, semaphore, guard = rank_1()
     words[:2] = Call(4, 7).word, Call(3, 7).word
-    guard = guard_of(semaphore)
     begun = time.monotonic()
     guard.expect(awake() + 1)
     semaphore.wait()
     assert time.monotonic() - begun > 1.2
-    guard.stop()
 
 
 @pytest.mark.parametrize("how", ["it died in the call", "its call is another"])
 def test_it_ends_the_wait_for_what_will_not_complete(rank_1, how):
     died = "died" in how
-    words, guard_of = rank_1(*[1.0] * died)
-    semaphore = Semaphore()
+    words, semaphore, guard = rank_1(*[1.0] * died)
     words[:2] = Call(4, 7).word, Call(4, 7 if died else 8).word
-    guard = guard_of(semaphore)
     guard.expect(math.inf)
     semaphore.wait()
     assert guard.ended
-    guard.stop()
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["there", "left in good order"])
 def test_it_leaves_ranks_alone_that_have_come(rank_1, left):
-    words, guard_of = rank_1(*[0.1] * left)
-    semaphore = Semaphore()
+    words, semaphore, guard = rank_1(*[0.1] * left)
     words[:2] = Call(4, 7).word, Call(4, 7).word
     words[3] = left
-    guard = guard_of(semaphore)
     guard.expect(0)  # long ago
     ended = time.monotonic() + 1.5  # the guard looks fifteen times meanwhile
     while time.monotonic() < ended:
@@ -144,14 +135,11 @@ def test_it_leaves_ranks_alone_that_have_come(rank_1, left):
         time.sleep(0.05)
     guard.end()
     assert semaphore.posted == 1
-    guard.stop()
 
 
 def test_nothing_begins_once_the_wait_was_ended(rank_1):
     """The device's end is gone then, and the thread that knows the reason may not have run yet."""
-    words, guard_of = rank_1()
-    semaphore = Semaphore()
-    guard = guard_of(semaphore)
+    words, _, guard = rank_1()
     watch = DeviceWatch([1], None, words[:1], guard.end, guard)
     watch.begin(7, 60)
     assert Call.of(int(words[0])).number == 1
@@ -159,4 +147,3 @@ def test_nothing_begins_once_the_wait_was_ended(rank_1):
     with pytest.raises(WorkerLostError, match="did not complete"):
         watch.begin(7, 60)
     assert Call.of(int(words[0])).number == 1
-    guard.stop()

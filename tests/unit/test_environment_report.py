@@ -3,12 +3,11 @@
 import json
 import os
 import platform
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 from platoon_base.cli.commands.env import shown_variables
 
@@ -22,16 +21,7 @@ def tell():
     """Run `platoon env` with variables of a user's own."""
 
     def run(*words, **environment):
-        done = subprocess.run(
-            [sys.executable, "-m", "platoon_base", "env", *words],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return run_python("-m", "platoon_base", "env", *words, env={**os.environ, **environment}).stdout
 
     return run
 

@@ -1,11 +1,11 @@
 """Checkpoints as safetensors, opened by that library, and by the framework that the parameters are for."""
 
-import importlib.util
 import sys
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from needing import needs_package
 
 from platoon_base.checkpoints.export import unique_names
 from platoon_base.checkpoints.files import About, Checkpoint, CheckpointFolder
@@ -16,10 +16,7 @@ from platoon_base.sharding import Position
 
 pytestmark = pytest.mark.base
 
-needs_safetensors = pytest.mark.skipif(
-    importlib.util.find_spec("safetensors") is None,
-    reason="needs safetensors: pip install 'platoon-plugins[safetensors]'",
-)
+needs_safetensors = needs_package("safetensors", "pip install 'platoon-plugins[safetensors]'")
 
 
 def save(folder, rule, value):

@@ -2,12 +2,12 @@
 
 import mmap
 import resource
-import subprocess
 import sys
 from itertools import combinations
 
 import numpy as np
 import pytest
+from programs import run_python
 
 from platoon_base.fingerprint import checksum, fingerprint
 
@@ -58,10 +58,8 @@ def test_other_processes_compute_the_same():
         "print(fingerprint(np.arange(9.0), {'b': ['x', object()], 'a': {1, 2}}))"
     )
     found = [
-        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed},
-                       check=True, capture_output=True, text=True, timeout=120).stdout
-        for seed in "12"
-    ]  # fmt: skip
+        run_python("-c", code, env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed}).stdout for seed in "12"
+    ]
     assert found[0] == found[1]
     assert len(found[0].strip()) == 16
 

@@ -1,10 +1,9 @@
 """SIGINT and SIGTERM of a worker that has inherited them ignored, or blocked."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
+from programs import run_python
 
 pytestmark = pytest.mark.base
 
@@ -30,11 +29,9 @@ IGNORED = f"SIG_IGN; [signal.signal(number, signal.SIG_IGN) for number in {BOTH}
 
 @pytest.mark.parametrize("how", [BLOCKED, IGNORED])
 def test_both_are_taken(how):
-    done = subprocess.run([sys.executable, "-c", SCRIPT.format(how=how)], capture_output=True, text=True, timeout=200)
-    assert (done.stdout, done.returncode) == ("interrupted\n", -signal.SIGTERM), done.stderr
+    assert run_python("-c", SCRIPT.format(how=how), status=-signal.SIGTERM).stdout == "interrupted\n"
 
 
 def test_handlers_of_the_script_stay():
     how = "signal(signal.SIGINT, lambda *_: (print('mine', flush=True), signal.alarm(1)))"
-    done = subprocess.run([sys.executable, "-c", SCRIPT.format(how=how)], capture_output=True, text=True, timeout=200)
-    assert (done.stdout, done.returncode) == ("mine\n", -signal.SIGALRM), done.stderr
+    assert run_python("-c", SCRIPT.format(how=how), status=-signal.SIGALRM).stdout == "mine\n"

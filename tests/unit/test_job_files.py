@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from programs import run_python
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError, PlatoonError
@@ -411,15 +412,9 @@ def test_nothing_that_another_user_puts_there_ends_a_command(tmp_path):
             put(path)
             age(path)
         for command, expected in (("jobs", ""), ("clean", f"removed           100 bytes  {own}")):
-            done = subprocess.run(
-                [sys.executable, COMMAND_OF_NOBODY, str(user), command],
-                env={**os.environ, "TMPDIR": str(tmp_path), NAMESPACE: ""},
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
+            environment = {**os.environ, "TMPDIR": str(tmp_path), NAMESPACE: ""}
+            done = run_python(COMMAND_OF_NOBODY, user, command, env=environment)
+            assert done.stdout.strip() == expected, done.stderr
         assert all(map(os.path.lexists, strange))
     finally:
         own.unlink(missing_ok=True)

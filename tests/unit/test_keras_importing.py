@@ -1,9 +1,7 @@
 """The import of the Keras adapter where Keras cannot be imported: the error says what to set or install."""
 
-import subprocess
-import sys
-
 import pytest
+from programs import run_python
 
 pytestmark = pytest.mark.base
 
@@ -41,7 +39,7 @@ def test_a_back_end_that_is_not_installed_is_named_with_what_to_do(tmp_path, pac
         "from platoon_base import compat\ncompat.apply = lambda: None\n"
         "import platoon_plugins.keras\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python("-c", code, status=1)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("platoon_base.errors.BackendUnavailableError: "), done.stderr
     assert expected in last

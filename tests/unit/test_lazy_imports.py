@@ -3,12 +3,11 @@
 import importlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
+from programs import run_python
 
 from platoon_base.cli import commands
 
@@ -25,9 +24,7 @@ def nothing_left_behind():
 def loaded_after(code, *arguments):
     """Run code in a fresh interpreter; return what it printed and what it had loaded at its end."""
     tell = "import atexit, json, sys\natexit.register(lambda: print('\\n' + json.dumps(sorted(sys.modules))))\n"
-    command = [sys.executable, "-c", tell + code, *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    printed, _, loaded = run.stdout.rstrip("\n").rpartition("\n")
+    printed, _, loaded = run_python("-c", tell + code, *arguments).stdout.rstrip("\n").rpartition("\n")
     return printed, set(json.loads(loaded))
 
 
@@ -50,9 +47,7 @@ def test_each_subcommand_is_a_module_with_a_command_of_that_name():
 
 
 def test_the_name_of_no_subcommand_is_answered_by_its_neighbours():
-    command = [sys.executable, "-m", "platoon_base", "lanch"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert run.returncode == 2
+    run = run_python("-m", "platoon_base", "lanch", status=2)
     assert "No such command 'lanch'" in run.stderr
     assert "Did you mean" in run.stderr
     assert "launch" in run.stderr.partition("Did you mean")[2]

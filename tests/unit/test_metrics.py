@@ -86,6 +86,46 @@ def test_the_order_does_not_matter_at_the_edge_of_the_floats(values):
     np.testing.assert_equal(forward, rotated)
 
 
+def test_bleu_of_a_divided_corpus_is_sacrebleus():
+    """Counts of each worker's sentences are added as pairs; sacrebleu 2.6.0 has read all sentences at once."""
+    texts = [
+        ("the cat sat on the mat", "the cat is on the mat"),
+        ("a quick brown fox jumps over the dog", "the quick brown fox jumps over the lazy dog"),
+        ("there is a tree in the small garden", "there is a tree in the garden"),
+        ("we train one model with several workers", "several workers train one model together"),
+    ]
+    workers = []
+    for part in (texts[:1], texts[1:3], texts[3:]):
+        counts = MeanAccumulator()
+        for said, right in ((a.split(), b.split()) for a, b in part):
+            for n in range(1, 5):
+                grams, known = ([tuple(words[i : i + n]) for i in range(len(words) - n + 1)] for words in (said, right))
+                found = sum(min(grams.count(gram), known.count(gram)) for gram in set(grams))
+                counts.add({f"precision {n}": found / len(grams)}, weight=len(grams))
+            counts.add({"length": len(right) / len(said)}, weight=len(said))
+        workers.append(counts.pairs)
+    found = means(add_pairs(workers))
+    precision = math.exp(sum(math.log(found[f"precision {n}"]) for n in range(1, 5)) / 4)
+    assert 100 * precision * min(1, math.exp(1 - found["length"])) == pytest.approx(54.62218426942139, rel=1e-12)
+
+
+def test_f1_of_divided_rows_is_scikit_learns():
+    scores = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(5)
+    y, chosen = rng.integers(0, 2, (2, 101))
+    pairs = []
+    for rows in np.split(np.arange(101), [7, 60]):
+        hits = float(np.sum(y[rows] * chosen[rows]))
+        pairs.append({"precision": (hits, chosen[rows].sum()), "recall": (hits, y[rows].sum())})
+    found = means(add_pairs(pairs))
+    assert (found["precision"], found["recall"]) == (
+        pytest.approx(scores.precision_score(y, chosen), rel=1e-15),
+        pytest.approx(scores.recall_score(y, chosen), rel=1e-15),
+    )
+    f1 = 2 / (1 / found["precision"] + 1 / found["recall"])
+    assert f1 == pytest.approx(scores.f1_score(y, chosen), rel=1e-12)
+
+
 def test_no_weight_means_nothing_was_measured():
     assert math.isnan(means({"m": (0.0, 0.0)})["m"])
     accumulator = MeanAccumulator()

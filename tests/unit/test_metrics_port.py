@@ -1,7 +1,6 @@
 """The port for Prometheus, read by prometheus_client's own parsers of its two formats."""
 
 import contextlib
-import importlib.util
 import math
 import os
 import re
@@ -12,6 +11,7 @@ import urllib.request
 
 import pytest
 from click.testing import CliRunner
+from needing import needs_package
 from scripts_here import script_path
 from watching import PATIENCE_S, until
 
@@ -24,10 +24,7 @@ from platoon_base.shm.job_state import Progress
 
 pytestmark = pytest.mark.base
 
-needs_client = pytest.mark.skipif(
-    importlib.util.find_spec("prometheus_client") is None,
-    reason="needs prometheus_client: pip install 'platoon-plugins[metrics]'",
-)
+needs_client = needs_package("prometheus_client", "pip install 'platoon-plugins[metrics]'")
 NOTHING_YET = Progress(0, 0, 0, math.nan, 0.0, 0.0, 0.0)
 
 
@@ -123,9 +120,3 @@ def test_a_port_that_is_taken_leaves_the_logs_of_an_earlier_run(tmp_path):
         ran = CliRunner().invoke(command, words)
     assert isinstance(ran.exception, ConfigurationError), (ran.output, ran.exc_info)
     assert [each.name for each in tmp_path.iterdir()] == ["rank0.log"]
-
-
-def test_without_the_library_nothing_is_started(monkeypatch):
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # as where it is not installed
-    with pytest.raises(ConfigurationError, match="pip install 'platoon-plugins.metrics.'"):
-        invoke("--metrics-port", "9100")

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
+from needing import require
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+require("theano")
 
 from platoon_base.data.batch_memory import MAX_ARRAYS, flatten, unflatten
 from platoon_base.errors import ConfigurationError

@@ -1,11 +1,10 @@
 """On macOS and Windows a script runs as one process: nothing that only Linux has is imported for it."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 
@@ -18,11 +17,8 @@ def nothing_left_behind():
 def run_elsewhere(code, **environment):
     path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     started = f"import other_system\nother_system.pretend()\n{code}"
-    command = [sys.executable, "-W", "ignore", "-c", started]
     variables = {**os.environ, "PYTHONPATH": path, **environment}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return run_python("-W", "ignore", "-c", started, env=variables, timeout=400).stdout.splitlines()
 
 
 @pytest.mark.base
@@ -118,7 +114,6 @@ for how in ("rule", "average"):
 @pytest.mark.base
 def test_the_command_says_why_it_starts_no_job():
     code = "import sys; sys.platform = 'darwin'; from platoon_base.cli import main; main(['launch', '-n', '2', 'x.py'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
+    done = run_python("-c", code, status=2)
     assert "platoon: jobs run only on Linux, and this is darwin" in done.stderr
     assert "python SCRIPT" in done.stderr

@@ -41,6 +41,33 @@ def test_diloco_is_pytorchs_sgd_with_nesterov_momentum():
         np.testing.assert_allclose(c, theta.detach().numpy(), rtol=1e-12)
 
 
+def test_fragments_follow_the_traces_of_torchft():
+    """Its mocked run: a weight of 1, local steps of -2, an outer rate of 2, and two fragments in turns of 3 steps."""
+    # Global values of torchft 0.2.0 after 3, 9 and 15 steps of the first fragment, 6 and 12 of the second.
+    for turns, expected in [((3, 9, 15), [-11.0, -35.0, -59.0]), ((6, 12), [-23.0, -47.0])]:
+        x, c, seen = np.ones(1), np.ones(1), []
+        for step in range(1, 16):
+            x -= 2.0
+            if step in turns:
+                DiLoCo(2.0, 0.0).sync(x, c, (), states(DiLoCo(2.0, 0.0), c))
+                seen.append(float(x[0]))
+        assert seen == expected
+
+
+def test_local_sgd_follows_the_trace_of_accelerate():
+    """Two workers of accelerate 1.15.0 with its LocalSGD, SGD(1, momentum=0.5), and gradients of k and 3k in step k."""
+    x, c, moments, seen = np.zeros(2), np.zeros(1), np.zeros(2), []
+    for k in range(1, 9):
+        moments = 0.5 * moments + np.array([1.0, 3.0]) * k
+        x -= moments
+        if k in (3, 6, 8):  # The end of its context averages too.
+            LocalSGD().step(np.array([np.mean(x - c)]), c)
+            x[:] = c
+        seen.append(x.tolist())
+    assert seen[1:4] == [[-3.5, -10.5], [-15.5, -15.5], [-21.625, -33.875]]
+    assert (seen[5], seen[7]) == ([-63.9375, -63.9375], [-115.984375, -115.984375])
+
+
 def test_slowmo_is_the_papers_with_a_constant_rate():
     rng = np.random.default_rng(4)
     x0, progress, rate, alpha, beta = rng.standard_normal(50), rng.standard_normal((7, 50)), 0.05, 0.9, 0.6

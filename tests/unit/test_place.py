@@ -1,10 +1,9 @@
 """Which of the hosts of a job a launcher is on, by options and by the variables of engines."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from programs import run_python
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import LOCAL, Place, find_copies, find_place
@@ -134,17 +133,9 @@ def test_a_launcher_of_several_trains_no_model_of_its_own(platoon, write_script,
 def test_the_originals_launcher_refuses(write_script, tmp_path):
     for role in ("worker", "controller"):
         write_script("print('trained')", f"it_{role}.py")
-    command = [
-        sys.executable,
-        "-c",
-        "from platoon_base.cli.platoon_launcher import main; raise SystemExit(main())",
-        "it",
-        "-D",
-        "cpu",
-    ]
+    code = "from platoon_base.cli.platoon_launcher import main; raise SystemExit(main())"
     environment = {**os.environ, **srun(2, 1, "1(x2)", 1)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 2
+    done = run_python("-c", code, "it", "-D", "cpu", status=2, cwd=tmp_path, env=environment)
     assert "this is host 1 of 2 according to srun" in done.stderr
 
 
@@ -182,15 +173,7 @@ def test_the_first_of_such_processes_is_warned_that_it_trains_alone(tmp_path, ra
     script.write_text("from platoon_base import connect\nfor _ in range(2):\n    connect().close()\n")
     environment = {**os.environ, "WORLD_SIZE": "2", "RANK": rank}
     words = ["-m", "platoon_base", "launch", "-n", "1", "--tee", "all"] if job else []
-    done = subprocess.run(
-        [sys.executable, *words, str(script)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(*words, script, env=environment, cwd=tmp_path)
     text = "2 processes were started by torchrun or the like (WORLD_SIZE=2), and each of them trains alone"
     assert (done.stdout + done.stderr).count(text) == warns
     assert ("`platoon launch -n 2`" in done.stderr) == warns

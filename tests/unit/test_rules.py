@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from platoon_base.centers.host_kernels import BLOCK, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, DiLoCo, Rule, at_period, require_rule
+from platoon_base.rules import ASGD, EAMSGD, EASGD, Adopt, CenterMomentum, DiLoCo, Rule, at_period, require_rule
 
 pytestmark = pytest.mark.base
 
@@ -46,6 +46,27 @@ def test_alpha_must_be_known_before_use():
         EASGD().kernel_args()
     with pytest.raises(ConfigurationError, match="alpha is unknown"):
         EASGD().sync(np.zeros(1), np.zeros(1))
+
+
+@pytest.mark.parametrize("rule", [EASGD(0.3), EASGD(0.9), EAMSGD(0.3)], ids=str)
+def test_workers_rest_where_forces_and_gradients_cancel(rule):
+    """Quadratic losses of unlike curvature, a step and a synchronization in turns, against the solved equations."""
+    a, t, rate, alpha = np.array([1.0, 2.0, 0.5]), np.array([-1.0, 4.0, 10.0]), 0.2, rule.alpha
+    x, c = np.zeros((3, 1)), np.zeros(1)
+    for _ in range(3000):
+        for i in range(3):
+            x[i] -= rate * a[i] * (x[i] - t[i])
+            rule.sync(x[i], c)
+    # Unknowns: the workers, and the center before each turn. A worker rests where its step s = rate a (x - t) and
+    # the force d = alpha (x - s - center) cancel, and the center moves by d = -s.
+    matrix, right = np.zeros((6, 6)), np.concatenate([(1 - alpha) * rate * a * t, rate * a * t])
+    for i in range(3):
+        matrix[i, [i, 3 + i]] = (1 - alpha) * rate * a[i] + alpha, -alpha
+        matrix[3 + i, [i, 3 + i, 3 + (i + 1) % 3]] = rate * a[i], -1.0, 1.0
+    *at, center = np.linalg.solve(matrix, right)[:4]
+    np.testing.assert_allclose(x[:, 0], at, rtol=1e-9)
+    np.testing.assert_allclose(c, [center], rtol=1e-9)
+    assert abs(np.sum(a * (x[:, 0] - t))) < 1e-9
 
 
 @pytest.mark.parametrize("alpha", [0, -0.1, 1.0001, 5, math.nan, math.inf, -math.inf, "0.5", [0.5], np.array(0.5)])

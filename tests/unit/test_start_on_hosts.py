@@ -1,11 +1,10 @@
 """How engines start launchers: the commands for srun and mpirun, and how Ray divides workers among nodes."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.multihost.ray import Shares, shares
@@ -59,18 +58,11 @@ def test_without_an_engine_the_user_learns_what_to_start(engines, version):
         command_on(["a", "b"], WORDS, {}, "--hosts")
 
 
-def launch(folder, *words, **environment):
+def launch(folder, *words, status=0, **environment):
     ours = ("PLATOON_", "SLURM_", "PET_")
     variables = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return subprocess.run(
-        [sys.executable, "-m", "platoon_base", "launch", *words],
-        cwd=folder,
-        env={**variables, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    variables = {**variables, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
+    return run_python("-m", "platoon_base", "launch", *words, status=status, cwd=folder, env=variables)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +80,6 @@ def test_the_launchers_get_the_other_options(engines, tmp_path, words, environme
     (tmp_path / ".platoonrc").write_text(configuration)
     options = ["-n", "4", "-D", "cuda0", "cuda1", "--fail-fast", "--seed", "3"]
     done = launch(tmp_path, *words, *options, "train.py", "--hosts", "x", SLURM_JOB_ID="7", **environment)
-    assert done.returncode == 0, done.stderr
     found = done.stdout.splitlines()
     assert found[:2] == ["--nodelist=a,b", "--nodes=2"]
     assert found[found.index("launch") :] == [
@@ -102,11 +93,9 @@ def test_a_step_that_has_been_started_starts_no_other(engines, tmp_path):
     (tmp_path / "train.py").write_text("")
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "a,b"}
     done = launch(tmp_path, "--rdzv-timeout", "0.1", "-n", "1", "-D", "cpu", "train.py", PLATOON_HOSTS="a,b",
-                  HOME=str(tmp_path), **step)  # fmt: skip
-    assert done.returncode == 2
+                  HOME=str(tmp_path), status=2, **step)  # fmt: skip
     assert "there is no key in" in done.stderr
-    done = launch(tmp_path, "--hosts", "a,b", "train.py", **step)
-    assert done.returncode == 2
+    done = launch(tmp_path, "--hosts", "a,b", "train.py", status=2, **step)
     assert "leave --hosts out" in " ".join(done.stderr.split())
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import math
 import struct
 import subprocess
@@ -10,23 +9,18 @@ import sys
 import time
 
 import pytest
-from click.testing import CliRunner
+from needing import needs_package
 from scripts_here import script_path
 
-from platoon_base.cli.commands.launch import command
 from platoon_base.cli.observers import Observed, TrackedRun
 from platoon_base.cli.trackers.tensorboard import Tracker
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.roster import Participant, Phase
-from platoon_base.errors import ConfigurationError
 from platoon_base.shm.job_state import Progress
 
 pytestmark = pytest.mark.base
 
-needs_writer = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboardX") is None,
-    reason="needs tensorboardX: pip install 'platoon-plugins[tensorboard]'",
-)
+needs_writer = needs_package("tensorboardX", "pip install 'platoon-plugins[tensorboard]'")
 
 
 def events_in(folder):
@@ -165,15 +159,3 @@ def test_a_job_goes_on_where_the_disk_is_full(write_script, tmp_path):
     said = " ".join(done.stdout.split())
     assert said.count("WARNING stopped writing for TensorBoard: OSError: [Errno 27]") == 1
     assert "Exception in thread" not in done.stderr
-
-
-def test_without_the_library_nothing_is_started(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)  # as where it is not installed
-    with pytest.raises(ConfigurationError, match="pip install 'platoon-plugins.tensorboard.'"):
-        CliRunner().invoke(
-            command,
-            ["--tensorboard", str(tmp_path / "board"), "script.py"],
-            standalone_mode=False,
-            catch_exceptions=False,
-        )
-    assert not list(tmp_path.iterdir())

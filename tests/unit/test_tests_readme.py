@@ -9,6 +9,7 @@ ROOT = TESTS.parent
 LIBRARY = ("platoon_base", "platoon_plugins")
 ROW = re.compile(r"^\| (`.*`.*?) \| (.*) \|$", re.MULTILINE)
 NAME = re.compile(r"`([^`]+)`")
+PROMISED_ROW = re.compile(r"pytest\.param\('(\w+)'(?:(?!pytest\.param\().)*?mark\.promise")
 
 
 def rows(text):
@@ -76,6 +77,8 @@ def promising():
                 continue
             if of_all or any("mark.promise" in ast.unparse(each) for each in node.decorator_list):
                 found |= {node.name, path.name}
+            for row in PROMISED_ROW.findall(ast.unparse(node)):
+                found.add(f"{node.name}[{row}]")
     return found
 
 
@@ -84,7 +87,7 @@ def test_each_promise_has_a_test_that_make_test_runs():
     for page in (ROOT / "docs" / "reliability").glob("*.md"):
         for row in page.read_text().splitlines():
             names = (
-                {re.split(r"::|/", name)[-1].partition("[")[0] for name in NAME.findall(row) if "test_" in name}
+                {re.split(r"::|/", name)[-1] for name in NAME.findall(row) if "test_" in name}
                 if row.startswith("| ")
                 else set()
             )

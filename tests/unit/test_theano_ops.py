@@ -4,17 +4,14 @@ import copy
 import functools
 import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from needing import require
+from programs import run_python
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+theano = require("theano")
 
 import theano.tensor as T
 
@@ -73,9 +70,18 @@ def nodes(function):
     return [node for node in function.maker.fgraph.toposort() if isinstance(node.op, JobOp)]
 
 
-def test_values_of_all_ops_dtypes_and_shapes(run_job):
-    """Each of two workers computes by NumPy what both should get."""
-    run_job(script_path("theano_ops_values_of_all_ops_dtypes_and_shapes")).require_success()
+@pytest.mark.parametrize(
+    "script",
+    [
+        "values_of_all_ops_dtypes_and_shapes",
+        "gradients_are_those_of_the_sum_of_all_costs",
+        pytest.param("a_worker_that_has_left_is_an_error_of_the_others", marks=pytest.mark.slow),
+        "workers_combine_by_what_they_have_loaded",
+        pytest.param("a_loop_takes_part_in_the_order_as_a_whole", marks=pytest.mark.slow),
+    ],
+)
+def test_workers(run_job, script):
+    run_job(script_path(f"theano_ops_{script}")).require_success()
 
 
 def test_workers_whose_functions_differ_in_other_things_make_the_same_calls(run_job):
@@ -86,15 +92,6 @@ def test_workers_whose_functions_differ_in_other_things_make_the_same_calls(run_
     ).require_success()
 
 
-def test_gradients_are_those_of_the_sum_of_all_workers_costs(run_job):
-    run_job(script_path("theano_ops_gradients_are_those_of_the_sum")).require_success()
-
-
-@pytest.mark.slow
-def test_a_worker_that_has_left_is_an_error_of_the_others(run_job):
-    run_job(script_path("theano_ops_a_worker_that_has_left_is_an_error")).require_success()
-
-
 @pytest.mark.slow
 def test_the_order_is_the_same_for_all_hashes_addresses_and_other_outputs():
     script = script_path("theano_ops_order_of_a_model")
@@ -102,10 +99,7 @@ def test_the_order_is_the_same_for_all_hashes_addresses_and_other_outputs():
     for seed, words in (("1", ["0"]), ("2", ["5000"]), ("3", ["77", "more outputs"])):
         flags = f"{os.environ.get('THEANO_FLAGS', '')},linker=py"  # nothing runs, so nothing is compiled
         environment = {**os.environ, "PYTHONHASHSEED": seed, "THEANO_FLAGS": flags.lstrip(",")}
-        command = [sys.executable, str(script), *words]
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
-        assert run.returncode == 0, run.stderr
-        orders.append(run.stdout)
+        orders.append(run_python(script, *words, env=environment, timeout=400).stdout)
     assert orders[0] == orders[1]
     calls = [[line for line in order.splitlines() if line.startswith("call")] for order in orders]
     assert calls[0] == calls[2]
@@ -233,10 +227,6 @@ def test_a_pickled_all_reduce_belongs_to_the_worker_of_the_process_that_loads_it
         np.testing.assert_array_equal(loaded([1, 2]), [2, 4])
 
 
-def test_workers_combine_by_what_they_have_loaded(run_job):
-    run_job(script_path("theano_ops_workers_combine_by_what_they_have_loaded")).require_success()
-
-
 def test_what_cannot_work_is_refused(worker):
     with pytest.raises(ConfigurationError, match="no variable"):
         all_reduce(worker=worker)
@@ -248,12 +238,6 @@ def test_what_cannot_work_is_refused(worker):
         AllReduceMin(worker)()
     with pytest.raises(ConfigurationError, match="x of dtype complex64"):
         AllReduceProd(worker)(T.cvector("x"))
-
-
-@pytest.mark.slow
-def test_a_loop_takes_part_in_the_order_as_a_whole(run_job):
-    """Calls before, inside and after a loop; the outputs of the two workers stand in opposite orders."""
-    run_job(script_path("theano_ops_a_loop_takes_part_in_the_order_as_a_whole")).require_success()
 
 
 def test_a_synchronization_takes_part_in_the_order(job_of_one):

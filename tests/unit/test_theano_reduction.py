@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
+from needing import require
 
-from platoon_base import compat
-
-compat.apply()
-theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+theano = require("theano")
 
 import lasagne
 import theano.tensor as T

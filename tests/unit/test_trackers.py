@@ -1,6 +1,5 @@
 """Trackers of experiments: a job is one run, read back by the tracker's own package."""
 
-import importlib.util
 import json
 import re
 import struct
@@ -11,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from needing import needs_package
 from scripts_here import script_path
 
 from platoon_base.cli import trackers
@@ -20,6 +20,7 @@ from platoon_base.errors import ConfigurationError
 pytestmark = pytest.mark.base
 
 TRAIN = script_path("trackers_train")
+NAMES = ("mlflow", "wandb", "aim")
 OWN = """
 import json, time
 
@@ -48,12 +49,6 @@ class NeverEnds(Lines):
     def close(self, succeeded):
         time.sleep(600)
 """
-
-
-def needs(module):
-    return pytest.mark.skipif(
-        importlib.util.find_spec(module) is None, reason=f"needs {module}: tests/README.md says how to install it"
-    )
 
 
 @pytest.fixture
@@ -125,12 +120,22 @@ def test_a_file_in_the_package_is_a_tracker(tmp_path, monkeypatch):
     assert str(error).endswith("not installed: pip install no-such-package")
 
 
-@pytest.mark.parametrize("name", ["mlflow", "wandb", "aim"])
-def test_without_the_package_nothing_is_started(monkeypatch, tmp_path, name):
+@pytest.mark.parametrize(
+    ("package", "words", "complaint"),
+    [
+        *(
+            (name, ("--tracker", name), f"got --tracker {name}, which needs {name}.*: pip install {name}")
+            for name in NAMES
+        ),
+        ("tensorboardX", ("--tensorboard", "board"), "pip install 'platoon-plugins.tensorboard.'"),
+        ("prometheus_client", ("--metrics-port", "9100"), "pip install 'platoon-plugins.metrics.'"),
+    ],
+)
+def test_without_the_package_nothing_is_started(monkeypatch, tmp_path, package, words, complaint):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, name, None)  # as where it is not installed
-    with pytest.raises(ConfigurationError, match=f"got --tracker {name}, which needs {name}.*: pip install {name}"):
-        CliRunner().invoke(command, ["--tracker", name, "x.py"], standalone_mode=False, catch_exceptions=False)
+    monkeypatch.setitem(sys.modules, package, None)  # as where it is not installed
+    with pytest.raises(ConfigurationError, match=complaint):
+        CliRunner().invoke(command, [*words, "x.py"], standalone_mode=False, catch_exceptions=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -144,7 +149,7 @@ def test_unknown_names_are_refused(name, text):
         CliRunner().invoke(command, ["--tracker", name, "x.py"], standalone_mode=False, catch_exceptions=False)
 
 
-@needs("mlflow")
+@needs_package("mlflow")
 def test_a_job_is_one_run_of_mlflow(track, tmp_path):
     import mlflow
 
@@ -175,7 +180,7 @@ def records_of_wandb(data):
             record = b""
 
 
-@needs("wandb")
+@needs_package("wandb")
 def test_a_job_is_one_run_of_wandb(track, tmp_path):
     from wandb.proto import wandb_internal_pb2
 
@@ -197,7 +202,7 @@ def test_a_job_is_one_run_of_wandb(track, tmp_path):
     assert status == 0
 
 
-@needs("aim")
+@needs_package("aim")
 def test_a_job_is_one_run_of_aim(track, tmp_path):
     import aim
 
@@ -216,7 +221,7 @@ def test_a_job_is_one_run_of_aim(track, tmp_path):
     }
 
 
-@needs("tensorboardX")
+@needs_package("tensorboardX")
 def test_tensorboard_is_beside_the_logs(track, tmp_path):
     output = track("--tracker", "tensorboard")
     (folder,) = tmp_path.glob("platoon_logs/*/*/tensorboard")

@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+from programs import run_python
 from scripts_here import script_path
 from watching import PATIENCE_S, await_file
 
@@ -102,9 +103,8 @@ FAILS = """
 def test_failures_count_under_a_parent_that_ignores_the_end_of_its_children(platoon, write_script):
     script = write_script(FAILS)
     ignore = "import os, sys; from signal import *; signal(SIGCHLD, SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
-    command = [sys.executable, "-c", ignore, sys.executable, "-m", "platoon_base", "launch", "-n", "2", str(script)]
-    done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 3, done.stdout + done.stderr
+    words = ["-c", ignore, sys.executable, "-m", "platoon_base", "launch", "-n", 2, script]
+    done = run_python(*words, status=3, cwd=script.parent, timeout=PATIENCE_S)
     assert "worker 1: exit status 3" in done.stdout
 
 
@@ -117,12 +117,8 @@ def test_what_is_asked_in_a_process_of_its_own_counts_under_such_a_parent(tmp_pa
         "main(['launch', '-D', 'opencl0:0', 'script.py'])"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE_S,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = run_python("-c", code, status=2, cwd=tmp_path, env=environment, timeout=PATIENCE_S)
     assert "pygpu does not work (ImportError: broken)" in done.stderr
 
 
