@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import os
@@ -272,23 +273,55 @@ def opencl():
         pytest.skip(f"needs pygpu and an OpenCL device: {why}; see docs/compat.md")
 
 
-@pytest.fixture
-def platoon(tmp_path):
-    """Run the platoon command in a process of its own, in an empty folder; returns the completed process."""
+class Done(subprocess.CompletedProcess):
+    """How a command of a test ended."""
 
-    def run(*words, environment=None, **kwargs):
-        return subprocess.run(
-            [sys.executable, "-m", "platoon_base", *map(str, words)],
-            cwd=tmp_path,
-            env={**os.environ, "COLUMNS": "200", **(environment or {})},
-            capture_output=True,
-            text=True,
-            timeout=JOB_TIMEOUT_S,
-            check=False,
-            **kwargs,
-        )
+    @property
+    def logs(self):
+        """The logs of the workers of ``--log-dir logs``, by rank."""
+        return [path.read_text(errors="replace") for path in sorted(self.folder.glob("logs/rank*.log"))]
+
+    def require(self, status=0):
+        """Fail with the output and the logs of workers unless it has ended with this status."""
+        assert self.returncode == status, "\n".join([self.stdout, self.stderr, *self.logs])
+        return self
+
+
+@pytest.fixture
+def run_command(tmp_path):
+    """Run a command in an empty folder; returns the completed process."""
+
+    def run(*words, environment=None, **options):
+        words = [word if isinstance(word, bytes) else str(word) for word in words]
+        options = {"cwd": tmp_path, "timeout": JOB_TIMEOUT_S, "capture_output": True, "text": True, **options}
+        environment = {**os.environ, "COLUMNS": "200", **(environment or {})}
+        done = subprocess.run(words, env=environment, check=False, **options)
+        done.__class__, done.folder = Done, tmp_path
+        return done
 
     return run
+
+
+@pytest.fixture
+def platoon(run_command):
+    """Run the platoon command in a process of its own, in an empty folder; returns the completed process."""
+    return functools.partial(run_command, sys.executable, "-m", "platoon_base")
+
+
+@pytest.fixture
+def start_platoon(tmp_path):
+    """Start the platoon command in an empty folder; returns the process, which the end of the test ends."""
+    with contextlib.ExitStack() as stack:
+
+        def run(*words, environment=None, **options):
+            options = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
+            command = [sys.executable, "-m", "platoon_base", *map(str, words)]
+            process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, **options)
+            stack.enter_context(process)  # It closes its pipes.
+            stack.callback(process.kill)
+            return process
+
+        yield run
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ class Segment:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """The mapped memory; arrays of `platoon_base.parameters.array_on` keep it mapped."""
+        """The mapped memory; arrays of `platoon_base.layout.array_on` keep it mapped."""
         if self._buffer is None:
             raise self._closed_error()
         return self._buffer

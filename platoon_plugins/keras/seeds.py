@@ -12,6 +12,7 @@ import numpy as np
 
 from platoon_base import seeds
 from platoon_base.frameworks import deterministic_seed
+from platoon_base.seeds import Common as Common
 from platoon_base.sharding import shard_seed
 
 _ended: list[int] = [0]

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from comparing import require_equal
 
 from platoon_base.centers.host import STRIPE_BYTES, HostCenters
 from platoon_base.job.files import segment_prefix
@@ -23,7 +24,6 @@ def arrays(seed):
 
 @pytest.fixture
 def pair():
-    """Two handles of one center, which has the values of ``arrays(0)``."""
     factory = HostCenters(f"{segment_prefix()}test{os.getpid()}-averaged", workers=3)
     layout, start = Layout.of(arrays(0), moments=2), arrays(0)
     opened = [factory.create(layout, RULE, 0)]
@@ -69,18 +69,15 @@ def test_parameters_and_moments_follow_their_equations(pair):
             c[i] = a[i] = c[i] + d
             np.testing.assert_array_equal(x[i], given[i] - d)
         for found, expected in ((centers(pair[1 - rank]), c), (averages(pair[1 - rank]), a)):
-            for got, value in zip(found, expected):
-                np.testing.assert_array_equal(got, value)
+            require_equal(found, expected)
 
 
 def test_the_average_begins_with_the_center_and_is_overwritten_with_it(pair):
-    for got, value in zip(averages(pair[1]), arrays(0)):
-        np.testing.assert_array_equal(got, value)
+    require_equal(averages(pair[1]), arrays(0))
     pair[0].sync(RULE.at_count(1), arrays(5), True, 10)
     pair[1].write(arrays(7), True, 10)
     for found in (centers(pair[0]), averages(pair[0])):
-        for got, value in zip(found, arrays(7)):
-            np.testing.assert_array_equal(got, value)
+        require_equal(found, arrays(7))
 
 
 def test_a_worker_alone_trains_as_the_plain_script_does(pair):
@@ -88,8 +85,7 @@ def test_a_worker_alone_trains_as_the_plain_script_does(pair):
     x = arrays(5)
     assert pair[0].sync(Adopt(RULE), x, True, 10) is None
     for found in (x, centers(pair[1]), averages(pair[1])):
-        for got, value in zip(found, arrays(5)):
-            np.testing.assert_array_equal(got, value)
+        require_equal(found, arrays(5))
     # Its next steps, once another has joined, are counted from here.
     x = arrays(6)
     pair[0].sync(RULE.at_count(4), x, True, 10)
@@ -105,8 +101,7 @@ def test_a_checkpoint_has_the_average(pair):
     try:
         resumed.fill(values, states)
         for before, after in ((centers(pair[0]), centers(resumed)), (averages(pair[0]), averages(resumed))):
-            for got, value in zip(after, before):
-                np.testing.assert_array_equal(got, value)
+            require_equal(after, before)
         assert any((a != c).any() for a, c in zip(averages(resumed), centers(resumed)))
     finally:
         resumed.close()

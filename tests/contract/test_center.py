@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from comparing import require_close, require_equal
 from interrupting import at_instruction
 from scripts_here import script_path
 
@@ -32,7 +33,6 @@ def model(seed, dtype="float32"):
 
 @pytest.fixture(params=[HostCenters])
 def centers(request):
-    """The factory of each back end in turn."""
     factory = request.param(f"{segment_prefix()}test{os.getpid()}-center", workers=3)
     yield factory
     Segment.unlink(factory.name)
@@ -40,7 +40,6 @@ def centers(request):
 
 @pytest.fixture
 def pair(centers):
-    """Two handles of one center, as two workers have them."""
     opened = []
 
     def open_pair(rule, values):
@@ -56,6 +55,12 @@ def pair(centers):
         center.close()
 
 
+def values_of(center, like, **options):
+    read = [np.empty_like(a) for a in like]
+    center.read(read, True, 10, **options)
+    return read
+
+
 @pytest.mark.parametrize(("dtype", "locked"), [("float32", True), ("float64", False), ("float16", True)])
 def test_easgd_is_its_equations(pair, dtype, locked):
     first, second = model(0, dtype), model(1, dtype)
@@ -69,12 +74,10 @@ def test_easgd_is_its_equations(pair, dtype, locked):
             a -= d
             c += d
         assert handle.sync(EASGD(0.3), x, locked, 10) is None
-        for got, expected in zip(x, expected_x):
-            np.testing.assert_array_equal(got, expected)
+        require_equal(x, expected_x)
     read = [np.empty_like(a) for a in start]
     centers[0].read(read, locked, 10)
-    for got, expected in zip(read, expected_center):
-        np.testing.assert_array_equal(got, expected)
+    require_equal(read, expected_center)
 
 
 def test_asgd_adds_the_progress_of_both(pair):
@@ -106,14 +109,11 @@ def test_center_momentum_carries_the_workers_along(pair, dtype):
         for arrays in zip(x, c, s_x, m, s):
             rule.sync(*arrays[:2], arrays[2:3], arrays[3:])
         assert centers[turn].sync(rule, workers[turn], True, 10) is None
-    read = [np.empty_like(a) for a in start]
-    centers[0].read(read, True, 10)
-    for got, want in zip([*read, *workers[0], *workers[1]], [*c, *expected[0][0], *expected[1][0]]):
-        np.testing.assert_array_equal(got, want)
+    found = [*values_of(centers[0], start), *workers[0], *workers[1]]
+    require_equal(found, [*c, *expected[0][0], *expected[1][0]])
     for got, want in zip(centers[0].states, (m, s)):
-        for a, b in zip(got, want):
-            np.testing.assert_array_equal(a, b)
-    centers[0].read(read, True, 10, begin=True)
+        require_equal(got, want)
+    read = values_of(centers[0], start, begin=True)
     centers[0].sync(rule, read, True, 10)  # at the center, and on its frame: there is no pull, and none to ride after
     for got, center, momentum in zip(read, c, m):
         _, decay, gain = (a.dtype.type(value) for a in (got,) for value in rule.kernel_args())
@@ -127,19 +127,16 @@ def test_momentum_ends_where_other_values_are_put_into_the_center(pair):
     x = model(0)
     one.sync(rule, x, True, 10)
     m, s = ([a.copy() for a in state] for state in one.states)
-    same = [np.empty_like(a) for a in x]
-    one.read(same, True, 10)
+    same = values_of(one, x)
     two.write(same, True, 10)
-    for got, want in zip((*one.states[0], *one.states[1]), (*m, *s)):
-        np.testing.assert_array_equal(got, want)
+    require_equal([*one.states[0], *one.states[1]], [*m, *s])
     others = [a.copy() for a in same]
     others[0][1, 2] += 1
     others[3][600_000:] = 0
     two.write(others, True, 10)
     for momentum, before, value, other in zip(one.states[0], m, same, others):
         np.testing.assert_array_equal(momentum, np.where(value == other, before, 0))
-    for got, want in zip(one.states[1], s):
-        np.testing.assert_array_equal(got, want)
+    require_equal(one.states[1], s)
 
 
 def test_a_center_is_filled_with_values_and_states(centers):
@@ -151,10 +148,8 @@ def test_a_center_is_filled_with_values_and_states(centers):
     two = centers.attach(Layout.of(start), rule, 1)
     try:
         values, states = two.snapshot()
-        for got, want in zip([*values, *states[0], *states[1]], [*start, *m, *s]):
-            np.testing.assert_array_equal(got, want)
-        x, y = [a.copy() for a in start], [np.empty_like(a) for a in start]
-        two.read(y, True, 10, begin=True)
+        require_equal([*values, *states[0], *states[1]], [*start, *m, *s])
+        x, y = [a.copy() for a in start], values_of(two, start, begin=True)
         _, decay, gain = rule.kernel_args()
         one.sync(rule, x, True, 10)
         for got, center, momentum in zip(x, start, m):
@@ -188,16 +183,14 @@ def test_values_and_frame_are_written_at_one_moment(pair, monkeypatch):
     rule = CenterMomentum().resolved(2)
     one, two = pair(rule, [np.zeros(7)])
     one.sync(rule, [np.arange(7.0)], True, 10)  # which gives the center momentum
-    sits = [np.empty(7)]
-    one.read(sits, True, 10, begin=True)
-    values, center = [sits[0].copy()], [np.empty(7)]
+    sits = values_of(one, [np.empty(7)], begin=True)
+    values = [sits[0].copy()]
     with after_each_stripe(monkeypatch, lambda: one.sync(rule, sits, True, 10)) as moves:
         two.write(values, True, 10)
     assert len(moves) == 1
     assert (sits[0][1:] != values[0][1:]).all()
     two.sync(rule, values, True, 10)  # it rides along, and there is no pull
-    two.read(center, True, 10)
-    np.testing.assert_allclose(values[0], center[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(values[0], values_of(two, values)[0], rtol=0, atol=1e-12)
 
 
 def test_values_and_frame_are_read_at_one_moment(pair, monkeypatch):
@@ -205,16 +198,12 @@ def test_values_and_frame_are_read_at_one_moment(pair, monkeypatch):
     rule = CenterMomentum().resolved(2)
     one, two = pair(rule, model(2, "float64"))
     one.sync(rule, model(0, "float64"), True, 10)  # which gives the center momentum
-    sits = model(0, "float64")
-    one.read(sits, True, 10, begin=True)
-    taken, center = model(1, "float64"), model(1, "float64")
+    sits, taken = values_of(one, model(0, "float64"), begin=True), model(1, "float64")
     with after_each_stripe(monkeypatch, lambda: one.sync(rule, sits, True, 10)) as moves:
         two.read(taken, True, 10, begin=True)
     assert len(moves) > 1
     two.sync(rule, taken, True, 10)  # it rides along, and there is no pull
-    two.read(center, True, 10)
-    for x, c in zip(taken, center):
-        np.testing.assert_allclose(x, c, rtol=0, atol=1e-12)
+    require_close(taken, values_of(two, taken), rtol=0, atol=1e-12)
 
 
 def test_a_block_that_is_not_finite_stays_out_and_is_told(pair):
@@ -224,8 +213,7 @@ def test_a_block_that_is_not_finite_stays_out_and_is_told(pair):
     x[3][200_000] = np.nan
     x[3][7] = np.inf
     assert center.sync(EASGD(0.5), x, True, 10) == NonFiniteElement(parameter=3, element=7)
-    read = [np.empty_like(a) for a in start]
-    center.read(read, True, 10)
+    read = values_of(center, start)
     assert all(np.isfinite(a).all() for a in read)
     for got, begun, value in zip(read, start, x):
         bad = ~np.isfinite(value)
@@ -352,7 +340,5 @@ def test_processes_at_once_lose_no_update(centers, kernels):
         worker.stdin.write(b"\n")
         worker.stdin.close()
     assert [worker.wait(60) for worker in workers] == [0, 0, 0]
-    out = [np.empty(n, "float32")]
-    center.read(out, True, 10)
+    np.testing.assert_array_equal(values_of(center, [np.empty(n, "float32")])[0], 90)
     center.close()
-    np.testing.assert_array_equal(out[0], 90)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -28,8 +29,6 @@ def new_words():
 
 
 class Inproc:
-    """A hub in this process."""
-
     def __init__(self, coordinator, handler, folder):
         self._hub = InprocHub(coordinator, new_words(), handler)
 
@@ -86,7 +85,13 @@ def backend(request, tmp_path):
 
 
 @pytest.fixture
-def clients(backend):
+def threads():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def clients(backend, threads):
     opened = [backend.connect() for _ in range(2)]
     yield opened
     for client in opened:
@@ -101,6 +106,13 @@ def join(client, rank):
     return ask(client, msg.Hello(protocol=msg.PROTOCOL, pid=1, host="here", device="cpu", rank=rank))
 
 
+@pytest.fixture
+def joined(clients):
+    for rank, client in enumerate(clients):
+        join(client, rank)
+    return clients
+
+
 def test_a_request_gets_its_answer(clients):
     assert join(clients[0], 0) == msg.Welcome(rank=0, size=2, local_rank=0, local_size=2, seed=0)
     assert ask(clients[0], msg.UserRequest(req="x", info={"a": [1, 2.5, None, b"z"]})) == msg.UserReply(
@@ -108,46 +120,27 @@ def test_a_request_gets_its_answer(clients):
     )
 
 
-def test_an_answer_may_come_later_and_only_to_whom_it_belongs(clients):
-    for rank, client in enumerate(clients):
-        join(client, rank)
-    answers = {}
-
+def test_an_answer_may_come_later_and_only_to_whom_it_belongs(joined, threads):
     def add(rank):
-        pairs = {"m": (float(rank), 1.0)}
-        answers[rank] = ask(clients[rank], msg.Sum(name="r", pairs=pairs, timeout_s=20))
+        return ask(joined[rank], msg.Sum(name="r", pairs={"m": (float(rank), 1.0)}, timeout_s=20))
 
-    threads = [threading.Thread(target=add, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers[0] == answers[1] == msg.Sums(pairs={"m": (1.0, 2.0)}, ranks=[0, 1], lost=[])
+    assert list(threads.map(add, (0, 1))) == [msg.Sums(pairs={"m": (1.0, 2.0)}, ranks=[0, 1], lost=[])] * 2
 
 
-def test_values_are_gathered_by_rank_whoever_comes_first(clients):
-    for rank, client in enumerate(clients):
-        join(client, rank)
+def test_values_are_gathered_by_rank_whoever_comes_first(joined, threads):
     values = [["a", 1, 2.5, None], {"b": [b"\0", True]}]
-    gathered = {}
 
     def gather(rank):
-        gathered[rank] = ControlClient(clients[rank], rank).gather("votes", values[rank], 20.0)
+        return ControlClient(joined[rank], rank).gather("votes", values[rank], 20.0)
 
-    first = threading.Thread(target=gather, args=(1,))
-    first.start()
-    gather(0)
-    first.join()
-    assert gathered == {0: values, 1: values}
+    assert list(threads.map(gather, (1, 0))) == [values, values]
 
 
-def test_a_late_answer_is_not_taken_for_the_next_one(clients):
-    for rank, client in enumerate(clients):
-        join(client, rank)
+def test_a_late_answer_is_not_taken_for_the_next_one(joined):
     with pytest.raises(CollectiveTimeoutError):
-        ask(clients[0], msg.Meet(name="r", timeout_s=60), timeout_s=0.1)
-    assert isinstance(ask(clients[1], msg.Meet(name="r", timeout_s=20)), msg.Met)
-    assert ask(clients[0], msg.UserRequest(req="next")) == msg.UserReply(answer=["next", 0, None])
+        ask(joined[0], msg.Meet(name="r", timeout_s=60), timeout_s=0.1)
+    assert isinstance(ask(joined[1], msg.Meet(name="r", timeout_s=20)), msg.Met)
+    assert ask(joined[0], msg.UserRequest(req="next")) == msg.UserReply(answer=["next", 0, None])
 
 
 def test_the_coordinators_deadline_names_who_is_missing(clients):
@@ -165,21 +158,12 @@ def test_what_cannot_be_decoded_is_answered(clients):
     assert isinstance(join(clients[0], 0), msg.Welcome)
 
 
-def test_a_wait_ends_when_the_controller_dies(backend, clients):
+def test_a_wait_ends_when_the_controller_dies(backend, clients, threads):
     join(clients[0], 0)
-    raised = []
-
-    def wait():
-        try:
-            ask(clients[0], msg.Meet(name="r", timeout_s=60), 60)
-        except WorkerLostError as exc:
-            raised.append(exc)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
+    waiting = threads.submit(ask, clients[0], msg.Meet(name="r", timeout_s=60), 60)
     backend.die()
-    thread.join()
-    assert "controller" in str(raised[0])
+    with pytest.raises(WorkerLostError, match="controller"):
+        waiting.result()
 
 
 def test_a_signal_handler_may_ask_whatever_it_interrupts(backend, clients):
@@ -224,57 +208,30 @@ def test_in_a_signal_handler_a_request_is_answered_or_refused_with_a_remedy(back
         assert outcomes.pop() in (["inner", 0, None], True)
 
 
-def test_while_one_thread_waits_another_is_served(clients):
-    for rank, client in enumerate(clients):
-        join(client, rank)
-    met = []
-    waiting = threading.Thread(target=lambda: met.append(ask(clients[0], msg.Meet(name="r", timeout_s=60), 60)))
-    waiting.start()
+def test_while_one_thread_waits_another_is_served(joined, threads):
+    waiting = threads.submit(ask, joined[0], msg.Meet(name="r", timeout_s=60), 60)
     for number in range(3):
-        assert ask(clients[0], msg.UserRequest(req="x", info=number)) == msg.UserReply(answer=["x", 0, number])
-    assert isinstance(ask(clients[1], msg.Meet(name="r", timeout_s=20)), msg.Met)
-    waiting.join()
-    assert isinstance(met[0], msg.Met)
+        assert ask(joined[0], msg.UserRequest(req="x", info=number)) == msg.UserReply(answer=["x", 0, number])
+    assert isinstance(ask(joined[1], msg.Meet(name="r", timeout_s=20)), msg.Met)
+    assert isinstance(waiting.result(), msg.Met)
 
 
-def test_the_wait_for_another_thread_counts(clients):
+def test_the_wait_for_another_thread_counts(clients, threads):
     join(clients[0], 0)
-    raised = []
-
-    def wait(timeout_s):
-        try:
-            ask(clients[0], msg.Meet(name=f"within {timeout_s}", timeout_s=60), timeout_s)
-        except (CollectiveTimeoutError, WorkerLostError) as exc:
-            raised.append((time.monotonic(), exc))
-
-    began = time.monotonic()
-    threads = [threading.Thread(target=wait, args=(timeout_s,)) for timeout_s in (60, 0.5)]
-    for thread in threads:
-        thread.start()
-    threads[1].join()
-    ended, error = raised.pop()
-    assert isinstance(error, CollectiveTimeoutError)
-    assert ended - began < 30
+    long, short = (threads.submit(ask, clients[0], msg.Meet(name=f"within {s}", timeout_s=60), s) for s in (60, 0.5))
+    with pytest.raises(CollectiveTimeoutError):
+        short.result(30)
     clients[0].close()
-    threads[0].join()
+    long.exception()  # It ends, by whichever came first.
 
 
-def test_who_waits_while_the_client_is_closed_is_told(clients):
+def test_who_waits_while_the_client_is_closed_is_told(clients, threads):
     join(clients[0], 0)
-    raised = []
-
-    def wait():
-        try:
-            ask(clients[0], msg.Meet(name="r", timeout_s=60), 60)
-        except WorkerLostError as exc:
-            raised.append(str(exc))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
+    waiting = threads.submit(ask, clients[0], msg.Meet(name="r", timeout_s=60), 60)
     ask(clients[0], msg.UserRequest(req="x"))
     clients[0].close()
-    thread.join()
-    assert "closed" in raised[0]
+    with pytest.raises(WorkerLostError, match="closed"):
+        waiting.result()
 
 
 def closed_at(client, number):
@@ -357,8 +314,6 @@ def test_an_address_that_cannot_be_used_is_named(tmp_path):
 
 
 class Answering:
-    """A channel that gives the answers one after the other."""
-
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), []
 

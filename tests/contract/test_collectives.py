@@ -11,12 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hosts_here import HostsGroup
+from hosts_here import HostsGroup, Ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from interrupting import at_instruction
@@ -100,48 +99,23 @@ class Gone:
         return -math.inf
 
 
-class Group:
-    """The ranks of a group as threads of this process, each with its own handle."""
-
+class Group(Ranks):
     def __init__(self, size, forms, chunk_bytes=SMALL, liveness=None, ranks=None):
         self.name = f"{segment_prefix()}test{os.getpid()}-group{next(numbers)}"
         self.workers = [size]
         self.liveness = liveness or [Willing() for _ in range(size)]
-        ranks = ranks or range(size)
-        self.members = []
+        ranks, members = ranks or range(size), []
         for i, fused in zip(range(size), forms):
-            if i == 0:
-                made = HostCollective.create(
-                    self.name, ranks, 0, self.liveness[0], chunk_bytes=chunk_bytes, fused=fused
-                )
-            else:
-                made = HostCollective.attach(self.name, ranks, i, self.liveness[i], fused=fused)
-            self.members.append(made)
-        self._threads = ThreadPoolExecutor(size)
-
-    def start(self, call, *members):
-        """Let these members (all by default) do ``call(member)``; returns futures."""
-        return [self._threads.submit(call, member) for member in members or self.members]
-
-    def run(self, call):
-        """Let all members do ``call(member)``; returns the results."""
-        return [future.result() for future in self.start(call)]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        for member in self.members:
-            member.close()
-        self._threads.shutdown()
+            make = HostCollective.attach if i else functools.partial(HostCollective.create, chunk_bytes=chunk_bytes)
+            members.append(make(self.name, ranks, i, self.liveness[i], fused=fused))
+        super().__init__(members)
 
 
-class Alone(Group):
+class Alone(Ranks):
     workers = (1,)
 
     def __init__(self):
-        self.members = [LocalCollective()]
-        self._threads = ThreadPoolExecutor(1)
+        super().__init__([LocalCollective()])
 
 
 @pytest.fixture(params=BACK_ENDS)
@@ -165,7 +139,6 @@ def make_over_hosts(size, liveness=None, chunk_bytes=SMALL, ranks=None):
 
 @pytest.fixture(params=[*FORMS, pytest.param("hosts", marks=FORMS[0].marks)])
 def make(request):
-    """Make a group of one of the two forms, or over two hosts."""
     if request.param == "hosts":
         return make_over_hosts
     return lambda size, **options: Group(size, [request.param] * size, **options)
@@ -173,12 +146,10 @@ def make(request):
 
 @pytest.fixture(params=FORMS)
 def make_here(request):
-    """Make a group of one of the two forms, on one host."""
     return lambda size, **options: Group(size, [request.param] * size, **options)
 
 
 def values(seed, shape, dtype):
-    """Numbers of all sizes: integers wrap around when they are added."""
     rng = np.random.default_rng(seed)
     dtype = np.dtype(dtype)
     if dtype.kind == "f":
@@ -208,7 +179,6 @@ def oracle(arrays, op, workers=None):
 
 
 def require_equal(results, expected):
-    """All results have the expected bits, and the expected shape and dtype."""
     for result in results:
         assert result.dtype == expected.dtype
         assert result.shape == expected.shape
@@ -330,6 +300,10 @@ def test_quick_calls_do_not_overtake_each_other(make, size):
         assert group.run(call) == [None] * size
 
 
+def called(c, kind, *arguments):
+    return getattr(c, kind)(*arguments, timeout_s=TIMEOUT_S)
+
+
 a_call = st.tuples(
     st.sampled_from(["all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"]),
     st.sampled_from(OPS),
@@ -348,15 +322,8 @@ def test_any_calls_in_a_row(forms, calls):
     ]
 
     def do(c, kind, op, array, root):
-        if kind == "all_reduce":
-            return c.all_reduce(array, op, timeout_s=TIMEOUT_S)
-        if kind == "broadcast":
-            return c.broadcast(array.copy(), root, timeout_s=TIMEOUT_S)
-        if kind == "all_gather":
-            return c.all_gather(array, timeout_s=TIMEOUT_S)
-        if kind == "reduce_scatter":
-            return c.reduce_scatter(array, op, timeout_s=TIMEOUT_S)
-        return c.barrier(timeout_s=TIMEOUT_S)
+        arguments = {"broadcast": (array.copy(), root), "all_gather": (array,), "barrier": ()}
+        return called(c, kind, *arguments.get(kind, (array, op)))
 
     with Group(size, forms) as group:
         results = group.run(
@@ -407,31 +374,13 @@ def test_a_call_goes_on_after_every_wait_in_vain(make, size, monkeypatch):
 
 F32 = np.zeros(6, np.float32)
 DIFFERENT = {
-    "op": [
-        lambda c: c.all_reduce(F32, "sum", timeout_s=TIMEOUT_S),
-        lambda c: c.all_reduce(F32, "max", timeout_s=TIMEOUT_S),
-    ],
-    "dtype": [
-        lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S),
-        lambda c: c.all_reduce(F32.astype(np.int32), timeout_s=TIMEOUT_S),
-    ],
-    "size": [
-        lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S),
-        lambda c: c.all_reduce(np.zeros(99999, np.float32), timeout_s=TIMEOUT_S),
-    ],
-    "shape": [
-        lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S),
-        lambda c: c.all_reduce(F32.reshape(2, 3), timeout_s=TIMEOUT_S),
-    ],
-    "many dimensions": [
-        lambda c: c.all_reduce(np.zeros((1, 2, 1, 2, 1, 2, 3)), timeout_s=TIMEOUT_S),
-        lambda c: c.all_reduce(np.zeros((1, 2, 1, 2, 1, 6, 2)), timeout_s=TIMEOUT_S),
-    ],
-    "kind": [lambda c: c.all_gather(F32, timeout_s=TIMEOUT_S), lambda c: c.barrier(timeout_s=TIMEOUT_S)],
-    "root": [
-        lambda c: c.broadcast(F32.copy(), 0, timeout_s=TIMEOUT_S),
-        lambda c: c.broadcast(F32.copy(), 1, timeout_s=TIMEOUT_S),
-    ],
+    "op": [("all_reduce", F32, "sum"), ("all_reduce", F32, "max")],
+    "dtype": [("all_reduce", F32), ("all_reduce", F32.astype(np.int32))],
+    "size": [("all_reduce", F32), ("all_reduce", np.zeros(99999, np.float32))],
+    "shape": [("all_reduce", F32), ("all_reduce", F32.reshape(2, 3))],
+    "many dimensions": [("all_reduce", np.zeros((1, 2, 1, 2, 1, *last))) for last in ((2, 3), (6, 2))],
+    "kind": [("all_gather", F32), ("barrier",)],
+    "root": [("broadcast", F32.copy(), 0), ("broadcast", F32.copy(), 1)],
 }
 
 
@@ -440,7 +389,7 @@ def test_different_calls_are_refused_on_all_ranks(make, what):
     common, other = DIFFERENT[what]
     with make(3, ranks=(2, 5, 7)) as group:
         group.run(lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S))
-        futures = group.start(lambda c: (other if c.rank == 1 else common)(c))
+        futures = group.start(lambda c: called(c, *(other if c.rank == 1 else common)))
         errors = [future.exception() for future in futures]
         assert [type(error) for error in errors] == [ConfigurationError] * 3
         for error in errors:

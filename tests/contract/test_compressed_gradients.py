@@ -47,8 +47,6 @@ def alternating(hosts, codecs):
 
 
 class Averages:
-    """The members' feedback, for one array."""
-
     def __init__(self, group):
         self.group = group
         self.feedback = {member.rank: ErrorFeedback() for member in group.members}

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from watching import until
 
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.stop_signals import StopSignals
@@ -23,31 +24,27 @@ pytestmark = pytest.mark.base
 
 
 class First:
-    """The first host: a link, and what has come by it."""
-
     def __init__(self, link):
         self.link = link
         self.received = []
 
     def until(self, kind, link):
         """Wait until a message of this kind has come by the link of another host, and return it."""
-        deadline = awake() + 20
-        while not (found := [each for each in self.received if isinstance(each, kind)]):
-            assert awake() < deadline, self.received
-            self.link.poll(0.01)
-            self.received += [between.decode_up(body) for _, body in self.link.receive()]
-            link.receive()
-            for end in (self.link, link.peer):
-                end.tick(awake())
-        return found[-1]
+        until(lambda: any(isinstance(each, kind) for each in self.received), step=lambda: self.step(link))
+        return [each for each in self.received if isinstance(each, kind)][-1]
 
     def until_received(self, message):
         """Wait for a message by a link that its host closes."""
-        deadline = awake() + 20
-        while message not in self.received:
-            assert awake() < deadline
-            self.link.poll(0.01)
-            self.received += [between.decode_up(body) for _, body in self.link.receive()]
+        until(lambda: message in self.received, step=self.step)
+
+    def step(self, link=None):
+        """Take what has come; the other host takes what has come by its link, too."""
+        self.link.poll(0.01)
+        self.received += [between.decode_up(body) for _, body in self.link.receive()]
+        if link is not None:
+            link.receive()
+            for end in (self.link, link.peer):
+                end.tick(awake())
 
     def send(self, *messages):
         (peer,) = self.link.peers.values()
@@ -87,7 +84,6 @@ def welcome_to(job):
 
 @contextlib.contextmanager
 def deputy_of(link, welcome, tmp_path):
-    """Open a job on this host, without workers."""
     with host_deputy(link, welcome, Origin(["script.py"], ["cpu"], str(tmp_path))) as deputy:
         deputy.start(Program("script.py"), [], [], [])
         yield deputy
@@ -100,11 +96,7 @@ def test_a_welcome_that_comes_with_the_end_of_the_job_before_is_not_lost(first, 
             assert first.until(between.Begun, link).job == "one"
             stop = between.JobState("the next job has been told to stop", (1, 1), 0, False)
             first.send(between.JobOver(1, "again", again=True), welcome_to("two"), stop)
-            deadline = awake() + 20
-            while len(link.inbox) < 3:
-                assert awake() < deadline
-                link.poll(0.01)
-                link.receive()
+            until(lambda: len(link.inbox) == 3, step=lambda: (link.poll(0.01), link.receive()))
             assert deputy.serve(signals).again
         again = welcome()
         assert again.job == "two"
@@ -151,14 +143,7 @@ def test_a_checkpoint_with_much_that_workers_keep_arrives(first, tmp_path, caplo
         with deputy_of(link, welcome(), tmp_path) as deputy:
             (peer,) = first.link.peers.values()
             peer.send(between.encode(saved), bulk=True)
-            deadline = awake() + 30
-            while not link.inbox:
-                assert awake() < deadline
-                first.link.poll(0.01)
-                first.link.receive()
-                link.receive()
-                for end in (first.link, link.peer):
-                    end.tick(awake())
+            until(lambda: link.inbox, step=lambda: first.step(link))
             assert deputy.serve(signals).text.startswith("host 0 of the job is lost")
     assert f"Resume from {saved.folder}" in caplog.text
 
@@ -170,10 +155,5 @@ def test_a_host_that_was_replaced_ends(first, tmp_path):
             first.until(between.Begun, link)
             (peer,) = first.link.peers.values()
             first.link.forget(peer)
-            deadline = awake() + 20
-            while not link.dismissed:
-                assert awake() < deadline
-                link.poll(0.01)
-                link.receive()
-                first.link.receive()
+            until(lambda: link.dismissed, step=lambda: (link.poll(0.01), link.receive(), first.link.receive()))
             assert deputy.serve(signals).text == "the job continues without this host, which was replaced"

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from comparing import require_close, require_equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts_here import script_path
@@ -53,7 +54,6 @@ class Job:
         center.read(self.params[rank], True, 10, begin=True)
 
     def step(self, rank, by=None):
-        """Add a step to the parameters of a worker, and synchronize it."""
         for array, each in zip(self.params[rank], by or [0] * len(self.layout)):
             array += each
         assert self.workers[rank].sync(self.rule, self.params[rank], True, 10) is None
@@ -128,8 +128,7 @@ def test_it_is_the_algorithm_of_the_paper(job, workers, dtype, tolerance):
     x, w, mail = simulated(rule, start, workers, turns, steps)
     assert w != shares_of(workers) or any(mail)
     for rank in range(workers):
-        for got, want in zip(real.params[rank], x[rank]):
-            np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+        require_close(real.params[rank], x[rank], rtol=tolerance, atol=tolerance)
         assert real.workers[rank].slots.own.weight == w[rank] + sum(weight for _, weight in mail[rank])
     models = [*zip(x, w), *(message for each in mail for message in each)]
     for i, got in enumerate(real.mean()):
@@ -161,14 +160,12 @@ def test_weights_add_up_to_one_and_the_mean_stays(actions, workers, seed):
                 job.workers.pop(rank).close()
                 job.dead.add(rank)
             assert set(job.weights) == {WHOLE}
-            for got, expected in zip(job.mean(), want):
-                np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+            require_close(job.mean(), want, rtol=0, atol=1e-12)
     finally:
         job.close()
 
 
 def test_without_messages_a_worker_trains_as_it_would_by_itself(job):
-    """Bit by bit: publishing alone rounds nothing."""
     start = model(0)
     real = job(GoSGD(probability=1e-12), start, 2)
     want = [a.copy() for a in start]
@@ -176,8 +173,7 @@ def test_without_messages_a_worker_trains_as_it_would_by_itself(job):
         real.step(0, model(seed))
         for a, by in zip(want, model(seed)):
             a += by
-    for got, expected in zip(real.params[0], want):
-        np.testing.assert_array_equal(got, expected)
+    require_equal(real.params[0], want)
 
 
 def test_reading_the_consensus_changes_it_for_nobody(job):
@@ -192,8 +188,7 @@ def test_reading_the_consensus_changes_it_for_nobody(job):
     read.append(watching.snapshot()[0])
     watching.close()
     for other in read[1:]:
-        for a, b in zip(read[0], other):
-            np.testing.assert_array_equal(a, b)
+        require_equal(read[0], other)
 
 
 def test_the_weight_of_a_dead_worker_is_left_out(job):

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from scripts_here import script_path
+from watching import until
 
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 from platoon_base.links import handshake
@@ -42,7 +43,6 @@ SIZES = [0, 1, 15, 16, 1000, (1 << 14) - 1, 1 << 14, 70_000, MAX_PAYLOAD_BYTES]
 
 
 def call(listener, key, rank=1, called=0, seconds=PATIENCE_S, address=None):
-    """Call a listener as a rank, and return the stream."""
     own = Listener("127.0.0.1")
     try:
         deadline = awake() + seconds
@@ -53,7 +53,6 @@ def call(listener, key, rank=1, called=0, seconds=PATIENCE_S, address=None):
 
 
 def answer(listener, key, expected=(1,), seconds=PATIENCE_S):
-    """Let rank 0 wait for the calls of others."""
     deadline = awake() + seconds
     return open_links(listener, 0, key, {}, frozenset(expected), deadline, lambda ranks: None)
 
@@ -100,16 +99,10 @@ class Keeping:
 
 
 def pass_on(sender, receiver, keeping, count):
-    """Push and pull until so many records have come."""
-    deadline = awake() + PATIENCE_S
-    while len(keeping.records) < count:
-        assert awake() < deadline
-        sender.push()
-        receiver.pull(keeping)
+    until(lambda: len(keeping.records) >= count, step=lambda: (sender.push(), receiver.pull(keeping)))
 
 
 def pull_all(stream, keeping):
-    """Receive until the stream breaks."""
     while stream.pull(keeping) or select.select([stream], [], [], PATIENCE_S)[0]:
         pass
 
@@ -134,12 +127,13 @@ def test_sends_in_both_directions_at_once_do_not_wait_for_each_other(pair):
         for i in range(90):  # more than sockets hold
             stream.post(i, 0, payload)
     kept = [Keeping(), Keeping()]
-    deadline = awake() + PATIENCE_S
-    while min(len(each.records) for each in kept) < 90:
-        assert awake() < deadline
+
+    def step():
         for stream, keeping in zip(pair, kept):
             stream.push()
             stream.pull(keeping)
+
+    until(lambda: min(len(each.records) for each in kept) == 90, step=step)
     assert all(record == (i, 0, payload) for each in kept for i, record in enumerate(each.records))
 
 
@@ -149,11 +143,7 @@ def test_a_record_can_be_left_for_later(pair):
     for record in ((1, 0, b"a"), (99, 0, b"b" * 100_000), (2, 0, b"c")):
         sender.post(*record)
     pass_on(sender, receiver, keeping, 1)
-    deadline = awake() + PATIENCE_S
-    while not receiver.held:
-        assert awake() < deadline
-        sender.push()
-        receiver.pull(keeping)
+    until(lambda: receiver.held, step=lambda: (sender.push(), receiver.pull(keeping)))
     assert len(keeping.records) == 1
     keeping.holding = False
     pass_on(sender, receiver, keeping, 3)
@@ -422,7 +412,6 @@ def opening(listener):
 
 @pytest.fixture
 def connect(listener):
-    """Makes connections, which are closed after the test."""
     with contextlib.ExitStack() as stack:
 
         def make(data=b"", count=1):
@@ -452,10 +441,7 @@ def calling():
 
 
 def step_until(opening, done):
-    deadline = awake() + PATIENCE_S
-    while not done():
-        assert awake() < deadline
-        opening.step(awake() + 0.01)
+    until(done, step=lambda: opening.step(awake() + 0.01))
 
 
 def descriptors():
@@ -511,11 +497,7 @@ def test_a_flood_keeps_no_courier_from_its_links(listener, opening, threads, dat
             opening.step(awake())
             assert flooding.stdout.readline()
             calling = threads.submit(call, listener, KEY, seconds=3 * PATIENCE_S)
-            deadline = awake() + 3 * PATIENCE_S
-            while 1 not in opening.open:
-                assert awake() < deadline
-                opening.step(awake())
-                select.select([], [], [], 0.05)
+            until(lambda: 1 in opening.open, step=lambda: (opening.step(awake()), select.select([], [], [], 0.05)))
             calling.result().close()
         finally:
             flooding.kill()

@@ -8,6 +8,7 @@ import signal
 import socket
 
 import pytest
+from watching import until
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.links import peer
@@ -26,9 +27,24 @@ HERE, SECRET = "127.0.0.1", bytes(range(32))
 class Pair:
     """Both ends, the client's way through `Breakable`, and what each has received."""
 
-    def __init__(self, server, client, way):
-        self.server, self.client, self.way = server, client, way
+    def __init__(self, stack):
+        self._stack = stack
+        self.server = self.closed(LinkServer(HERE, 0, SECRET))
+        self.way = stack.enter_context(Breakable(self.server.port))
+        self.client = self.connect(port=self.way.port)
         self.at_server, self.at_client = [], []
+
+    def closed(self, end):
+        self._stack.callback(end.close)
+        return end
+
+    def connect(self, key=SECRET, port=None):
+        return self.closed(LinkClient(HERE, port or self.server.port, key))
+
+    def serve_anew(self):
+        """Put another server in the place of the first one, as a launcher that was started again."""
+        self.server.close()
+        self.server = self.closed(LinkServer(HERE, self.server.port, SECRET))
 
     def step(self):
         self.client.poll(0.01)
@@ -40,10 +56,15 @@ class Pair:
         self.server.tick(now)
         self.client.peer.tick(now)
 
-    def until(self, condition, timeout_s=20):
+    def until(self, condition, timeout_s=20, other=None):
+        """Make steps, those of another client too, until a condition holds; returns the seconds."""
         began = awake()
         while not condition():
             assert awake() < began + timeout_s, (len(self.at_server), len(self.at_client))
+            if other is not None:
+                other.poll(0.01)
+                other.receive()
+                other.peer.tick(awake())
             self.step()
         return awake() - began
 
@@ -61,7 +82,6 @@ class Pair:
 
     @property
     def peer(self):
-        """The client, as the server sees it."""
         (peer,) = self.server.peers.values()
         return peer
 
@@ -72,13 +92,8 @@ class Pair:
 @pytest.fixture
 def pair():
     with contextlib.ExitStack() as stack:
-        server = LinkServer(HERE, 0, SECRET)
-        stack.callback(server.close)
-        way = stack.enter_context(Breakable(server.port))
-        client = LinkClient(HERE, way.port, SECRET)
-        stack.callback(client.close)
-        made = Pair(server, client, way)
-        client.peer.send(b"hello")
+        made = Pair(stack)
+        made.client.peer.send(b"hello")
         made.until(lambda: made.at_server == [b"hello"])
         yield made
 
@@ -131,18 +146,9 @@ def test_a_host_that_closes_is_noticed_and_may_come_back(pair):
 
 
 def test_another_key_is_refused_with_a_warning(pair, caplog):
-    stranger = LinkClient(HERE, pair.server.port, bytes(32))
-    try:
-        stranger.peer.send(b"let me in")
-        deadline = awake() + 20
-        while not stranger.refused:
-            assert awake() < deadline
-            stranger.poll(0.01)
-            stranger.receive()
-            stranger.peer.tick(awake())
-            pair.step()
-    finally:
-        stranger.close()
+    stranger = pair.connect(bytes(32))
+    stranger.peer.send(b"let me in")
+    pair.until(lambda: stranger.refused, other=stranger)
     assert pair.at_server == [b"hello"]
     assert len([r for r in caplog.records if "does not have the key" in r.getMessage()]) == 1
 
@@ -151,47 +157,28 @@ def test_why_host_0_cannot_be_reached_is_known(pair):
     pair.until(pair.is_whole)
     assert pair.client.why == ""
     pair.server.close()
-    early = LinkClient(HERE, pair.server.port, SECRET)
-    try:
-        deadline = awake() + 20
-        while "Connection refused" not in early.why:
-            assert awake() < deadline, early.why
-            early.receive()
-    finally:
-        early.close()
-
-
-def serve_new(pair):
-    """Put another server in the place of the first one, as a launcher that was started again."""
-    pair.server.close()
-    return LinkServer(HERE, pair.server.port, SECRET)
+    early = pair.connect()
+    until(lambda: "Connection refused" in early.why, step=early.receive)
 
 
 def test_a_server_that_was_started_anew_dismisses_whom_it_does_not_know(pair):
     pair.until(lambda: not pair.client.peer.in_flight)
-    pair.server = serve_new(pair)
-    try:
-        pair.client.peer.send(b"late")
-        pair.until(lambda: pair.client.dismissed)
-        assert "host 0 has restarted" in pair.client.dismissed
-        assert not pair.server.peers
-        assert pair.at_server == [b"hello"]
-    finally:
-        pair.server.close()
+    pair.serve_anew()
+    pair.client.peer.send(b"late")
+    pair.until(lambda: pair.client.dismissed)
+    assert "host 0 has restarted" in pair.client.dismissed
+    assert not pair.server.peers
+    assert pair.at_server == [b"hello"]
 
 
 def test_a_first_message_that_no_server_has_answered_finds_the_new_one(pair):
-    early = LinkClient(HERE, pair.server.port, SECRET)
+    early = pair.connect()
     early.peer.send(b"early")  # nobody polls it yet
-    pair.server = serve_new(pair)
+    pair.serve_anew()
     pair.client.close()
     pair.client = early
-    try:
-        pair.until(lambda: b"early" in pair.at_server)
-        assert not early.dismissed
-    finally:
-        early.close()
-        pair.server.close()
+    pair.until(lambda: b"early" in pair.at_server)
+    assert not early.dismissed
 
 
 def test_a_session_that_was_forgotten_is_dismissed(pair):
@@ -263,8 +250,7 @@ def test_a_message_that_is_too_large_is_not_sent_and_said(pair, caplog):
 def test_a_flood_of_strangers_takes_no_descriptors_and_keeps_nobody_out(pair):
     """Connections that prove nothing are closed, the oldest first, before they are many."""
     before = len(os.listdir("/proc/self/fd"))
-    late = LinkClient(HERE, pair.server.port, SECRET)
-    strangers = []
+    late, strangers = pair.connect(), []
     try:
         for number in range(5 * MAX_PENDING):
             strangers.append(socket.create_connection((HERE, pair.server.port), timeout=10))
@@ -272,16 +258,10 @@ def test_a_flood_of_strangers_takes_no_descriptors_and_keeps_nobody_out(pair):
             if number % 20 == 0:
                 pair.step()
         late.peer.send(b"late")
-        deadline = awake() + 20
-        while b"late" not in pair.at_server:
-            assert awake() < deadline
-            late.receive()
-            late.peer.tick(awake())
-            pair.step()
+        pair.until(lambda: b"late" in pair.at_server, other=late)
         descriptors = len(os.listdir("/proc/self/fd")) - before - len(strangers)
         assert descriptors < MAX_PENDING + MAX_GREETED
     finally:
-        late.close()
         for each in strangers:
             each.close()
     for _ in range(50):
@@ -316,8 +296,6 @@ def test_who_has_the_key_and_sends_nonsense_ends_its_own_connection_only(pair):
 
 
 class Ignored:
-    """Takes all records."""
-
     def place(self, tag, offset, length):
         return memoryview(bytearray(length))
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from comparing import require_close
 from interrupting import at_instruction
 from rule_table import OUTER
 
@@ -30,7 +31,6 @@ needs_fused = pytest.mark.skipif(not HAVE_FUSED, reason="needs the C extension: 
 
 @pytest.fixture(autouse=True, params=[pytest.param("fused", marks=needs_fused), "numpy"])
 def form(request, monkeypatch):
-    """Either form of the loops."""
     if request.param == "numpy":
         monkeypatch.setattr(host_kernels, "find_fused", lambda *args: None)
     return request.param
@@ -323,8 +323,7 @@ def test_a_death_in_the_midst_of_the_step_is_made_good_by_the_next(open_centers)
         one.take_over(rule, x, number, 10)
         for s, state in zip(start, m):
             rule.step(np.full_like(s, 3), s, (state,), 1.0)
-        for a, s in zip(x, start):
-            np.testing.assert_allclose(a, s, rtol=1e-5, err_msg=str(number))
+        require_close(x, start, rtol=1e-5, err_msg=str(number))
         if ended:
             break
     assert number > 20

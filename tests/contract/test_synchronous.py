@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from saved_arrays import load
 from scripts_here import script_path
-from synchronous_by_hand import FORMS, by_hand
+from synchronous_by_hand import require_by_hand
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import single_worker
@@ -24,20 +24,7 @@ TRAIN = script_path("synchronous_train")
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
     run_job(TRAIN, workers=size).require_success()
-    seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(size)]
-    for form in FORMS:
-        for step, (x, c, u) in enumerate(by_hand(form, size, STEPS, SHAPES)):
-            for rank in range(size):
-                for name, expected in (("x", x[rank]), ("c", c), ("u", u[rank])):
-                    for i, value in enumerate(expected):
-                        got = seen[rank][f"{form} {step} {name} {i}"]
-                        assert got.shape == SHAPES[i]
-                        scale = max(1, abs(value).max(initial=0))
-                        np.testing.assert_allclose(
-                            got / scale, value / scale, atol=1e-5, err_msg=f"{form} {step} {name}"
-                        )
-                        if name == "c" or (name == "u" and form != "easgd"):
-                            assert got.tobytes() == seen[0][f"{form} {step} {name} {i}"].tobytes()
+    require_by_hand(tmp_path, size, STEPS, SHAPES)
 
 
 def test_a_step_makes_one_call_for_each_dtype():

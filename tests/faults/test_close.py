@@ -1,7 +1,6 @@
 """After close(): what a handle still answers, what it refuses, and that its memory goes; nothing ends the process."""
 
 import os
-import subprocess
 import sys
 import textwrap
 
@@ -28,7 +27,7 @@ def test_threads_that_ask_a_handle_while_it_is_closed_and_the_process_ends(run_j
     run_job(script_path("close_threads_that_ask_a_handle_while_it_is_closed"), workers).require_success()
 
 
-def test_memory_stays_under_an_array_and_goes_with_it():
+def test_memory_stays_under_an_array_and_goes_with_it(run_command):
     """In a process of its own: reading memory that is unmapped would end it."""
     code = f"""
         import gc
@@ -53,10 +52,7 @@ def test_memory_stays_under_an_array_and_goes_with_it():
         del part
         assert not mapped()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_command(sys.executable, "-c", textwrap.dedent(code)).require()
 
 
 def test_a_job_state_is_read_and_written_on_a_last_copy():

@@ -68,14 +68,12 @@ def test_ten_thousand_bad_messages_change_no_result(run_job, tmp_path):
 
 @as_root
 @pytest.mark.promise
-def test_another_user_cannot_reach_a_job(tmp_path):
+def test_another_user_cannot_reach_a_job(run_command):
     """Neither its socket nor its memory, and so can neither join nor make segments."""
     look = script_path("faults_of_the_original_another_user_cannot_reach_a_job")
     with host_job(1) as job:
         files = job.files
-        command = [sys.executable, look, files.folder, f"/dev/shm{files.job_state}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+        done = run_command(sys.executable, look, files.folder, f"/dev/shm{files.job_state}").require()
     assert done.stdout.startswith("refused"), done.stdout
 
 

@@ -53,7 +53,6 @@ def test_a_state_beside_the_center_stays_finite_too(run_job):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_synchronous_rules_show_what_is_not_finite_to_all_in_the_same_step(run_job, tmp_path, kernel):
-    """All workers see the same, and stop in the same step, as the docstring of the module says."""
     run_job(
         script_path("poison_synchronous_rules_show_what_is_not_finite"), workers=3, environment=kernel
     ).require_success()

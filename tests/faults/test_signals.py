@@ -35,7 +35,7 @@ def launch(tmp_path):
 
     def start(script, workers=3, *, args=(), shell=None, options=()):
         command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), "--log-dir", "logs", *options]
-        command += [str(written(behind("signals_preamble", script), tmp_path / "script.py")), str(tmp_path), *args]
+        command += [str(written(behind("job_preamble", script), tmp_path / "script.py")), str(tmp_path), *args]
         if shell is not None:
             command = ["sh", "-c", f'{shell}; exec "$@"', "sh", *command]
         # Output goes to a file: a pipe would stay open as long as any worker lives.
@@ -63,7 +63,6 @@ def output_of(tmp_path):
 
 
 def await_all(folder, name, workers, launcher=None):
-    """Wait for a file of each worker, and return their texts."""
     return [await_file(folder / f"{name}{rank}", launcher) for rank in range(workers)]
 
 
@@ -280,9 +279,6 @@ def test_a_script_that_catches_ctrl_c_may_go_on_and_leave_as_it_likes(launch, ou
     """The wait that was cut short is over; everything else works, also a wait of another kind."""
     launcher = launch(script_path("signals_a_script_that_catches_ctrl_c_may_go"))
     assert launcher.wait(PATIENCE_S) == 0, output_of() + output_of("logs/rank0.log") + output_of("logs/rank1.log")
-
-
-# Stopped for a while.
 
 
 # The launcher is killed, and can tidy up nothing.

@@ -1,6 +1,6 @@
 """Loops of JAX on GPUs exchange values in device memory, and say why where they do not.
 
-The scripts are those of `jobs/test_array_loops.py`. Without GPUs the processor is the device, see `processor_cuda`.
+The scripts are those of `jobs/test_prepare.py`. Without GPUs the processor is the device, see `processor_cuda`.
 """
 
 import importlib.util
@@ -54,6 +54,13 @@ def test_all_workers_have_one_model_after_each_pass(run, case):
     outcome, made = run("array_loops_async", case, *PACKAGES)
     outcome.require_success()
     assert (min(synced for _, synced in made) > 10) == (case != "DiLoCo"), made
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_loaders_metrics_and_mistakes(run, mode):
+    """The last step is one of a training that has ended, whose error comes before metrics are gathered."""
+    outcome, _ = run("array_loops_gathered", mode)
+    outcome.require_success()
 
 
 @pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
@@ -170,3 +177,52 @@ def test_a_loop_goes_on_without_a_killed_worker_and_from_a_checkpoint(run, tmp_p
     outcome.require_success()
     assert min(synced for _, synced in made) > 5, made
     folder.close()
+
+
+TWO_MODELS = """
+import jax, jax.numpy as jnp
+from platoon_base import ASGD
+from platoon_base.array_loops import common, prepare, sync
+
+a, b = prepare({"a": jnp.zeros(100)}, {"b": jnp.zeros(200)}, strategy=ASGD(), sync_every=1)
+step = jax.jit(lambda tree: sync(jax.tree.map(lambda leaf: leaf + 1, tree)))
+a = step(step(a))  # on the device, as there is no other model yet
+b = step(step(b))
+for _ in range(4):
+    a, b = step(a), step(b)
+a, b = common(a, b)
+# Both are shared from the third step of the first model on, from which the steps of all add up.
+assert (a["a"] == 3 + 2 * 3).all() and (b["b"] == 2 + 2 * 4).all(), (a, b)
+"""
+
+
+def test_a_second_model_takes_over_what_the_first_is_then(run, tmp_path):
+    script = tmp_path / "loop.py"
+    script.write_text(TWO_MODELS)
+    outcome, _ = run(script)
+    outcome.require_success()
+    assert all("several optimizers or models" in log for log in outcome.logs), outcome.logs[0]
+
+
+SLOW = """
+import jax, jax.numpy as jnp
+from platoon_base.array_loops import average, batches, loops, prepare
+
+params = prepare({"w": jnp.ones((300, 300))}, mode="sync")
+
+@jax.jit
+def step(params):
+    return average({"w": jax.lax.fori_loop(0, 100, lambda i, w: w @ w / 300, params["w"])})
+
+for _ in range(3):
+    for _ in batches(4, 2):
+        params = step(params)
+assert loops.current().epoch == 3, loops.current().epoch
+"""
+
+
+def test_a_pass_waits_for_the_calls_of_its_programs(run, tmp_path):
+    """Otherwise a step would count as one of the next pass."""
+    script = tmp_path / "loop.py"
+    script.write_text(SLOW)
+    run(script)[0].require_success()

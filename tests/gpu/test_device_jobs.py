@@ -62,8 +62,15 @@ def test_ranks_that_make_other_calls_are_told(run_on_devices):
     assert "rank 1 waits in 'barrier elsewhere'" in outcome.reported["said"], outcome.logs
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize(
+    ("locked", "dtype"),
+    [
+        (True, "float32"),
+        (False, "float64"),
+        pytest.param(True, "float64", marks=pytest.mark.rare),
+        pytest.param(False, "float32", marks=pytest.mark.rare),
+    ],
+)
 @pytest.mark.parametrize("rule", ON_DEVICES, ids=str)
 def test_the_rules_are_their_equations_bit_by_bit(run_on_devices, rule, locked, dtype):
     """The workers take turns, so NumPy can follow."""

@@ -11,33 +11,18 @@ import time
 
 
 class Breakable:
-    """Listens at `port`, and passes what comes on to another port of this machine.
-
-    Attributes
-    ----------
-    port : int
-    passing : threading.Event
-        Set while bytes pass; cleared they are swallowed by nobody and wait, as behind a cut cable.
-    refusing : threading.Event
-        Set while new connections are reset at once, as by a firewall.
-    bytes_per_s : float
-        At most so many pass, both ways together.
-    passed : int
-        How many have, both ways together.
-    heard : dict
-        What each caller has sent, up to 64 KB.
-    """
+    """Listens at `port`, and passes what comes on to another port of this machine."""
 
     def __init__(self, target):
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self.passing = threading.Event()
+        self.passing = threading.Event()  # Cleared, bytes wait as behind a cut cable.
         self.passing.set()
-        self.refusing = threading.Event()
-        self.bytes_per_s = math.inf
+        self.refusing = threading.Event()  # Set, new connections are reset at once, as by a firewall.
+        self.bytes_per_s = math.inf  # This limit holds for both ways together.
         self.passed = 0
-        self.heard = {}
+        self.heard = {}  # It has what each caller has sent, up to 64 KB.
         self._pairs = []
         self._closing = False
         self._forgotten = set()

@@ -8,17 +8,11 @@ __all__ = ["CompressedByHand"]
 
 
 class CompressedByHand:
-    """All-reduces on devices that are compressed between hosts, by the codecs in NumPy and C for whole arrays at once.
-
-    Attributes
-    ----------
-    kept : dict
-        Residuals; those of another call begin with an empty one.
-    """
+    """All-reduces on devices that are compressed between hosts, by the codecs of the host on whole arrays."""
 
     def __init__(self, workers, codec):
         self.workers, self.codec = workers, codec
-        self.kept = {}
+        self.kept = {}  # the residuals
 
     def all_reduce(self, arrays, op):
         lanes, hosts, size = min(self.workers), len(self.workers), arrays[0].size

@@ -9,6 +9,7 @@ compat.apply()
 import numpy as np
 import theano
 import theano.tensor as T
+from refusing import raises  # noqa: F401
 
 from platoon_base.data import SharedData  # noqa: F401
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, PlatoonError  # noqa: F401

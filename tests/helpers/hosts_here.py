@@ -53,28 +53,12 @@ def linked(workers, key=KEY, timeout_s=20.0):
             listener.close()
 
 
-class HostsGroup:
-    """The ranks of a group over several hosts as threads, each with its own handle."""
+class Ranks:
+    """The ranks of a group as threads of this process, each with its own handle; what derives from it makes these."""
 
-    def __init__(self, workers, form, liveness=None, chunk_bytes=4096, ranks=None, key=KEY, compression="none"):
-        size = sum(workers)
-        self.workers = list(workers)
-        self.liveness = liveness
-        self.ranks = list(ranks or range(size))
-        self.name = f"{segment_prefix()}test{os.getpid()}-hosts{next(_numbers)}"
-        self.members = []
-        streams = linked(workers, key)
-        for host in range(len(workers)):
-            world = msgspec.structs.replace(world_of(workers, host, key), compression=compression)
-            local = tuple(self.ranks[i] for i in world.ranks_here)
-            for index, rank in enumerate(world.ranks_here):
-                if index == 0:
-                    shared = GroupSegment.create(f"{self.name}-{host}", local, chunk_bytes)
-                else:
-                    shared = GroupSegment.attach(f"{self.name}-{host}", local)
-                links = streams.get(rank, [])
-                self.members.append(HostsCollective(shared, index, world, self.ranks, links, liveness[rank], form))
-        self._threads = ThreadPoolExecutor(size)
+    def __init__(self, members):
+        self.members = members
+        self._threads = ThreadPoolExecutor(len(members))
 
     def start(self, call, *members):
         """Let these members (all by default) do ``call(member)``; returns futures."""
@@ -91,3 +75,27 @@ class HostsGroup:
         for member in self.members:
             member.close()
         self._threads.shutdown()
+
+
+class HostsGroup(Ranks):
+    """The ranks of a group over several hosts."""
+
+    def __init__(self, workers, form, liveness=None, chunk_bytes=4096, ranks=None, key=KEY, compression="none"):
+        size = sum(workers)
+        self.workers = list(workers)
+        self.liveness = liveness
+        self.ranks = list(ranks or range(size))
+        self.name = f"{segment_prefix()}test{os.getpid()}-hosts{next(_numbers)}"
+        members = []
+        streams = linked(workers, key)
+        for host in range(len(workers)):
+            world = msgspec.structs.replace(world_of(workers, host, key), compression=compression)
+            local = tuple(self.ranks[i] for i in world.ranks_here)
+            for index, rank in enumerate(world.ranks_here):
+                if index == 0:
+                    shared = GroupSegment.create(f"{self.name}-{host}", local, chunk_bytes)
+                else:
+                    shared = GroupSegment.attach(f"{self.name}-{host}", local)
+                links = streams.get(rank, [])
+                members.append(HostsCollective(shared, index, world, self.ranks, links, liveness[rank], form))
+        super().__init__(members)

@@ -9,15 +9,9 @@ BACKEND = keras.backend.backend()
 
 @keras.saving.register_keras_serializable()
 class Gan(keras.Model):
-    """Learns rows of six numbers; the noise comes with the data, so that runs can be compared.
+    """Learns rows of six numbers; the noise comes with the data, so that runs can be compared."""
 
-    Parameters
-    ----------
-    critics : int
-        Steps of the discriminator before one of the generator.
-    """
-
-    def __init__(self, critics=1):
+    def __init__(self, critics=1):  # steps of the discriminator before one of the generator
         super().__init__()
         keras.utils.set_random_seed(5)
         self.critics = critics

@@ -11,14 +11,7 @@ def pairwise(names, *values):
     """Parametrize a test with all combinations of several lists of values; most are marked ``product``.
 
     Each pair of values of two parameters is in one of the combinations without the mark. They are chosen one by one,
-    each the first of those with the most pairs that no chosen one has.
-
-    Parameters
-    ----------
-    names : str
-        Of the parameters, with commas between them.
-    *values : sequence
-        The values of each.
+    each the first of those with the most pairs that no chosen one has. The names are one text, with commas.
     """
     combinations = list(itertools.product(*(range(len(each)) for each in values)))
     missing = set().union(*map(_pairs, combinations))

@@ -13,28 +13,12 @@ def draw(seed, shapes=((3, 5), (100_003,), (7,), (256, 300)), dtype="float32"):
 
 
 class Replay:
-    """The center and all workers in NumPy; they synchronize one after the other.
-
-    Parameters
-    ----------
-    rule : Rule
-    starts : list of ndarray
-    size : int
-        Number of workers.
-
-    Attributes
-    ----------
-    counts : list of int
-        How often each worker has synchronized.
-    center, states : list of ndarray, list of list of ndarray
-    locals, own : list of list of ndarray, list of list of list of ndarray
-        Of each worker: its values, and its own states.
-    """
+    """The center and all workers in NumPy; they synchronize one after the other."""
 
     def __init__(self, rule, starts, size):
         self.rule, self.size = rule, size
         self.center = [a.copy() for a in starts]
-        self.average, self.counts = average_of(rule), [0] * size
+        self.average, self.counts = average_of(rule), [0] * size  # It counts how often each worker synchronizes.
         begin = [np.copy if i == self.average else np.zeros_like for i in range(len(rule.center_state))]
         self.states = [[make(a) for a in starts] for make in begin]
         self.locals, self.own = [None] * size, [None] * size

@@ -16,22 +16,12 @@ __all__ = ["ON_DEVICES", "OUTER", "RULES", "TABLE", "Entry", "arguments_of", "by
 
 
 class Entry(NamedTuple):
-    """A rule, with what it makes of one element.
+    """A rule, with what it makes of one element."""
 
-    Attributes
-    ----------
-    rule : Rule
-        With all arguments known, and such that the values by hand are exact also in half precision.
-    before, after : dict of str to float
-        All values of one element, by the names of the rule's form.
-    others : tuple of callable
-        Other forms of the same rule: functions of arrays, in the order of ``before``, which they change in place.
-    """
-
-    rule: Any
-    before: dict
+    rule: Any  # Its arguments are known, and the values by hand are exact also in half precision.
+    before: dict  # The names are those of the rule's form.
     after: dict
-    others: tuple[Callable, ...] = ()
+    others: tuple[Callable, ...] = ()  # These change arrays in the order of `before`, by other forms of the rule.
 
 
 def alone(arrays, op):
@@ -88,12 +78,7 @@ def form_and_scalars(rule, part=1.0):
 def by_the_equations(rule, before, part=1.0):
     """Run a rule's equations on whole arrays as Python reads them; `Form.run` works otherwise.
 
-    Returns
-    -------
-    after : list of ndarray
-        An element whose center, or center state, would not be finite is as it was.
-    first : int or None
-        The first of these.
+    An element whose center, or center state, would not be finite stays as it was; the first of these is returned too.
     """
     form, scalars = form_and_scalars(rule, part)
     number = before[0].dtype.type

@@ -1,8 +1,9 @@
 """The synchronous rules written out over all workers: what each of them should have after each step."""
 
 import numpy as np
+from saved_arrays import load
 
-__all__ = ["FORMS", "by_hand", "draw"]
+__all__ = ["FORMS", "draw", "require_by_hand"]
 
 FORMS = ("easgd", "downpour", "downpour mean", "sum", "average")
 DTYPES = ("f4", "f8", "f4", "f4")
@@ -38,3 +39,20 @@ def by_hand(form, size, steps, shapes):
                 c = [c[i] + total[i] for i in n]
                 x, u = [c] * size, [[0 * t for t in total]] * size
         yield x, c, u
+
+
+def require_by_hand(folder, size, steps, shapes):
+    """Compare what each worker has saved of each step, and require the same bits where all have the same values."""
+    seen = [load(folder / f"seen{rank}.npz") for rank in range(size)]
+    for form in FORMS:
+        for step, (x, c, u) in enumerate(by_hand(form, size, steps, shapes)):
+            for rank in range(size):
+                centers = {} if form in ("sum", "average") else {"c": c}
+                for name, expected in {"x": x[rank], "u": u[rank], **centers}.items():
+                    for i, value in enumerate(expected):
+                        what = f"{form} {step} {name} {i}"
+                        got, scale = seen[rank][what], max(1, abs(value).max(initial=0))
+                        assert got.shape == shapes[i]
+                        np.testing.assert_allclose(got / scale, value / scale, atol=1e-5, err_msg=what)
+                        if name == "c" or (name == "u" and form != "easgd"):
+                            assert got.tobytes() == seen[0][what].tobytes()

@@ -41,12 +41,12 @@ __all__ = [
 PATIENCE_S = 60
 
 
-def until(condition, patience_s=PATIENCE_S):
-    """Wait until a condition holds, and fail if it does not for so long."""
+def until(condition, patience_s=PATIENCE_S, *, step=lambda: time.sleep(1e-3)):
+    """Make steps until a condition holds, and fail if it does not for so long."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(1e-3)
+        step()
 
 
 def clean_up():

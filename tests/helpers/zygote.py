@@ -58,14 +58,7 @@ def modules_for(text, environment):
 def zygote_for(text, start, usual=True):
     """Return a zygote for the workers of a script, or None if they start as usual.
 
-    Parameters
-    ----------
-    text : str
-        The script.
-    start : platoon_base.worker_process.program.Start
-        Of one of its workers.
-    usual : bool
-        Whether the test adds nothing to the environment. Most environments of others come once.
+    The environment is not usual where the test adds to it: most of these come once.
     """
     environment = {k: v for k, v in start.environment.items() if k not in OF_ONE_WORKER}
     if environment.get("PLATOON_DEVICE", "cpu") != "cpu" or PREPARES.search(text):
@@ -80,26 +73,13 @@ def zygote_for(text, start, usual=True):
     return _zygotes[key] if _zygotes[key].fit else None
 
 
-def forked():
-    """Return how many workers the zygotes of this process have forked."""
-    return sum(zygote.forks for zygote in _zygotes.values())
-
-
 def zygote_pids():
     """Return the process ids of all zygotes of this process."""
     return {zygote.pid for zygote in _zygotes.values()}
 
 
 class Zygote:
-    """A running zygote, seen from the tests.
-
-    Attributes
-    ----------
-    fit : bool
-        Whether it can fork: it has no threads.
-    forks : int
-        The number of workers that it has forked.
-    """
+    """A running zygote, seen from the tests."""
 
     def __init__(self, modules, environment):
         self._process = subprocess.Popen(
@@ -111,19 +91,12 @@ class Zygote:
             start_new_session=True,
         )
         self.pid = self._process.pid
-        self.forks = 0
         atexit.register(self.close)
+        # One with threads cannot fork.
         self.fit = self._process.stdout.readline().strip() == "1"
 
     def fork(self, start, words):
-        """Fork a worker, which becomes a child of this process, and return its process id.
-
-        Parameters
-        ----------
-        start : platoon_base.worker_process.program.Start
-        words : list of str
-            The script and its arguments.
-        """
+        """Fork a worker, which becomes a child of this process, and return its process id."""
         from platoon_base.worker_process.forkserver import PR_SET_CHILD_SUBREAPER, prctl
 
         request = {"words": words, "environment": dict(start.environment), "log": str(start.log_file)}
@@ -131,7 +104,6 @@ class Zygote:
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            self.forks += 1
             return int(self._process.stdout.readline())
         finally:
             prctl(PR_SET_CHILD_SUBREAPER, 0)

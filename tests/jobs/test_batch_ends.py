@@ -58,8 +58,7 @@ def test_a_launched_server_that_fails_before_it_listens_is_told(platoon, write_s
     write_script("import no_such_module", "server.py")
     script = write_script("from platoon_base.data import BatchReader\nnext(iter(BatchReader(timeout_s=120)))")
     logs = tmp_path / "logs"
-    done = platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script)
-    assert done.returncode == 1
+    platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script).require(1)
     log = (logs / "rank0.log").read_text()
     assert "WorkerLostError: no batch server listens at " in log
     assert "the data server failed with ModuleNotFoundError: No module named 'no_such_module'" in log
@@ -76,12 +75,10 @@ def test_a_launched_server_that_fails_before_it_listens_is_told(platoon, write_s
     ],
 )
 def test_a_launched_server_that_ends_before_it_listens_is_reported_at_once(platoon, write_script, tmp_path, last, how):
-    """It had no chance to say why."""
     write_script(f"import os\n{last}", "server.py")
     script = write_script("from platoon_base.data import BatchReader\nnext(iter(BatchReader(timeout_s=120)))")
     logs = tmp_path / "logs"
-    done = platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script).require(1)
     log = (logs / "rank0.log").read_text()
     assert f"the data server ended ({how}" in log
     warned = re.search(r"the data server ended \([^)]*\):", done.stdout + done.stderr)  # "); see" is the worker's

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,10 +74,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("script", "options", "file", "rows"), CASES)
-def test_a_benchmark_runs_in_its_small_form(tmp_path, script, options, file, rows):
+def test_a_benchmark_runs_in_its_small_form(run_command, tmp_path, script, options, file, rows):
     command = [sys.executable, BENCHMARKS / f"{script}.py", *options, "--out", tmp_path]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=780, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_command(*command, timeout=780).require()
     assert "FAILED" not in done.stdout
     (path,) = tmp_path.glob(file)
     written = json.loads(path.read_text())

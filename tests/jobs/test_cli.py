@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import zipapp
 
@@ -34,10 +33,10 @@ HELLO = """
 @pytest.mark.promise
 def test_launch_runs_the_script_on_all_workers_and_writes_the_summary(platoon, write_script, tmp_path):
     script = write_script(HELLO)
-    done = platoon("launch", "-n", 2, "--log-dir", "logs", "--summary", "out.json", script, "-n", "7", "--log-dir", "x")
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        assert f"hello from {rank} of 2 cpu" in (tmp_path / "logs" / f"rank{rank}.log").read_text()
+    command = "launch", "-n", 2, "--log-dir", "logs", "--summary", "out.json", script
+    done = platoon(*command, "-n", "7", "--log-dir", "x").require()
+    for rank, log in enumerate(done.logs):
+        assert f"hello from {rank} of 2 cpu" in log
     summary = json.loads((tmp_path / "out.json").read_text())
     assert summary["answer"] == 42
     assert summary["args"] == "-n 7 --log-dir x"
@@ -70,17 +69,13 @@ def test_a_file_describes_a_run(platoon, write_script, tmp_path):
     (tmp_path / "run.toml").write_text(
         'script = "train.py"\nworkers = 3\nsummary = "summary.json"\nevery-n-batches = 7\n[args]\nrate = 0.1\n'
     )
-    done = platoon("launch", "--config", "run.toml", "-n", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    platoon("launch", "--config", "run.toml", "-n", "2").require()
     told = json.loads((tmp_path / "summary.json").read_text())
     assert (told["size"], told["period"], told["words"]) == (2, 7, "--rate 0.1")
 
 
-def test_the_same_script_runs_alone_under_plain_python(write_script):
-    done = subprocess.run(
-        [sys.executable, write_script(HELLO)], capture_output=True, text=True, check=True, timeout=100
-    )
-    assert done.stdout == "hello from 0 of 1 cpu\n"
+def test_the_same_script_runs_alone_under_plain_python(run_command, write_script):
+    assert run_command(sys.executable, write_script(HELLO)).stdout == "hello from 0 of 1 cpu\n"
 
 
 def test_the_exit_status_is_the_worst_and_the_end_of_that_log_is_shown(platoon, write_script):
@@ -91,8 +86,7 @@ def test_the_exit_status_is_the_worst_and_the_end_of_that_log_is_shown(platoon, 
             raise RuntimeError("the reason why")
         """
     )
-    done = platoon("launch", "-n", 2, script)
-    assert done.returncode == 1
+    done = platoon("launch", "-n", 2, script).require(1)
     assert "worker 1: exit status 1" in done.stdout
     assert "RuntimeError: the reason why" in done.stdout
 
@@ -110,8 +104,7 @@ def test_failures_can_be_allowed_but_not_of_all(platoon, write_script, survives,
         """
     )
     assert platoon("launch", "-n", 2, script).returncode == 137
-    done = platoon("launch", "-n", 2, "--allow-failures", script)
-    assert done.returncode == status, done.stdout
+    done = platoon("launch", "-n", 2, "--allow-failures", script).require(status)
     assert "worker 1: killed by SIGKILL" in done.stdout
 
 
@@ -120,8 +113,7 @@ def test_the_logs_of_an_earlier_run_are_put_aside(platoon, write_script, tmp_pat
     failing = script_path("cli_the_logs_of_an_earlier_run_are_put_aside")
     assert platoon("launch", "-n", 2, "--log-dir", "logs", failing).returncode == 1
     silent = write_script("import os; os.kill(os.getpid(), 9)", "silent.py")
-    done = platoon("launch", "-n", 1, "--log-dir", "logs", silent)
-    assert done.returncode == 137
+    done = platoon("launch", "-n", 1, "--log-dir", "logs", silent).require(137)
     assert "of the earlier run" not in done.stdout
     assert "(the log is empty)" in done.stdout
     kept = sorted(path.name for path in tmp_path.glob("logs/earlier/*/*"))
@@ -169,16 +161,14 @@ ALONE = script_path("cli_alone")
     ],
 )
 def test_workers_that_share_and_average_nothing_are_named_at_the_end(platoon, tmp_path, way, workers, alone, warning):
-    done = platoon("launch", "-n", workers, "--summary", "out.json", ALONE, way)
-    assert done.returncode == (way == "fails"), done.stdout
+    done = platoon("launch", "-n", workers, "--summary", "out.json", ALONE, way).require(way == "fails")
     assert json.loads((tmp_path / "out.json").read_text())["shared_nothing"] == alone
     assert warning in done.stderr
     assert ("WARNING" in done.stderr) == bool(warning)
 
 
 def test_workers_that_never_join_are_separate_runs(platoon, write_script, tmp_path):
-    done = platoon("launch", "-n", 2, "--summary", "out.json", write_script("print('hello')"))
-    assert done.returncode == 0
+    done = platoon("launch", "-n", 2, "--summary", "out.json", write_script("print('hello')")).require()
     assert "the 2 workers shared and averaged nothing: these were 2 separate runs of the script" in done.stderr
     assert json.loads((tmp_path / "out.json").read_text())["shared_nothing"] == [0, 1]
 
@@ -207,25 +197,21 @@ def package(tmp_path):
     return tmp_path
 
 
-def test_a_module_runs_as_under_python_m(platoon, package):
-    command = [sys.executable, "-m", "package.inner.train", "-n", "7"]
-    plain = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True, timeout=120).stdout
+def test_a_module_runs_as_under_python_m(platoon, run_command, package):
+    plain = run_command(sys.executable, "-m", "package.inner.train", "-n", "7").stdout
     assert plain.startswith("42 __main__ package.inner package.inner.train ")
-    done = platoon("launch", "-n", 2, "--log-dir", "logs", "-m", "package.inner.train", "-n", "7")
-    assert done.returncode == 0, done.stdout + done.stderr
+    platoon("launch", "-n", 2, "--log-dir", "logs", "-m", "package.inner.train", "-n", "7").require()
     assert [(package / "logs" / f"rank{rank}.log").read_text() for rank in range(2)] == [plain, plain]
 
 
 @pytest.mark.promise
-def test_run_takes_a_module_as_python_does(platoon, package):
-    command = [sys.executable, "-m", "package.inner.train", "-n", "7"]
-    plain = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True, timeout=120).stdout
-    done = platoon("run", "-m", "package.inner.train", "-n", "7")
-    assert (done.returncode, done.stdout) == (0, plain), done.stderr
+def test_run_takes_a_module_as_python_does(platoon, run_command, package):
+    words = "-m", "package.inner.train", "-n", "7"
+    assert platoon("run", *words).require().stdout == run_command(sys.executable, *words).stdout
 
 
 @pytest.mark.parametrize("name", ["app", pytest.param("app.pyz", marks=pytest.mark.promise), "."])
-def test_a_folder_and_an_archive_run_by_their_main_module_as_under_python(platoon, tmp_path, name):
+def test_a_folder_and_an_archive_run_by_their_main_module_as_under_python(platoon, run_command, tmp_path, name):
     folder = tmp_path if name == "." else tmp_path / "app"
     folder.mkdir(exist_ok=True)
     names = "helper.X, __name__, __package__, __spec__.name, __file__, sys.argv, sys.path[0]"
@@ -238,11 +224,9 @@ def test_a_folder_and_an_archive_run_by_their_main_module_as_under_python(platoo
         text = text.replace(f"{tmp_path}/", "").replace(str(tmp_path), ".")
         return text.replace("./__main__", "__main__")  # as Python 3.9 names it
 
-    command = [sys.executable, name, "-n", "7"]
-    plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
+    plain = run_command(sys.executable, name, "-n", "7").stdout
     assert plain.startswith("42 __main__")
-    done = platoon("launch", "-n", 2, "--log-dir", "logs", name, "-n", "7")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", name, "-n", "7").require()
     for rank in range(2):
         log = (tmp_path / "logs" / f"rank{rank}.log").read_text()
         assert relative(log) == relative(plain)
@@ -260,8 +244,7 @@ def test_an_option_behind_the_script_is_pointed_out_if_the_script_does_not_know_
 
 def test_a_module_joins_a_running_job(platoon, package):
     script = script_path("cli_a_module_joins_a_running_job")
-    done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
-    assert done.returncode == 0, done.stdout
+    platoon("launch", "-n", 1, "--log-dir", "logs", script).require()
     log = (package / "logs" / "rank0.log").read_text()
     assert "42 __main__ package.inner package.inner.train" in log
     assert "'-m', 'x']" in log
@@ -299,22 +282,17 @@ def test_a_module_joins_a_running_job(platoon, package):
 )
 def test_what_cannot_be_launched_is_refused_with_the_reason(platoon, write_script, words, complaint):
     write_script(HELLO)
-    done = platoon(*words)
-    assert done.returncode == 2
+    done = platoon(*words).require(2)
     assert re.search(complaint, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_modules_in_the_working_directory_do_not_hide_the_standard_library(write_script, tmp_path):
+def test_modules_in_the_working_directory_do_not_hide_the_standard_library(run_command, write_script, tmp_path):
     for name in ("queue.py", "secrets.py", "json.py"):
         (tmp_path / name).write_text("raise RuntimeError('python script.py does not look here')")
     (tmp_path / "src").mkdir()
     script = write_script(HELLO, "src/script.py")
-    done = subprocess.run(
-        [*python_main("platoon_base.cli"), "launch", "-n", "1", script],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_command(*python_main("platoon_base.cli"), "launch", "-n", "1", script).require()
 
 
 def test_a_script_that_hides_a_package_is_warned_of(platoon, write_script):
@@ -327,23 +305,19 @@ def test_a_script_that_hides_a_package_is_warned_of(platoon, write_script):
         assert "the name of the package" not in platoon("launch", "-n", 2, write_script("", name)).stdout
 
 
-def test_the_command_is_no_matter_of_where_it_is_called(platoon, write_script, tmp_path):
+def test_the_command_is_no_matter_of_where_it_is_called(platoon, run_command, write_script, tmp_path):
     write_script("raise SystemExit('not this one')", "msgspec.py")
-    done = platoon("jobs")
-    assert done.returncode == 0, done.stderr
+    platoon("jobs").require()
     gone = tmp_path / "gone"
     code = "import os, subprocess, sys; os.rmdir(os.getcwd()); raise SystemExit(subprocess.call(sys.argv[1:]))"
     gone.mkdir()
-    command = [sys.executable, "-c", code, sys.executable, "-m", "platoon_base", "jobs"]
-    done = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    run_command(sys.executable, "-c", code, sys.executable, "-m", "platoon_base", "jobs", cwd=gone).require()
 
 
 def test_a_path_too_long_for_a_socket_is_refused(platoon, write_script, tmp_path):
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
-    done = platoon("launch", "-n", 1, write_script(HELLO), environment={"TMPDIR": str(folder)})
-    assert done.returncode == 2
+    done = platoon("launch", "-n", 1, write_script(HELLO), environment={"TMPDIR": str(folder)}).require(2)
     assert "set TMPDIR" in done.stderr
 
 
@@ -351,15 +325,11 @@ IGNORES_SIGNALS = script_path("cli_ignores_signals")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(tmp_path, number):
-    """The fixture `nothing_left_behind` looks for what is left."""
+def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(start_platoon, tmp_path, number):
     fifos = [tmp_path / f"ready{rank}" for rank in range(2)]  # one each: a reader that leaves breaks a second writer
     for fifo in fifos:
         os.mkfifo(fifo)
-    command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--grace", "0.3"]
-    launcher = subprocess.Popen(
-        [*command, IGNORES_SIGNALS, tmp_path / "ready"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
+    launcher = start_platoon("launch", "-n", "2", "--grace", "0.3", IGNORES_SIGNALS, tmp_path / "ready")
     for fifo in fifos:
         fifo.read_text()  # this worker is in the middle of it
     launcher.send_signal(number)
@@ -392,8 +362,7 @@ def test_jobs_lists_the_running_job_and_join_adds_a_worker(platoon, write_script
             assert joined.wait(60) == 0
         """
     )
-    done = platoon("launch", "-n", 1, script)
-    assert done.returncode == 0, done.stdout
+    platoon("launch", "-n", 1, script).require()
 
 
 def test_a_worker_that_joins_has_the_rule_the_period_and_the_timeouts_of_the_job(platoon, write_script, tmp_path):
@@ -424,8 +393,7 @@ def test_a_worker_that_joins_has_the_rule_the_period_and_the_timeouts_of_the_job
     )
     (tmp_path / "run.toml").write_text('rule = "LocalSGD()"\nevery-n-batches = 7\n')
     options = ["--timeout", "answer=6", "--timeout", "wait=250"]
-    done = platoon("launch", "-n", 1, *options, "--config", "run.toml", "--log-dir", "logs", script)
-    assert done.returncode == 0, done.stdout
+    platoon("launch", "-n", 1, *options, "--config", "run.toml", "--log-dir", "logs", script).require()
     assert "late: LocalSGD() 7 250.0 7.0" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
@@ -456,8 +424,7 @@ UNSEEN = script_path("cli_unseen")
 def test_a_job_lives_though_the_names_of_its_memory_are_gone_or_out_of_sight(platoon, tmp_path, how):
     """As after systemd-logind's RemoveIPC, or in two containers with one /tmp; `clean` leaves it, joining says why."""
     script = UNSEEN
-    done = platoon("launch", "-n", 1, "--log-dir", "logs", "--summary", "s.json", script, how)
-    assert done.returncode == 0, done.stdout
+    platoon("launch", "-n", 1, "--log-dir", "logs", "--summary", "s.json", script, how).require()
     assert json.loads((tmp_path / "s.json").read_text())["done"] == 1
 
 
@@ -472,7 +439,7 @@ ODD_SYSTEMS = {
 
 
 @pytest.mark.parametrize("odd", ODD_SYSTEMS)
-def test_an_odd_system_is_no_reason_for_a_traceback(write_script, tmp_path, odd):
+def test_an_odd_system_is_no_reason_for_a_traceback(run_command, write_script, odd):
     change, status, said = ODD_SYSTEMS[odd]
     if "mount" in change and os.geteuid() != 0:
         pytest.skip("needs to mount, as root")
@@ -482,11 +449,9 @@ def test_an_odd_system_is_no_reason_for_a_traceback(write_script, tmp_path, odd)
     main = [sys.executable, write_script("from platoon_base.cli import main; main()", "main.py")]
 
     def run(*words):
-        command = [*apart, "sh", "-c", f'{change}; exec "$@"', "sh", *map(str, [*main, *words])]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+        return run_command(*apart, "sh", "-c", f'{change}; exec "$@"', "sh", *main, *words)
 
-    done = run("launch", "-n", 2, "-D", "cpu", script)
-    assert done.returncode == status, done.stdout + done.stderr
+    done = run("launch", "-n", 2, "-D", "cpu", script).require(status)
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     cleaned = run("clean")

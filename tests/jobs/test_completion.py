@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -22,7 +21,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.fixture
-def complete(tmp_path):
+def complete(run_command, tmp_path):
     """Press Tab at the end of a line in bash; returns what it offers."""
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "platoon"
@@ -32,17 +31,8 @@ def complete(tmp_path):
     def run(line):
         words = line.split(" ")
         text = PRESS_TAB.format(words=" ".join(word or "''" for word in words), last=len(words) - 1)
-        done = subprocess.run(
-            ["bash", "-c", text],
-            cwd=tmp_path,
-            env={**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
+        path = f"{command.parent}:{os.environ['PATH']}"
+        return run_command("bash", "-c", text, environment={"PATH": path}).require().stdout.split()
 
     return run
 

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from needing import needs, needs_blocks, needs_theano
+from needing import marks_of, needs, needs_blocks, needs_theano
 from same_training import require_alike, require_fewer_bytes
 from scripts_here import script_path
 
@@ -124,22 +124,15 @@ def test_a_rank_that_dies_ends_a_compressed_average_of_the_others(trained, reque
     assert "WorkerLostError" in trained.hosts.log(0, 0)
 
 
-@needs_theano
-def test_lasagne_learns_as_much_with_a_quarter_of_the_bytes(trained):
-    require_same_training(trained, "compressed_gradients_lasagne")
+SCRIPTS = [
+    pytest.param("keras", (1, 1), marks=marks_of(needs_keras)),
+    pytest.param("keras", (2, 1), marks=[*marks_of(needs_keras), pytest.mark.product]),
+    pytest.param("lasagne", (1, 1), marks=marks_of(needs_theano)),
+    pytest.param("function", (1, 1), marks=marks_of(needs_theano)),
+    pytest.param("blocks", (1, 1), marks=marks_of(needs_blocks)),
+]
 
 
-@needs_theano
-def test_one_training_call_learns_as_much_with_a_quarter_of_the_bytes(trained):
-    require_same_training(trained, "compressed_gradients_function")
-
-
-@needs_blocks
-def test_a_main_loop_of_blocks_learns_as_much_with_a_quarter_of_the_bytes(trained, tmp_path):
-    require_same_training(trained, "compressed_gradients_blocks", args=[tmp_path])
-
-
-@needs_keras
-@pytest.mark.parametrize("workers", [(1, 1), pytest.param((2, 1), marks=pytest.mark.product)], ids=str)
-def test_keras_learns_as_much_with_a_quarter_of_the_bytes(trained, workers):
-    require_same_training(trained, "compressed_gradients_keras", workers)
+@pytest.mark.parametrize(("script", "workers"), SCRIPTS, ids=str)
+def test_a_training_learns_as_much_with_a_quarter_of_the_bytes(trained, tmp_path, script, workers):
+    require_same_training(trained, f"compressed_gradients_{script}", workers, [tmp_path])

@@ -35,7 +35,6 @@ class Doctor:
 
     @property
     def names(self):
-        """The names of all checks."""
         return list(self._checks)
 
     def __getitem__(self, name):

@@ -3,23 +3,28 @@
 import ast
 import importlib.metadata
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from needing import needs, needs_blocks, needs_theano
+from needing import marks_of, needs, needs_blocks, needs_theano
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- runs: (\w+) -->\n)?^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 KERAS_2 = importlib.util.find_spec("keras") is not None and importlib.metadata.version("keras").startswith("2.")
+HERE = "`make test` runs this in .nox/keras3"
+needs_torch = needs("keras", "torch", f"needs torch: {HERE}")
 RESULTS = {
     "base": "w.npz", "jax": "params.npz", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar",
     "torch": "model.pt",
 }  # fmt: skip
+
+
+def needs_keras_3(test):
+    of_3 = pytest.mark.skipif(KERAS_2, reason="the script is for Keras 3: run it in .nox/keras3 (make test)")
+    return needs("keras", "keras", f"needs Keras: {HERE}, .nox/tf")(of_3(test))
 
 
 def blocks(language):
@@ -39,59 +44,35 @@ def run_whole_scripts(platoon, folder, framework, shown="", instead=""):
     for code in scripts:
         assert shown in code
         (folder / "train.py").write_text(code.replace(shown, instead) if shown else code)
-        done = platoon("launch", "-n", 2, "--log-dir", "logs", "train.py")
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = platoon("launch", "-n", 2, "--log-dir", "logs", "train.py").require()
         assert (folder / RESULTS[framework]).stat().st_size > 0
         assert "shared and averaged nothing" not in done.stderr
 
 
-@pytest.mark.base
-@pytest.mark.promise
-def test_the_script_for_any_other_loop_runs_on_two_workers(platoon, tmp_path):
-    run_whole_scripts(platoon, tmp_path, "base")
+FRAMEWORKS = {
+    "base": [pytest.mark.base, pytest.mark.promise],
+    "lasagne": marks_of(needs_theano),
+    "blocks": marks_of(needs_blocks),
+    "torch": [*marks_of(needs_torch), pytest.mark.promise],
+    "jax": [*marks_of(needs("keras", "optax", f"needs optax: {HERE}")), pytest.mark.backend, pytest.mark.promise],
+    "keras": [*marks_of(needs_keras_3), pytest.mark.promise],  # The script of the README takes 80 s on JAX otherwise.
+}
 
 
-@needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3, .nox/tf")
-@pytest.mark.skipif(KERAS_2, reason="the script is for Keras 3: run it in .nox/keras3 (make test)")
-@pytest.mark.promise
-def test_the_script_of_the_readme_runs_on_two_workers(platoon, tmp_path):
-    # its 30 epochs take 26 s on two idle cores, and on JAX 80 s
-    run_whole_scripts(platoon, tmp_path, "keras", ", 32, 30, ", ", 32, 3, ")
+@pytest.mark.parametrize("framework", [pytest.param(name, marks=marks) for name, marks in FRAMEWORKS.items()])
+def test_the_script_for_a_framework_runs_on_two_workers(platoon, tmp_path, framework):
+    shorter = (", 32, 30, ", ", 32, 3, ") if framework == "keras" else ()
+    run_whole_scripts(platoon, tmp_path, framework, *shorter)
 
 
-@needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3, .nox/tf")
-@pytest.mark.skipif(KERAS_2, reason="the script is for Keras 3: run it in .nox/keras3 (make test)")
+@needs_keras_3
 def test_the_recipes_of_the_cookbook_run_on_two_workers(platoon, tmp_path):
     page = (ROOT / "docs" / "cookbook.md").read_text()
     code = "\n".join(match[4] for match in BLOCK.finditer(page) if match[3] == "python")
     (tmp_path / "train.py").write_text(f"{code}\nprint('to the end', len(probabilities))\n")
-    done = platoon("launch", "-n", 2, "--tee", "all", "train.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = platoon("launch", "-n", 2, "--tee", "all", "train.py").require()
     assert done.stdout.count("to the end 400") == 2
     assert (tmp_path / "best.keras").stat().st_size > 0
-
-
-@needs_theano
-def test_the_script_for_lasagne_runs_on_two_workers(platoon, tmp_path):
-    run_whole_scripts(platoon, tmp_path, "lasagne")
-
-
-@needs_blocks
-def test_the_script_for_blocks_runs_on_two_workers(platoon, tmp_path):
-    run_whole_scripts(platoon, tmp_path, "blocks")
-
-
-@needs("keras", "torch", "needs torch: `make test` runs this in .nox/keras3")
-@pytest.mark.promise
-def test_the_script_for_pytorch_runs_on_two_workers(platoon, tmp_path):
-    run_whole_scripts(platoon, tmp_path, "torch")
-
-
-@needs("keras", "optax", "needs optax: `make test` runs this in .nox/keras3")
-@pytest.mark.backend
-@pytest.mark.promise
-def test_the_script_for_jax_runs_on_two_workers(platoon, tmp_path):
-    run_whole_scripts(platoon, tmp_path, "jax")
 
 
 @pytest.fixture
@@ -120,29 +101,25 @@ TEN_MINUTES = {
 }
 
 
-@needs("keras", "torch", "needs torch: `make test` runs this in .nox/keras3")
+@needs_torch
 @pytest.mark.parametrize("name", TEN_MINUTES)
-def test_the_same_loop_here_and_with_other_tools(ten_minutes, tmp_path, name):
+def test_the_same_loop_here_and_with_other_tools(run_command, ten_minutes, tmp_path, name):
     module, *words = TEN_MINUTES[name].split()
     if not importlib.util.find_spec(module.partition(".")[0]):
         pytest.skip("needs accelerate: .nox/keras3/bin/pip install accelerate")
     (tmp_path / "task.py").write_text(ten_minutes["task.py"])
     (tmp_path / "train.py").write_text(ten_minutes[name])
-    command = [sys.executable, "-m", module, *words, "train.py"]
-    env = {**os.environ, "ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = {"ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = run_command(sys.executable, "-m", module, *words, "train.py", environment=environment).require()
     (accuracy,) = re.findall(r"epoch 2: accuracy ([\d.]+)", done.stdout)
     assert float(accuracy) > 0.6
     assert (tmp_path / "model.pt").stat().st_size > 30_000
 
 
-@needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3, .nox/tf")
-@pytest.mark.skipif(KERAS_2, reason="the script is for Keras 3: run it in .nox/keras3 (make test)")
+@needs_keras_3
 def test_the_script_for_horovod_runs_here_on_two_workers(platoon, tmp_path, ten_minutes):
     (tmp_path / "train.py").write_text(ten_minutes["horovod, here"])
-    done = platoon("launch", "-n", 2, "train.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+    platoon("launch", "-n", 2, "train.py").require()
     assert (tmp_path / "model.keras").stat().st_size > 0
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -27,18 +26,13 @@ needs_optax = needs("keras", "optax", "needs optax: `make test` runs this in .no
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(platoon, tmp_path):
     """Run an example on workers; returns its summary, which the job's has too, and the logs."""
 
     def run(script, *words, workers=2, environment=None):
-        job = ["-m", "platoon_base", "launch", "-n", workers, "--summary", "job.json", "--log-dir", "logs"]
-        done = subprocess.run(
-            [sys.executable, *map(str, job), EXAMPLES / script, *map(str, words), "--summary", "script.json"],
-            cwd=tmp_path, check=False, timeout=TIMEOUT_S, capture_output=True, text=True,
-            env={**os.environ, **(environment or {})},
-        )  # fmt: skip
+        job = "launch", "-n", workers, "--summary", "job.json", "--log-dir", "logs", EXAMPLES / script
+        platoon(*job, *words, "--summary", "script.json", timeout=TIMEOUT_S, environment=environment).require()
         logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
-        assert done.returncode == 0, done.stdout + done.stderr + logs[0]
         found, of_job = (json.loads((tmp_path / name).read_text()) for name in ("script.json", "job.json"))
         assert found["test_accuracy"] == of_job["test_accuracy"]
         assert found["workers"] == of_job["workers"] == workers
@@ -60,9 +54,8 @@ ALONE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "words", "least"), ALONE)
-def test_an_example_alone(tmp_path, script, words, least):
-    command = [sys.executable, EXAMPLES / script, *words, "--summary", "s.json"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=400, capture_output=True)
+def test_an_example_alone(run_command, tmp_path, script, words, least):
+    run_command(sys.executable, EXAMPLES / script, *words, "--summary", "s.json").require()
     summary = json.loads((tmp_path / "s.json").read_text())
     assert summary["workers"] == 1
     assert summary["epochs"] == int(words[1])
@@ -88,22 +81,19 @@ def test_keras_digits(launch, workers, options):
     assert [f"test accuracy: {summary['test_accuracy']:.4f}" in log for log in logs] == [True] + [False] * (workers - 1)
 
 
-@needs_torch
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
-def test_torch_images_on_two_workers(launch, tmp_path, options):
-    summary, _ = launch("torch_images.py", *options)
-    assert summary["test_accuracy"] >= 0.95
-    assert (tmp_path / "images.pt").stat().st_size > 0
+IMAGES = [
+    pytest.param("torch_images.py", "images.pt", marks=marks_of(needs_torch)),
+    pytest.param("jax_images.py", "images.npz", marks=marks_of(needs_optax)),
+]
 
 
-@needs_optax
 @pytest.mark.slow
+@pytest.mark.parametrize(("script", "saved"), IMAGES)
 @pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
-def test_jax_images_on_two_workers(launch, tmp_path, options):
-    summary, _ = launch("jax_images.py", *options)
+def test_images_on_two_workers(launch, tmp_path, script, saved, options):
+    summary, _ = launch(script, *options)
     assert summary["test_accuracy"] >= 0.95
-    assert (tmp_path / "images.npz").stat().st_size > 0
+    assert (tmp_path / saved).stat().st_size > 0
 
 
 def _diff():
@@ -116,7 +106,6 @@ def _diff():
 
 
 def _plain(script):
-    """Take the page's diff back."""
     for before, after in _diff():
         assert script.count(after) == 1, after
         script = script.replace(after, before)
@@ -140,9 +129,8 @@ def test_one_line_makes_a_keras_script_a_distributed_one():
 
 @needs_keras
 @pytest.mark.slow
-def test_keras_convnet_with_and_without_its_line(platoon, tmp_path):
-    done = platoon("launch", "-n", 2, "--log-dir", "logs", EXAMPLES / "keras_convnet.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_keras_convnet_with_and_without_its_line(platoon, run_command, tmp_path):
+    platoon("launch", "-n", 2, "--log-dir", "logs", EXAMPLES / "keras_convnet.py").require()
     ranks = [_accuracies((tmp_path / "logs" / f"rank{rank}.log").read_text()) for rank in range(2)]
     assert ranks[0] == ranks[1]
     (accuracy,) = ranks[0]
@@ -152,11 +140,7 @@ def test_keras_convnet_with_and_without_its_line(platoon, tmp_path):
     (tmp_path / "plain.py").write_text(_plain(few))
     prepare = PREPARE if metadata.version("keras").startswith("2.") else ""
     code = f"{prepare}import runpy; runpy.run_path('plain.py', run_name='__main__')"
-    alone = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert alone.returncode == 0, alone.stdout + alone.stderr
-    (accuracy,) = _accuracies(alone.stdout)
+    (accuracy,) = _accuracies(run_command(sys.executable, "-c", code).require().stdout)
     assert accuracy > 0.3
 
 

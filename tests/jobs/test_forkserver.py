@@ -29,8 +29,6 @@ WAIT_S = 30
 
 
 class Forked:
-    """How a job of forked workers ended."""
-
     def __init__(self, result, folder, workers):
         self.result = result
         self.status = {ended.rank: ended.status for ended in result.exits}
@@ -39,8 +37,6 @@ class Forked:
 
 @pytest.fixture
 def run_forked(tmp_path):
-    """Run a script, a path or a short text, on workers forked by one fork server."""
-
     def run(program, workers=2, *, args=(), preload=("numpy",), script=None):
         if script is None:
             script = written(program, tmp_path / "script.py")
@@ -60,7 +56,7 @@ def forked(prints):
     return prints.split()[0] == "True"
 
 
-def test_the_script_finds_itself_as_under_plain_python(run_forked, tmp_path, monkeypatch):
+def test_the_script_finds_itself_as_under_plain_python(run_forked, run_command, tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     script = tmp_path / "sub" / "script.py"
     script.write_text(
@@ -83,9 +79,7 @@ def test_the_script_finds_itself_as_under_plain_python(run_forked, tmp_path, mon
     )
     monkeypatch.chdir(tmp_path)
     words = ["sub/script.py", "--a", "b c"]
-    plain = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
-    )
+    plain = run_command(sys.executable, *words).require()
     outcome = run_forked(None, script="sub/script.py", args=words[1:])
     assert outcome.result.status == 0, outcome.logs
     assert outcome.logs == [plain.stdout] * 2
@@ -107,7 +101,7 @@ def test_the_script_finds_itself_as_under_plain_python(run_forked, tmp_path, mon
         "this is no Python",
     ],
 )
-def test_the_script_ends_as_under_plain_python(run_forked, tmp_path, end):
+def test_the_script_ends_as_under_plain_python(run_forked, run_command, tmp_path, end):
     text = f"""
         import atexit, os, signal, sys
         answer = 42
@@ -115,7 +109,7 @@ def test_the_script_ends_as_under_plain_python(run_forked, tmp_path, end):
         {end}
         """
     outcome = run_forked(text)
-    plain = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    plain = run_command(sys.executable, tmp_path / "script.py")
     assert outcome.status == {0: exit_status(plain.returncode), 1: exit_status(plain.returncode)}
     for log in outcome.logs:
         assert plain.stdout in log
@@ -328,5 +322,4 @@ def test_workers_forked_from_a_process_with_theano_end_where_mpi4py_is_installed
         if importlib.util.find_spec(name) is None:  # importing mpi4py here would start MPI in the test process
             pytest.skip(f"needs {name}: {remedy}")
     script = script_path("forkserver_workers_forked_from_a_process_with_theano")
-    run = platoon("launch", "-n", 2, script)
-    assert run.returncode == 0, run.stdout + run.stderr
+    platoon("launch", "-n", 2, script).require()

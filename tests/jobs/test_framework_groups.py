@@ -20,8 +20,7 @@ SCRIPT = script_path("framework_groups_script")
 
 @pytest.mark.slow
 def test_keras_distribution_trains_over_the_workers_of_a_job(platoon):
-    done = platoon("launch", "-n", "2", "--tee", "all", SCRIPT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = platoon("launch", "-n", "2", "--tee", "all", SCRIPT).require()
     for rank in range(2):
         assert f"rank {rank} equals one process" in done.stdout
     assert "platoon cannot see what a framework averages by itself" in done.stderr

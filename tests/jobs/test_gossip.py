@@ -14,7 +14,6 @@ SCRIPT = script_path("workers_in_turns")
 
 
 def words(plan, *turns):
-    """Return the arguments of the script."""
     return ["GoSGD", plan, *map(json.dumps, turns)]
 
 
@@ -59,8 +58,7 @@ def test_one_that_is_started_again_takes_half_of_a_weight(run_job, tmp_path):
 def test_a_resumed_job_goes_on_from_the_consensus(platoon, tmp_path):
     before, after = some_turns(2, 0, 8), some_turns(2, 20, 8)
     for job, turns in (("first", before), ("second", after)):
-        done = platoon("launch", "-n", 2, "--resume", "kept", SCRIPT, tmp_path, *words(job, turns))
-        assert done.returncode == 0, done.stdout + done.stderr
+        platoon("launch", "-n", 2, "--resume", "kept", SCRIPT, tmp_path, *words(job, turns)).require()
     simulation = Simulation(2)
     simulation.take_turns(load(tmp_path, 0, 1, name="first"), before)
     resumed = Simulation(2, simulation.mean())

@@ -1,7 +1,6 @@
 """Jobs of real processes, real sockets and real shared memory, on NumPy parameters."""
 
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -189,17 +188,14 @@ def test_a_job_of_an_impossible_size_is_refused(size):
         pass
 
 
-def test_a_variable_that_names_no_job_is_an_error_and_not_a_job_of_one(monkeypatch, tmp_path):
-    monkeypatch.setenv("PLATOON_JOB", str(tmp_path))
+def test_a_variable_that_names_no_job_is_an_error_and_not_a_job_of_one(run_command, tmp_path):
     # In a process of its own: in this one another test may have left a worker.
-    command = [sys.executable, "-c", "from platoon_base import connect; connect()"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
+    join = sys.executable, "-c", "from platoon_base import connect; connect()"
+    done = run_command(*join, environment={"PLATOON_JOB": str(tmp_path)}).require(1)
     assert "unset it to run as a single worker" in done.stderr
 
 
 def test_a_worker_that_fails_while_it_joins_ends(run_job):
-    """What it has opened by then is closed, and the job ends with its status."""
     outcome = run_job(script_path("job_a_worker_that_fails_while_it_joins_ends"), workers=1)
     assert outcome.result.status == 1
     assert "RuntimeError: oops" in outcome.logs[0]
@@ -220,9 +216,6 @@ def test_arrays_are_summed_to_the_same_bits_on_every_worker(run_job, tmp_path):
         for found in sums:
             np.testing.assert_array_equal(found[name], expected)
             assert found[name].tobytes() == sums[0][name].tobytes()
-
-
-# Sharing several times.
 
 
 # Votes to stop.

@@ -49,7 +49,6 @@ class Running:
 
 @pytest.fixture
 def launch(tmp_path, write_script):
-    """Start a job, and wait until it trains."""
     with contextlib.ExitStack() as stack:
 
         def run(*options, text=TRAIN, folder=tmp_path):
@@ -117,8 +116,7 @@ def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch,
     assert platoon("logs", "--rank", 0, "-n", 1, "logs").stdout == "last line\n", "the folder does after the end"
     done = platoon("jobs")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "you have no running job\n")
-    done = platoon("top")
-    assert done.returncode == 2
+    done = platoon("top").require(2)
     assert done.stderr == "platoon: you have no running job: start one with `platoon launch`\n"
 
 
@@ -148,8 +146,7 @@ def test_what_has_happened_in_a_job_is_shown_while_it_runs_and_after_its_end(pla
     (stopped,) = (entry for entry in after if entry["who"] == "job" and entry["to"] == "stops")
     assert stopped["why"] == "platoon stop"
     assert any(entry["to"] == "lost" and entry["numbers"] == [1] and entry["why"] for entry in after)
-    done = platoon("jobs", "--story", "nowhere")
-    assert done.returncode == 2
+    done = platoon("jobs", "--story", "nowhere").require(2)
     assert "you have no running job" in done.stderr
 
 
@@ -238,8 +235,7 @@ STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + TRA
 
 def test_the_time_to_save_may_be_given_and_a_second_stop_waits_no_longer(platoon, launch):
     job = launch("--grace", "600", text=STUBBORN)
-    done = platoon("stop", "--wait", 0, job.job[:4])
-    assert done.returncode == 1
+    done = platoon("stop", "--wait", 0, job.job[:4]).require(1)
     assert f"job {job.job} (train.py) is still running: a second `platoon stop` kills its workers" in done.stderr
     assert job.files.alive
     assert platoon("top", "--once").stdout.count("stopping: platoon stop") == 1
@@ -259,8 +255,7 @@ def test_the_time_to_save_may_be_given_and_a_second_stop_waits_no_longer(platoon
 def test_a_job_whose_launcher_hangs_is_killed(platoon, launch):
     job = launch()
     job.launcher.send_signal(signal.SIGSTOP)
-    done = platoon("stop", job.job)
-    assert done.returncode == 2
+    done = platoon("stop", job.job).require(2)
     assert f"did not answer within 5 s: try again, or kill it with `platoon stop --kill {job.job}`" in done.stderr
     assert "2: no answer" in platoon("jobs").stdout
     done = platoon("stop", "--kill", job.job)
@@ -310,8 +305,7 @@ def test_the_names_of_other_jobs_are_answered_with_what_there_is(platoon, launch
     job = launch()
     similar = ("f" if job.job[0] != "f" else "0") + job.job[1:]
     for command in ("top", "stop", "logs"):
-        done = platoon(command, similar)
-        assert done.returncode == 2
+        done = platoon(command, similar).require(2)
         assert f"there is no running job '{similar}' among your 1; did you mean {job.job}?" in done.stderr
     done = platoon("stop", "zzz")
     assert "there is no running job 'zzz' among your 1: `platoon jobs` lists them" in done.stderr
@@ -319,8 +313,7 @@ def test_the_names_of_other_jobs_are_answered_with_what_there_is(platoon, launch
     job.launcher.wait()
     job.let_end()
     until(lambda: not any(map(is_alive, job.pids)))  # until then the job lives in its workers
-    done = platoon("top", job.job)
-    assert done.returncode == 2
+    done = platoon("top", job.job).require(2)
     assert f"job {job.job} is dead" in done.stderr or "you have no running job" in done.stderr
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -73,8 +72,7 @@ def test_every_example_is_a_plain_script_but_for_three_lines():
 @pytest.mark.parametrize("name", sorted(PLAIN))
 def test_an_example_trains_on_two_workers(platoon, write_script, tmp_path, name):
     script = write_script(changed((FOLDER / name).read_text(), SMALLER[name]))
-    done = platoon("launch", "-n", 2, "-D", "cpu", "--log-dir", "logs", script)
-    assert done.returncode == 0, done.stdout + done.stderr
+    platoon("launch", "-n", 2, "-D", "cpu", "--log-dir", "logs", script).require()
     found = [
         re.findall(r"^(?:Losses|Mean|Validation).*", (tmp_path / "logs" / f"rank{rank}.log").read_text(), re.MULTILINE)
         for rank in range(2)
@@ -102,12 +100,11 @@ x_train, x_test = (np.zeros((len(y), 12, 12)) + 25 * y[:, None, None] for y in (
 @pytest.mark.skipif(os.environ.get("KERAS_BACKEND") not in ("torch", "jax"), reason="needs Keras on torch or JAX")
 @pytest.mark.timeout(600)
 @pytest.mark.slow
-def test_the_guide_runs_from_its_begin_to_its_end(write_script, tmp_path):
+def test_the_guide_runs_from_its_begin_to_its_end(run_command, write_script, tmp_path):
     pytest.importorskip("cloudpickle", reason="needs cloudpickle: `make test` runs this in .nox/keras3")
     load = "(x_train, y_train), (x_test, y_test) = keras.datasets.mnist.load_data()\n"
     script = write_script(changed(GUIDE.read_text(), {load: IMAGES}))
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=480)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_command(sys.executable, script, timeout=480).require()
     values = re.findall(r"^(?:one process|two workers.*): (\d\.\d+)$", done.stdout, re.MULTILINE)
     assert len(values) == 3
     assert (tmp_path / "model.keras").stat().st_size > 0

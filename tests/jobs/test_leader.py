@@ -109,8 +109,7 @@ FAILING = script_path("leader_fails")
 def test_a_fatal_failure_ends_the_job(platoon, tmp_path, moment, options, said):
     summary = tmp_path / "summary.json"
     words = ["--log-dir", tmp_path / "logs", "--summary", summary, *options, FAILING, moment, "rest"]
-    process = platoon("launch", "-n", "2", *words)
-    assert process.returncode == 1, process.stdout
+    process = platoon("launch", "-n", "2", *words).require(1)
     assert said in " ".join(process.stdout.split())
     found = json.loads(summary.read_text())["stopped_by"]
     assert re.fullmatch(r"worker 1: ValueError: a wrong option \(leader_fails\.py:\d+\)", found), found

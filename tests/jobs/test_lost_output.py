@@ -12,13 +12,12 @@ from scripts_here import script_path
 
 pytestmark = pytest.mark.base
 
-LAUNCH = [sys.executable, "-m", "platoon_base", "launch"]
+PLATOON = [sys.executable, "-m", "platoon_base"]
 TRAINING = script_path("lost_output_training")
-OPTIONS = ["-n", "2", "--checkpoint-every", "100", "--log-dir", "logs", "--summary", "out.json"]
+LAUNCH = ["launch", "-n", "2", "--checkpoint-every", "100", "--log-dir", "logs", "--summary", "out.json", TRAINING]
 
 
 def require_whole(folder):
-    """Fail unless the job has trained to its end and saved everything."""
     for rank in range(2):
         assert (folder / "logs" / f"rank{rank}.log").read_text().endswith("trained to the end\n")
     summary = json.loads((folder / "out.json").read_text())
@@ -27,35 +26,27 @@ def require_whole(folder):
     assert list((folder / "logs" / "checkpoints").glob("*.npz"))
 
 
-def test_a_reader_that_has_gone(tmp_path):
+def test_a_reader_that_has_gone(start_platoon, tmp_path):
     """As with ``| head -1``."""
-    launcher = subprocess.Popen(
-        [*LAUNCH, *OPTIONS, TRAINING], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    launcher = start_platoon(*LAUNCH, stderr=subprocess.PIPE)
     launcher.stdout.readline()
     launcher.stdout.close()
     (tmp_path / "go").touch()
-    errors = launcher.stderr.read()
+    assert launcher.stderr.read() == ""
     assert launcher.wait(60) == 0
-    assert errors == ""
-    launcher.stderr.close()
     require_whole(tmp_path)
 
 
 @pytest.mark.promise
-def test_a_full_disk_under_the_output(tmp_path):
+def test_a_full_disk_under_the_output(start_platoon, tmp_path):
     with open("/dev/full", "w") as full:
-        launcher = subprocess.Popen(
-            [*LAUNCH, *OPTIONS, TRAINING], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        launcher = start_platoon(*LAUNCH, stdout=full, stderr=subprocess.PIPE)
     (tmp_path / "go").touch()
-    errors = launcher.stderr.read()
-    assert launcher.wait(60) == 0
-    launcher.stderr.close()
-    assert errors == (
+    assert launcher.stderr.read() == (
         "platoon: a part of this output could not be written (No space left on device); the workers' output is in "
         "logs\n"
     )
+    assert launcher.wait(60) == 0
     require_whole(tmp_path)
 
 
@@ -69,13 +60,11 @@ def test_a_full_disk_under_the_logs(platoon, small_disk, tmp_path):
     assert (tmp_path / "result0").read_text() == "100.0"
 
 
-def test_a_terminal_that_has_gone(tmp_path):
+def test_a_terminal_that_has_gone(start_platoon, tmp_path):
     """Where nohup or the like keeps the job from SIGHUP."""
     ours, theirs = pty.openpty()
-    launcher = subprocess.Popen(
-        [*LAUNCH, *OPTIONS, TRAINING], cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
-        env={**os.environ, "TERM": "xterm"}, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    )  # fmt: skip
+    terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "environment": {"TERM": "xterm"}}
+    launcher = start_platoon(*LAUNCH, **terminal, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     os.close(theirs)
     read = b""
     while b"begun" not in read:
@@ -89,15 +78,14 @@ def test_a_terminal_that_has_gone(tmp_path):
 @pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&- 2>&-"])
 def test_output_that_is_closed_from_the_begin(tmp_path, closed):
     command = f'exec "$@" {closed}'
-    launcher = subprocess.Popen(["sh", "-c", command, "sh", *LAUNCH, *OPTIONS, TRAINING], cwd=tmp_path)
+    launcher = subprocess.Popen(["sh", "-c", command, "sh", *PLATOON, *LAUNCH], cwd=tmp_path)
     (tmp_path / "go").touch()
     assert launcher.wait(60) == 0
     require_whole(tmp_path)
 
 
 def test_a_summary_that_cannot_be_written_is_said_and_changes_no_status(platoon, write_script):
-    done = platoon("launch", "-n", 1, "--summary", "/dev/full", write_script("print('trained')"))
-    assert done.returncode == 0
+    done = platoon("launch", "-n", 1, "--summary", "/dev/full", write_script("print('trained')")).require()
     first, *lines = done.stderr.splitlines()
     assert first == "platoon: cannot write the summary to /dev/full (No space left on device). It is:"
     assert json.loads("\n".join(lines))["stopped_by"] == "end of script"
@@ -105,44 +93,30 @@ def test_a_summary_that_cannot_be_written_is_said_and_changes_no_status(platoon,
 
 @pytest.mark.parametrize("words", [["--summary", "."], ["--summary", "none/out.json"]])
 def test_a_summary_that_can_never_be_written_is_refused_at_the_start(platoon, write_script, tmp_path, words):
-    done = platoon("launch", "-n", 1, *words, write_script("open('ran', 'w')"))
-    assert done.returncode == 2
+    done = platoon("launch", "-n", 1, *words, write_script("open('ran', 'w')")).require(2)
     assert "--summary" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("words", [["jobs", "--json"], ["logs", "logs"], ["doctor"], ["--version"]])
-def test_other_commands_say_that_their_output_cannot_be_written(words, tmp_path):
+def test_other_commands_say_that_their_output_cannot_be_written(start_platoon, words, tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.log").write_text("a line\n")
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "platoon_base", *words],
-            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
-        )  # fmt: skip
+        done = start_platoon(*words, stdout=full, stderr=subprocess.PIPE)
+    assert done.communicate(timeout=120)[1] == "platoon: cannot write the output: No space left on device\n"
     assert done.returncode == 1
-    assert done.stderr == "platoon: cannot write the output: No space left on device\n"
 
 
-def test_logs_that_are_followed_end_with_their_reader(tmp_path):
-    launcher = subprocess.Popen(
-        [*LAUNCH, "-n", "2", "--log-dir", "logs", TRAINING], cwd=tmp_path, stdout=subprocess.PIPE
-    )
-    try:
-        line = b""
-        while b"begun" not in line:
-            line = launcher.stdout.readline()
-        viewer = subprocess.Popen(
-            [sys.executable, "-m", "platoon_base", "logs", "-f"],
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        viewer.stdout.readline()
-        viewer.stdout.close()
-        (tmp_path / "go").touch()
-        launcher.stdout.read()
-        assert viewer.wait(60) in (0, 1)
-        assert viewer.stderr.read() == ""
-        viewer.stderr.close()
-    finally:
-        launcher.stdout.close()
-        assert launcher.wait(60) == 0
+def test_logs_that_are_followed_end_with_their_reader(start_platoon, tmp_path):
+    launcher = start_platoon("launch", "-n", "2", "--log-dir", "logs", TRAINING)
+    while "begun" not in launcher.stdout.readline():
+        assert launcher.poll() is None
+    viewer = start_platoon("logs", "-f", stderr=subprocess.PIPE)
+    viewer.stdout.readline()
+    viewer.stdout.close()
+    (tmp_path / "go").touch()
+    launcher.stdout.read()
+    assert viewer.wait(60) in (0, 1)
+    assert viewer.stderr.read() == ""
+    assert launcher.wait(60) == 0

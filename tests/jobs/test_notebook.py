@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import textwrap
 import threading
@@ -17,16 +16,14 @@ RUN_NOTEBOOK = Path(__file__).parents[1] / "helpers" / "run_notebook.py"
 
 
 @pytest.fixture
-def notebook(tmp_path):
+def notebook(run_command, tmp_path):
     """Run cells in a kernel of this Python; returns the outputs of each, as [kind, text]."""
     for name in ("nbclient", "nbformat", "ipykernel"):
         pytest.importorskip(name, reason="needs nbclient and ipykernel: `make test` runs this in .nox/keras3")
 
     def run(*cells, interrupt_at=0):
         (tmp_path / "cells.json").write_text(json.dumps([textwrap.dedent(cell) for cell in cells]))
-        words = [sys.executable, RUN_NOTEBOOK, tmp_path, str(interrupt_at)]
-        done = subprocess.run(words, timeout=360, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        run_command(sys.executable, RUN_NOTEBOOK, tmp_path, interrupt_at).require()
         return json.loads((tmp_path / "outputs.json").read_text())
 
     return run

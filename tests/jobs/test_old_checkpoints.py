@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from comparing import require_close
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.sharding import Position
@@ -39,14 +40,12 @@ def train(steps, weights, bias):
 
 @pytest.fixture
 def center():
-    """The center of the checkpoint, as it has to be."""
     return train(STEPS, np.full((2, 3), 8, "float32"), np.arange(4.0))
 
 
 def require_center(found, expected):
     assert [array.dtype for array in found] == ["float32", "float64"]
-    for array, values in zip(found, expected):
-        np.testing.assert_allclose(array, values, rtol=1e-6)
+    require_close(found, expected, rtol=1e-6)
 
 
 def test_all_of_it_is_read(center):
@@ -83,10 +82,8 @@ def test_a_job_goes_on_from_it(platoon, center, tmp_path):
     folder.mkdir()
     shutil.copy(WRITTEN, folder)
     options = ["-n", 2, "-D", "cpu", "--log-dir", "logs", "--checkpoint-every", 1000, "--resume", folder]
-    done = platoon("launch", *options, CORPUS / "train.py", MORE_STEPS)
-    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
-    assert done.returncode == 0, done.stdout + done.stderr + "".join(logs)
-    for rank, log in enumerate(logs):
+    done = platoon("launch", *options, CORPUS / "train.py", MORE_STEPS).require()
+    for rank, log in enumerate(done.logs):
         began = json.loads(log.splitlines()[0])
         assert began["at"] == [2, 2, STEPS]
         assert began["kept"] == [[rank, STEPS], {"rate": 0.5 / STEPS, "name": "é"}]

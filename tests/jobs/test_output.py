@@ -1,40 +1,26 @@
 """What a user sees of the workers while they run: output, failures, and the files in which they are kept."""
 
 import contextlib
+import functools
 import json
 import os
 import pty
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from scripts_here import script_path
+from watching import until
 
 from platoon_base.cli.worker_output import name_workers
 
 pytestmark = pytest.mark.base
 
-LAUNCH = [sys.executable, "-m", "platoon_base", "launch"]
-
 
 @pytest.fixture
-def start(tmp_path):
-    """Start `platoon launch`; its output is read line by line, each with the time at which it came."""
-    with contextlib.ExitStack() as stack:
-
-        def run(*words, **kwargs):
-            launcher = subprocess.Popen(
-                [*LAUNCH, *map(str, words)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **kwargs
-            )
-            stack.callback(launcher.wait, 60)
-            stack.callback(launcher.kill)
-            stack.callback(launcher.stdout.close)
-            return launcher
-
-        yield run
+def start(start_platoon):
+    return functools.partial(start_platoon, "launch", text=False)
 
 
 def await_line(launcher, pattern):
@@ -70,8 +56,7 @@ def test_the_output_of_the_workers_that_are_asked_for_is_shown(platoon, write_sc
     script = write_script(
         "from platoon_base import connect\nprint('hello from', connect().global_rank)\nconnect().barrier()"
     )
-    done = platoon("launch", "-n", 2, "--tee", tee, "--log-dir", "logs", script)
-    assert done.returncode == 0, done.stdout
+    done = platoon("launch", "-n", 2, "--tee", tee, "--log-dir", "logs", script).require()
     assert {line for line in done.stdout.splitlines() if "hello" in line} == shown
     assert [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)] == [
         "hello from 0\n",
@@ -102,8 +87,7 @@ def test_a_failure_is_shown_while_the_others_go_on(start, write_script, tmp_path
 
 def test_the_same_failure_of_several_is_shown_once(platoon, tmp_path):
     script = script_path("output_the_same_failure_of_several_is_shown_once")
-    done = platoon("launch", "-n", 4, "--log-dir", "logs", script)
-    assert done.returncode == 1
+    done = platoon("launch", "-n", 4, "--log-dir", "logs", script).require(1)
     assert done.stdout.count("Traceback") == 1
     too = rf"^workers? ([0-9, to]+) too: ValueError .{script.name}:4.$"
     again = re.findall(too, done.stdout, re.MULTILINE)
@@ -123,8 +107,7 @@ def test_workers_are_named_shortly():
 
 def test_those_that_fail_because_another_is_gone_are_told_after_it(platoon, tmp_path):
     script = script_path("output_those_that_fail_because_another_is_gone")
-    done = platoon("launch", "-n", 3, "--summary", "out.json", script)
-    assert done.returncode == 137
+    done = platoon("launch", "-n", 3, "--summary", "out.json", script).require(137)
     text = done.stdout
     assert "worker 1: killed by SIGKILL; the end of" in text
     assert "Traceback" not in text[: text.index("SIGKILL")]
@@ -150,10 +133,7 @@ def test_a_worker_that_writes_much_without_an_end_of_line_disturbs_nothing(start
 def test_a_reader_that_does_not_read_does_not_stop_the_job(start, tmp_path):
     script = script_path("output_a_reader_that_does_not_read_does_not_stop")
     launcher = start("-n", 2, script)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "done").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until((tmp_path / "done").exists)
     launcher.stdout.read()
     assert launcher.wait(60) == 0
 
@@ -162,8 +142,8 @@ def test_a_reader_that_does_not_read_does_not_stop_the_job(start, tmp_path):
 def test_the_error_files_are_those_of_torchelastic(platoon, tmp_path):
     script = script_path("output_the_error_files_are_those_of_torchelastic")
     outer = tmp_path / "outer.json"
-    done = platoon("launch", "-n", 2, "--log-dir", "logs", script, environment={"TORCHELASTIC_ERROR_FILE": str(outer)})
-    assert done.returncode == 1
+    environment = {"TORCHELASTIC_ERROR_FILE": str(outer)}
+    platoon("launch", "-n", 2, "--log-dir", "logs", script, environment=environment).require(1)
     files = [tmp_path / "logs" / "rank1.error.json", tmp_path / "logs" / "error.json", outer]
     for path in files:
         message = json.loads(path.read_text())["message"]
@@ -180,20 +160,19 @@ def test_the_error_files_are_those_of_torchelastic(platoon, tmp_path):
 
 @pytest.mark.parametrize(("code", "shown"), [("'the reason'", "SystemExit: the reason"), ("3", "exit status 3")])
 def test_a_script_that_exits_is_told_with_its_line(platoon, write_script, code, shown):
-    done = platoon("launch", "-n", 1, write_script(f"import sys\nprint('before')\nsys.exit({code})"))
-    assert done.returncode == (3 if code == "3" else 1)
+    done = platoon("launch", "-n", 1, write_script(f"import sys\nprint('before')\nsys.exit({code})")).require(
+        3 if code == "3" else 1
+    )
     assert shown in done.stdout
     assert "script.py:3" in done.stdout
     assert "Traceback" not in done.stdout
 
 
-def test_a_terminal_shows_output_above_the_table(write_script, tmp_path):
+def test_a_terminal_shows_output_above_the_table(start, write_script):
     ours, theirs = pty.openpty()
     script = write_script("print('\\033[32mgreen\\033[0m')\nprint('10%\\r100%')\nraise KeyError('x')")
-    launcher = subprocess.Popen(
-        [*LAUNCH, "-n", "1", script], cwd=tmp_path,
-        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
-    )  # fmt: skip
+    environment = {"TERM": "xterm", "COLUMNS": "80"}
+    launcher = start("-n", 1, script, stdin=theirs, stdout=theirs, stderr=theirs, environment=environment)
     os.close(theirs)
     output = b""
     with contextlib.suppress(OSError):  # EIO: the other end is closed
@@ -211,8 +190,7 @@ def test_a_terminal_shows_output_above_the_table(write_script, tmp_path):
 def test_logging_is_the_scripts_own(platoon, tmp_path):
     """Others say no more than under plain Python, and `basicConfig` counts; what we log has the rank before it."""
     script = script_path("output_logging_is_the_scripts_own")
-    done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
-    assert done.returncode == 0, done.stdout
+    platoon("launch", "-n", 1, "--log-dir", "logs", script).require()
     first, second, third = (tmp_path / "logs" / "rank0.log").read_text().splitlines()
     assert first.endswith("rank 0 INFO platoon_base.library: ours")
     assert (second, third) == ("beware", "<asked for>")

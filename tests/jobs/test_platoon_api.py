@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from saved_arrays import load
 from scripts_here import script_path
-from synchronous_by_hand import FORMS, by_hand
+from synchronous_by_hand import require_by_hand
 
 from platoon_base import compat
 
@@ -29,18 +28,7 @@ TRAIN = script_path("platoon_api_train")
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
     run_job(TRAIN, workers=size).require_success()
-    seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(size)]
-    for form in FORMS:
-        for step, (x, c, u) in enumerate(by_hand(form, size, STEPS, SHAPES)):
-            for rank in range(size):
-                for name, expected in (("x", x[rank]), ("c", c), ("u", u[rank])):
-                    if name == "c" and form in ("sum", "average"):
-                        continue
-                    for i, value in enumerate(expected):
-                        got, first = (s[f"{form} {step} {name} {i}"] for s in (seen[rank], seen[0]))
-                        np.testing.assert_allclose(got, value, rtol=1e-4, atol=1e-5, err_msg=f"{form} {step} {name}")
-                        if name == "c" or (name == "u" and form != "easgd"):
-                            assert got.tobytes() == first.tobytes()
+    require_by_hand(tmp_path, size, STEPS, SHAPES)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,16 +21,10 @@ CHANCE = 0.5  # as many texts of either class
 
 
 @pytest.fixture
-def launcher(tmp_path):
-    """Run platoon-launcher with two workers on the CPU; returns its output."""
-
+def launcher(run_command):
     def run(experiment, *words):
-        done = subprocess.run(
-            [sys.executable, "-c", LAUNCHER, *map(str, (experiment, "-D", "cpu", "cpu", *words))],
-            cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        command = sys.executable, "-c", LAUNCHER, experiment, "-D", "cpu", "cpu", *words
+        return run_command(*command, timeout=TIMEOUT_S).require().stdout
 
     return run
 
@@ -69,8 +62,7 @@ def test_averaged_gradients_by_the_originals_calls_are_those_by_todays(launcher,
     """The same errors at the same mini-batches, although the programs have other functions and other protocols."""
     words = "--max-mb 400 --valid-freq 200 --summary"
     launcher(LSTM / "lstm", "-c", f"--sync {words} old.json --control-port {free_port()}")
-    done = platoon("launch", "-n", 2, LSTM / "lstm.py", "--sync", *words.split(), "new.json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    platoon("launch", "-n", 2, LSTM / "lstm.py", "--sync", *words.split(), "new.json").require()
     old, new = (json.loads((tmp_path / name).read_text()) for name in ("old.json", "new.json"))
     assert old["valid_error"] <= 0.75 * CHANCE
     for key in ("valid_error", "test_error", "mini_batches"):

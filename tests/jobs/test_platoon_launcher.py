@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 
@@ -34,19 +33,9 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def launcher(tmp_path):
-    """Run the command in the folder; returns the completed process."""
-
+def launcher(run_command):
     def run(*words, **environment):
-        return subprocess.run(
-            [*LAUNCHER, *map(str, words)],
-            cwd=tmp_path,
-            env={**os.environ, "COLUMNS": "200", **environment},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+        return run_command(*LAUNCHER, *words, environment=environment)
 
     return run
 
@@ -57,8 +46,7 @@ def logs_of(tmp_path):
 
 
 def test_an_experiment_without_a_controller_of_its_own(launcher, tmp_path):
-    done = launcher("demo", "-D", "cpu", "cpu", "cpu", "-w", "--text 'two words'")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = launcher("demo", "-D", "cpu", "cpu", "cpu", "-w", "--text 'two words'").require()
     assert "3 workers on the CPU" in done.stdout
     for rank, log in enumerate(logs_of(tmp_path)):
         assert f"worker {rank} of 3 on cpu 'two words'" in log
@@ -69,8 +57,7 @@ def test_an_experiment_without_a_controller_of_its_own(launcher, tmp_path):
 def test_an_experiment_with_a_controller(launcher, tmp_path):
     (tmp_path / "demo_controller.py").write_text(CONTROLLER)
     controller_args = f"--greeting 'good day' --control-port {free_port()}"
-    done = launcher("demo", "-D", "cpu", "cpu", "-c", controller_args, "-w", "--text ask")
-    assert done.returncode == 0, done.stdout + done.stderr
+    launcher("demo", "-D", "cpu", "cpu", "-c", controller_args, "-w", "--text ask").require()
     for rank, log in enumerate(logs_of(tmp_path)):
         assert f"['hello', {rank}, 1, 'good day']" in log
 
@@ -81,8 +68,7 @@ def test_the_cause_of_a_failure_and_warnings_are_shown_once(launcher, tmp_path, 
     if own_controller:
         (tmp_path / "demo_controller.py").write_text(CONTROLLER)
         words += ["-c", f"--control-port={free_port()}"]
-    done = launcher(*words)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = launcher(*words).require(1)
     assert done.stdout.count("worker 1 failed: RuntimeError: the reason why\n  at ") == 1, done.stdout
     assert done.stdout.count("Traceback") == 1
     assert done.stdout.count("WARNING, worker 1: of a worker\n") == 1
@@ -105,29 +91,24 @@ def test_the_cause_of_a_failure_and_warnings_are_shown_once(launcher, tmp_path, 
     ],
 )
 def test_wrong_arguments_are_exit_status_2(launcher, tmp_path, words, complaint):
-    done = launcher(*words)
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = launcher(*words).require(2)
     assert complaint in done.stderr
     assert not (tmp_path / "PLATOON_LOGS").exists()
 
 
-def test_errors_of_the_system_are_exit_status_3_and_unknown_ones_4(launcher, tmp_path):
+def test_errors_of_the_system_are_exit_status_3_and_unknown_ones_4(run_command, tmp_path):
     (tmp_path / "demo_controller.py").write_text(CONTROLLER)
     broken = "import subprocess, platoon_base.cli.platoon_launcher as m\n"
     code = broken + "def fail(*args, **kwargs):\n    raise {}('broken here')\nsubprocess.Popen = fail\n"
     for error, status in (("OSError", 3), ("KeyError", 4)):
         text = code.format(error) + "raise SystemExit(m.main(['demo', '-D', 'cpu']))"
-        done = subprocess.run(
-            [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == status, done.stderr
+        done = run_command(sys.executable, "-c", text).require(status)
         assert "broken here" in done.stderr
 
 
 def test_a_log_folder_that_cannot_be_made_is_exit_status_3(launcher, tmp_path):
     (tmp_path / "PLATOON_LOGS").write_text("")
-    done = launcher("demo", "-D", "cpu")
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = launcher("demo", "-D", "cpu").require(3)
     assert "PLATOON_LOGS" in done.stderr
 
 
@@ -138,8 +119,7 @@ def test_arguments_come_before_the_environment_and_that_before_files(launcher, h
     named.write_text("[devices]\nlocalhost = cpu\n")
 
     def workers(*words, **environment):
-        done = launcher("demo", *words, **environment)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = launcher("demo", *words, **environment).require()
         return done.stdout.splitlines()[0]
 
     assert "1 worker on the CPU" in workers("-D", "cpu", PLATOON_DEVICES="cpu,cpu")

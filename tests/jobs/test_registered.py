@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +32,7 @@ setup(
 
 
 @pytest.fixture
-def install(tmp_path):
+def install(run_command, tmp_path):
     """Build and install the adapter into a folder of its own, and return what puts that folder on the path."""
     pytest.importorskip("setuptools", reason="needs setuptools, to build a distribution: pip install setuptools")
 
@@ -48,14 +47,7 @@ def install(tmp_path):
         modules = [f"{point}_adapter" for point in adapters]
         (source / "setup.py").write_text(SETUP.replace("MODULES", repr(modules)).replace("POINTS", repr(points)))
         options = ["-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "install", *options, "--target", target, source],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert done.returncode == 0, done.stderr
+        run_command(sys.executable, "-m", "pip", "install", *options, "--target", target, source).require()
         assert list(target.glob("tiny_adapter-4.5.dist-info/entry_points.txt"))
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(target)]))
         return {"PYTHONPATH": path}
@@ -65,20 +57,18 @@ def install(tmp_path):
 
 def test_a_launch_prepares_for_the_framework_of_an_adapter_of_another_project(platoon, install, tmp_path):
     environment = install()
-    run = platoon("launch", "-n", 2, "--log-dir", "logs", script_path("registered_script"), environment=environment)
-    assert run.returncode == 0, run.stdout + run.stderr
+    command = "launch", "-n", 2, "--log-dir", "logs", script_path("registered_script")
+    run = platoon(*command, environment=environment).require()
     assert "WARNING, workers 0, 1: too tiny" in run.stdout
     assert "a line of the adapter" not in run.stdout
-    for rank in range(2):
-        log = (tmp_path / "logs" / f"rank{rank}.log").read_text()
+    for rank, log in enumerate(run.logs):
         assert "colour red forked True" in log
         assert f"rank {rank} INFO tiny_adapter: a line of the adapter" in log
 
 
 def test_doctor_and_env_show_an_adapter_of_another_project(platoon, install):
     environment = {**install(), "TINY_FLAG": "set"}
-    run = platoon("doctor", "--json", environment=environment)
-    assert run.returncode == 0, run.stderr
+    run = platoon("doctor", "--json", environment=environment).require()
     checks = {check["name"]: check for check in json.loads(run.stdout)}
     assert (checks["Tiny"]["works"], checks["Tiny"]["finding"]) == (True, "4.5")
     assert checks["Tiny"]["group"] == "frameworks"
@@ -98,8 +88,8 @@ BROKEN = {
 
 
 def test_broken_registrations_are_reported_and_end_nothing(platoon, install):
-    run = platoon("doctor", "--json", environment=install(**{point: each[:2] for point, each in BROKEN.items()}))
-    assert run.returncode == 0, run.stderr
+    environment = install(**{point: each[:2] for point, each in BROKEN.items()})
+    run = platoon("doctor", "--json", environment=environment).require()
     checks = {check["name"]: check for check in json.loads(run.stdout)}
     for point, (_, _, why) in BROKEN.items():
         assert not checks[point]["works"]
@@ -138,18 +128,13 @@ def test_what_a_checkout_declares_counts_before_what_is_installed(tmp_path, monk
     assert entry_points("some.group", tmp_path) == {"a": "new.module:A", "b": "other:B"}
 
 
-def test_what_is_declared_here_can_be_used_without_an_installation():
+def test_what_is_declared_here_can_be_used_without_an_installation(run_command):
     """A checkout on PYTHONPATH, with a Python that has no metadata of this project."""
     code = "from platoon_base.frameworks import registered; print(*sorted(registered().frameworks))"
     root = Path(platoon_base.__file__).parents[1]
     if not (root / "pyproject.toml").exists():
         pytest.skip("needs a checkout: the tests run on an installed wheel here")
-    run = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path.append({str(root)!r}); {code}"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    code = f"import sys; sys.path.append({str(root)!r}); {code}"
+    run = run_command(sys.executable, "-S", "-c", code).require()
     assert run.stdout.split() == ["blocks", "keras", "lasagne", "theano", "torch"]
     assert run.stderr == ""

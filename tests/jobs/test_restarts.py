@@ -19,23 +19,20 @@ COUNT = script_path("restarts_count")
 
 @pytest.fixture
 def launch(platoon, tmp_path):
-    def run(*options, how="kill", failures=1, script=COUNT, wait=False, workers=2):
+    def run(*options, how="kill", failures=1, script=COUNT, wait=False, status=0):
         for number in range(failures):
             (tmp_path / f"fail-{number}").touch()
-        command = ["launch", "-n", workers, "--log-dir", "logs", "--summary", "s.json", *options]
-        done = platoon(*command, script, tmp_path, how, "wait" if wait else "go")
-        logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
-        summary = json.loads((tmp_path / "s.json").read_text()) if (tmp_path / "s.json").exists() else {}
-        return done, summary, logs
+        command = ["launch", "-n", 2, "--log-dir", "logs", "--summary", "s.json", *options]
+        done = platoon(*command, script, tmp_path, how, "wait" if wait else "go").require(status)
+        return " ".join(done.stdout.split()), json.loads((tmp_path / "s.json").read_text()), done.logs
 
     return run
 
 
 @pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.promise), "raise"])
 def test_a_worker_that_fails_goes_on_where_it_last_synchronized(launch, how):
-    done, summary, logs = launch("--max-restarts", 2, how=how, wait=True)
-    assert done.returncode == 0, done.stdout + "".join(logs)
-    assert "restarting rank 1, restart 1 of 2" in " ".join(done.stdout.split())
+    output, summary, logs = launch("--max-restarts", 2, how=how, wait=True)
+    assert "restarting rank 1, restart 1 of 2" in output
     assert summary["restarts"] == 1
     first, second = [line for line in logs[1].splitlines() if line.startswith("starts at")]
     assert first == "starts at (0, 0, 0) late False kept None center 0"
@@ -46,11 +43,10 @@ def test_a_worker_that_fails_goes_on_where_it_last_synchronized(launch, how):
 
 
 def test_restarts_are_counted(launch, tmp_path):
-    done, summary, logs = launch("--max-restarts", 2, failures=3)
-    assert done.returncode == 137, done.stdout
+    output, summary, logs = launch("--max-restarts", 2, failures=3, status=137)
     assert summary["restarts"] == 2
     assert logs[1].count("starts at") == 3
-    assert "worker 1: killed by SIGKILL; the end of" in done.stdout
+    assert "worker 1: killed by SIGKILL; the end of" in output
 
 
 def test_a_worker_that_cannot_be_started_again_is_lost(tmp_path):
@@ -79,20 +75,17 @@ def starts(log):
 
 @pytest.mark.promise
 def test_workers_that_need_each_other_are_all_started_again_from_the_checkpoint(launch, tmp_path):
-    done, summary, logs = launch("--max-restarts", 2, "--checkpoint-every", 1000, script=TOGETHER, failures=2)
-    assert done.returncode == 0, done.stdout + "".join(logs)
+    output, summary, logs = launch("--max-restarts", 2, "--checkpoint-every", 1000, script=TOGETHER, failures=2)
     assert summary["restarts"] == 2
     assert summary["end"] == 30
     again = "starts at (2, 5, 10) late False with 20.0"
     assert [starts(log) for log in logs] == [["starts at (0, 0, 0) late False with 0.0", again, again]] * 2
-    output = " ".join(done.stdout.split())
     assert "cannot restart rank 1 alone: restarting all workers from the checkpoint" in output
     assert "restarting all workers, restart 2 of 2" in output
 
 
 def test_without_checkpoints_they_begin_anew_once_all_have_failed(launch, tmp_path):
-    done, summary, logs = launch("--max-restarts", 1, script=TOGETHER)
-    assert done.returncode == 0, done.stdout + "".join(logs)
+    _, summary, logs = launch("--max-restarts", 1, script=TOGETHER)
     assert summary["restarts"] == 1
     assert summary["end"] == 30
     assert [starts(log) for log in logs] == [["starts at (0, 0, 0) late False with 0.0"] * 2] * 2
@@ -102,7 +95,6 @@ def test_without_checkpoints_they_begin_anew_once_all_have_failed(launch, tmp_pa
 
 def test_what_the_others_have_finished_is_not_done_again(launch):
     script = script_path("restarts_what_is_finished_is_not_done_again")
-    done, summary, logs = launch("--max-restarts", 5, script=script)
-    assert done.returncode == 137
+    _, summary, logs = launch("--max-restarts", 5, script=script, status=137)
     assert summary["restarts"] == 0
     assert [len(starts(log)) for log in logs] == [1, 1]

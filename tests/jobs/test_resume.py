@@ -32,15 +32,10 @@ def script(write_script):
 
 @pytest.fixture
 def finish(platoon, script, tmp_path):
-    """Run the script to its end, and return the summary and the first lines of the logs."""
-
     def run(*options, workers=2):
-        done = platoon(
-            "launch", "-n", workers, "--log-dir", "logs", "--summary", "s.json", *options, script, tmp_path, 0
-        )
-        logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
-        assert done.returncode == 0, done.stdout + done.stderr + "".join(logs)
-        starts = [line for log in logs for line in log.splitlines() if line.startswith("starts at")][-workers:]
+        command = "launch", "-n", workers, "--log-dir", "logs", "--summary", "s.json", *options
+        done = platoon(*command, script, tmp_path, 0).require()
+        starts = [line for log in done.logs for line in log.splitlines() if line.startswith("starts at")][-workers:]
         for rank in range(workers):
             (tmp_path / "logs" / f"rank{rank}.log").unlink()
         return json.loads((tmp_path / "s.json").read_text()), starts, done.stdout
@@ -49,26 +44,17 @@ def finish(platoon, script, tmp_path):
 
 
 @pytest.fixture
-def interrupt(script, tmp_path):
+def interrupt(start_platoon, script, tmp_path):
     """Run the script until all have paused at a step, and end the job with a signal to all its processes."""
 
     def run(*options, pause_at, number, reached=lambda: True, workers=2):
-        command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), *map(str, options)]
         paused = [tmp_path / f"paused-{rank}" for rank in range(workers)]
-        with subprocess.Popen(
-            [*command, "--log-dir", "first", str(script), str(tmp_path), str(pause_at)],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ) as launcher:
-            try:
-                until(lambda: all(path.exists() for path in paused) and reached(), PATIENCE_S)
-                everybody = [launcher, *psutil.Process(launcher.pid).children(recursive=True)]
-                for process in everybody if number == signal.SIGKILL else [launcher]:
-                    process.send_signal(number)
-                launcher.communicate(timeout=120)
-            finally:
-                launcher.kill()
+        launcher = start_platoon("launch", "-n", workers, *options, "--log-dir", "first", script, tmp_path, pause_at)
+        until(lambda: all(path.exists() for path in paused) and reached(), PATIENCE_S)
+        everybody = [launcher, *psutil.Process(launcher.pid).children(recursive=True)]
+        for process in everybody if number == signal.SIGKILL else [launcher]:
+            process.send_signal(number)
+        launcher.communicate(timeout=120)
         for path in paused:
             path.unlink()
         return launcher.returncode
@@ -128,8 +114,7 @@ def test_a_center_that_is_released_is_saved_first_and_stays(platoon, write_scrip
         text += "z = np.full(7, -1.0)\nworker.init_shared_params([z], EASGD(0.5))\nworker.sync_params()\n"
     script, kept = write_script(text), tmp_path / "kept"
     for start in ("starts at (0, 0, 0) kept None center 0", "starts at (4, 10, 40) kept 80 center 80"):
-        done = platoon("launch", "-n", 2, "--log-dir", "logs", "--resume", kept, script, tmp_path, 0)
-        assert done.returncode == 0, done.stdout
+        platoon("launch", "-n", 2, "--log-dir", "logs", "--resume", kept, script, tmp_path, 0).require()
         assert start in (tmp_path / "logs" / "rank1.log").read_text()
         assert [values.max() for values in newest(kept).center] == [80, 80]
 
@@ -165,21 +150,20 @@ def test_checkpoints_are_beside_the_logs_unless_said_otherwise(finish, platoon, 
     with np.load(sorted((tmp_path / "logs" / "checkpoints").iterdir())[-1]) as file:
         np.testing.assert_array_equal(file["center/0"], np.full(4, 80.0))
     # A second run there is taken for a mistake.
-    again = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 9, script, tmp_path, 0)
-    assert again.returncode == 2
+    again = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 9, script, tmp_path, 0).require(2)
     assert "continue from them with --resume logs/checkpoints" in again.stderr
 
 
 def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script, tmp_path):
     kept = tmp_path / "kept"
     finish("--resume", kept, "--seed", 3)
-    other = platoon("launch", "-n", 2, "--resume", kept, "--seed", 4, script, tmp_path, 0)
-    assert other.returncode == 2
+    other = platoon("launch", "-n", 2, "--resume", kept, "--seed", 4, script, tmp_path, 0).require(2)
     assert "got --seed 4," in other.stderr
     assert "has seed 3" in other.stderr
     text = COUNT.replace("np.zeros(4)", "np.zeros(5)")
-    model = platoon("launch", "-n", 2, "--log-dir", "l", "--resume", kept, write_script(text, "other.py"), tmp_path, 0)
-    assert model.returncode == 1
+    platoon("launch", "-n", 2, "--log-dir", "l", "--resume", kept, write_script(text, "other.py"), tmp_path, 0).require(
+        1
+    )
     # The worker that comes first to it ends the job: the other one may still import.
     assert any(
         "the checkpoint's is parameter 0 float64[4]" in path.read_text() for path in (tmp_path / "l").glob("rank?.log")
@@ -187,8 +171,7 @@ def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script
     # It did not put anything in the place of the good one.
     assert newest(kept).center[0][0] == 80
     for wrong, complaint in ((["--resume", ""], "empty name"), (["--checkpoint-every", "nan"], "positive number")):
-        refused = platoon("launch", "-n", 2, *wrong, script, tmp_path, 0)
-        assert refused.returncode == 2
+        refused = platoon("launch", "-n", 2, *wrong, script, tmp_path, 0).require(2)
         assert complaint in refused.stderr
     held = CheckpointFolder(kept)
     busy = platoon("launch", "-n", 2, "--resume", kept, script, tmp_path, 0)
@@ -197,16 +180,14 @@ def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script
     assert "another job writes its checkpoints" in busy.stderr
     for path in kept.iterdir():
         path.write_bytes(b"nothing")
-    damaged = platoon("launch", "-n", 2, "--resume", kept, script, tmp_path, 0)
-    assert damaged.returncode == 2
+    damaged = platoon("launch", "-n", 2, "--resume", kept, script, tmp_path, 0).require(2)
     assert "is usable" in damaged.stderr
 
 
 def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(platoon, tmp_path):
     script = script_path("resume_without_a_center_there_is_nothing_to_go")
     for resumed, expected in (False, "starts at (0, 0, 0) None"), (True, "starts at (0, 0, 0) [0.5, 'x']"):
-        done = platoon("launch", "-n", 1, "--log-dir", "logs", "--resume", "kept", script)
-        assert done.returncode == 0, done.stdout
+        done = platoon("launch", "-n", 1, "--log-dir", "logs", "--resume", "kept", script).require()
         assert expected in (tmp_path / "logs" / "rank0.log").read_text()
         said = " ".join(done.stdout.split())
         assert "have no parameters" in said
@@ -215,14 +196,12 @@ def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(plato
 
 def test_a_full_disk_is_an_error_before_the_training(platoon, small_disk, tmp_path):
     script = script_path("resume_a_full_disk_is_an_error_before_the_training")
-    done = platoon("launch", "-n", 2, "--checkpoint-every", 1000, "--resume", small_disk / "kept", script)
-    assert done.returncode == 2, done.stdout
+    done = platoon("launch", "-n", 2, "--checkpoint-every", 1000, "--resume", small_disk / "kept", script).require(2)
     assert "cannot write a checkpoint to" in done.stderr
     assert "No space left on device. Make room" in done.stderr
     assert list((small_disk / "kept").glob("*.npz")) == []
     (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
-    done = platoon("launch", "-n", 2, "--log-dir", small_disk / "logs", script)
-    assert done.returncode == 2
+    done = platoon("launch", "-n", 2, "--log-dir", small_disk / "logs", script).require(2)
     assert "cannot write logs to" in done.stderr
     assert "0.0 MB free" in done.stderr
 
@@ -231,8 +210,7 @@ def test_a_full_disk_is_an_error_also_where_parameters_are_shared_later(platoon,
     """Checkpoints without a center are small, and say nothing about the room for one that has it."""
     kept = small_disk / "kept"
     script = script_path("resume_a_full_disk_is_an_error_also")
-    done = platoon("launch", "-n", 2, "--checkpoint-every", 0.05, "--resume", kept, script, kept)
-    assert done.returncode == 2, done.stdout
+    done = platoon("launch", "-n", 2, "--checkpoint-every", 0.05, "--resume", kept, script, kept).require(2)
     assert "No space left on device. Make room" in done.stderr
     assert all(not read_checkpoint(path).center for path in kept.glob("checkpoint-*.npz"))
 
@@ -295,18 +273,9 @@ def test_the_launcher_does_not_keep_what_it_resumes(platoon, tmp_path):
     used = {}
     for numbers in (1, 30_000_000):
         for _ in range(2):
-            done = platoon(
-                "launch",
-                "-n",
-                1,
-                "--log-dir",
-                f"logs{numbers}",
-                "--resume",
-                f"kept{numbers}",
-                script,
-                environment={"NUMBERS": str(numbers), "PLATOON_NO_PREFORK": "1"},
-            )
-            assert done.returncode == 0, done.stdout
+            options = "--log-dir", f"logs{numbers}", "--resume", f"kept{numbers}"
+            environment = {"NUMBERS": str(numbers), "PLATOON_NO_PREFORK": "1"}
+            platoon("launch", "-n", 1, *options, script, environment=environment).require()
         lines = (tmp_path / f"logs{numbers}" / "rank0.log").read_text().split()
         used[numbers] = int(lines[-1])
     assert used[30_000_000] - used[1] < 100e6, "of 240 MB"
@@ -342,9 +311,7 @@ def test_resumed_workers_may_be_at_other_data(platoon, tmp_path):
     script = script_path("resume_resumed_workers_may_be_at_other_data")
     for run, workers in enumerate([2, 2, 3]):
         options = ["--resume", "kept", "--checkpoint-every", 1000, "--summary", "s.json", "--log-dir", "logs"]
-        done = platoon("launch", "-n", workers, *options, script, run)
-        logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("*.log"))
-        assert done.returncode == 0, done.stdout + done.stderr + logs
+        platoon("launch", "-n", workers, *options, script, run).require()
     reported = json.loads((tmp_path / "s.json").read_text())
     assert [reported[f"run 1: epochs of rank {rank} before"] for rank in range(2)] == [1, 2]
     assert [reported[f"run 2: epochs of rank {rank} before"] for rank in range(3)] == [3, 3, 3]
@@ -358,7 +325,5 @@ POSITIONS = script_path("resume_positions")
 @pytest.mark.promise
 def test_a_position_is_counted_when_the_center_has_its_steps_and_not_before(platoon, tmp_path):
     """What is in the position is not done again: counted too early, a death would lose these steps."""
-    done = platoon("launch", "-n", 2, "--log-dir", "logs", POSITIONS)
-    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
-    assert done.returncode == 0, done.stdout + "".join(logs)
+    logs = platoon("launch", "-n", 2, "--log-dir", "logs", POSITIONS).require().logs
     assert all("all positions seen" in log for log in logs)

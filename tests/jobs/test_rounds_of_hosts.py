@@ -4,12 +4,12 @@ Real launchers; the hosts are folders.
 """
 
 import signal
-import time
 import zlib
 
 import numpy as np
 import pytest
 from courier_processes import couriers_of
+from laboratory import until
 from scripts_here import script_path
 
 from platoon_base.compression.codecs import codec_of
@@ -151,10 +151,7 @@ def rounds_of(hosts, rank, host):
 
 def until_more_rounds(hosts, rank, host, more=5):
     there = len(rounds_of(hosts, rank, host))
-    deadline = time.monotonic() + 100
-    while len(rounds_of(hosts, rank, host)) < there + more:
-        assert time.monotonic() < deadline, hosts.output(0) + hosts.output(1)
-        time.sleep(0.01)
+    until(lambda: len(rounds_of(hosts, rank, host)) >= there + more, lambda: hosts.output(0), 100)
 
 
 @pytest.mark.promise
@@ -231,8 +228,7 @@ def test_the_others_complete_a_round_whose_worker_was_killed_meanwhile(run_job):
 
 def test_a_worker_that_leaves_completes_its_round_first(platoon, tmp_path):
     script = script_path("rounds_of_hosts_overlap_leave")
-    done = platoon("launch", "-n", 2, "--checkpoint-every", 60, "--resume", "kept", script)
-    assert done.returncode == 0, done.stdout + done.stderr
+    platoon("launch", "-n", 2, "--checkpoint-every", 60, "--resume", "kept", script).require()
     with np.load(max((tmp_path / "kept").glob("*.npz"))) as checkpoint:
         np.testing.assert_array_equal(checkpoint["center/0"], np.full(10, 1.5))
 

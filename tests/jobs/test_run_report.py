@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -21,6 +19,7 @@ pytestmark = pytest.mark.base
 TIMEOUT_S = 120
 NAMED_WITHIN_S = 10
 ROUNDING = 1e-4
+REPORTED = "launch", "-n", 2, "--report", "run.html"
 
 
 class Page(HTMLParser):
@@ -63,9 +62,7 @@ def require_between(shown, values, name, rank):
 
 
 def test_the_times_are_those_that_the_script_measures(platoon, tmp_path):
-    """On a page that loads and runs nothing."""
-    ran = platoon("launch", "-n", "2", "--report", "run.html", script_path("run_report_phases"))
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    platoon("launch", "-n", "2", "--report", "run.html", script_path("run_report_phases")).require()
     values = {row["name"]: float(row["value"]) for row in rows_of(tmp_path / "run_values.csv")}
     last = {int(row["rank"]): row for row in rows_of(tmp_path / "run_workers.csv")}
     for rank, row in last.items():
@@ -100,8 +97,7 @@ def test_without_matplotlib_the_page_has_no_charts_and_says_what_to_install(plat
     (tmp_path / "hidden" / "sitecustomize.py").write_text("import sys; sys.modules['matplotlib'] = None\n")
     hidden = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")])}
     words = ("launch", "-n", "2", "--report", "run.html", script_path("run_report_phases"))
-    ran = platoon(*words, environment=hidden)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = platoon(*words, environment=hidden).require()
     page = Page(tmp_path / "run.html")
     assert page.of("svg") == []
     assert "worker 0 cpu" in page.of("td")
@@ -132,10 +128,9 @@ def test_the_times_of_workers_of_another_host_are_those_that_they_measure(hosts,
 @pytest.mark.promise
 def test_losses_and_restarts_are_on_the_timeline(platoon, tmp_path):
     options = ("--max-restarts", "1", "--checkpoint-every", "0.2", "--report", "run.html", "--log-dir", "logs")
-    ran = platoon("launch", "-n", "2", *options, script_path("run_report_fails"))
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    platoon("launch", "-n", "2", *options, script_path("run_report_fails")).require()
     page = Page(tmp_path / "run.html")
-    assert {"1 restart.", "Worker 1 failed: exit status 3 (run_report_fails.py:22)."} <= set(page.of("li"))
+    assert {"1 restart.", "Worker 1 failed: exit status 3 (run_report_fails.py:15)."} <= set(page.of("li"))
     text = (tmp_path / "run.html").read_text()
     timeline = ElementTree.fromstring(text[text.rindex("<svg") : text.rindex("</svg>") + 6])
     groups = {each.get("id"): [part.tag.rpartition("}")[2] for part in each.iter()] for each in timeline.iter()}
@@ -144,13 +139,6 @@ def test_losses_and_restarts_are_on_the_timeline(platoon, tmp_path):
     assert groups["marks-good"].count("use") > 3  # three joins and the checkpoints
     assert groups["lives"].count("path") == 3
     assert "training -> left" in page.of("pre")[0]
-
-
-def launched(tmp_path, *words):
-    command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--report", "run.html", *map(str, words)]
-    return subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ}
-    )
 
 
 def line_with(process, text, deadline, lines):
@@ -163,9 +151,9 @@ def line_with(process, text, deadline, lines):
 
 
 @pytest.mark.parametrize(("rank", "phase"), [(1, "compute"), (0, "loading")])
-def test_an_injected_straggler_is_named_within_10_s(tmp_path, rank, phase):
+def test_an_injected_straggler_is_named_within_10_s(start_platoon, tmp_path, rank, phase):
     over, lines = tmp_path / "over", []
-    process = launched(tmp_path, script_path("run_report_straggler"), rank, phase, over)
+    process = start_platoon(*REPORTED, script_path("run_report_straggler"), rank, phase, over)
     try:
         line_with(process, "a step", time.monotonic() + TIMEOUT_S, lines)
         began = time.monotonic()
@@ -181,9 +169,10 @@ def test_an_injected_straggler_is_named_within_10_s(tmp_path, rank, phase):
     assert process.returncode == 0, rest
 
 
-def test_the_report_is_written_after_ctrl_c(tmp_path):
+def test_the_report_is_written_after_ctrl_c(start_platoon, tmp_path):
     lines = []
-    process = launched(tmp_path, "--grace", "5", script_path("run_report_straggler"), 9, "none", tmp_path / "never")
+    words = script_path("run_report_straggler"), 9, "none", tmp_path / "never"
+    process = start_platoon(*REPORTED, "--grace", "5", *words)
     try:
         line_with(process, "a step", time.monotonic() + TIMEOUT_S, lines)
         process.send_signal(signal.SIGINT)
@@ -195,8 +184,7 @@ def test_the_report_is_written_after_ctrl_c(tmp_path):
 
 def test_a_trace_has_the_phases_of_all_workers_on_one_clock(platoon, tmp_path):
     options = ("--trace", "trace.json", "--report", "run.html", "--log-dir", "logs")
-    ran = platoon("launch", "-n", "2", *options, script_path("run_report_phases"))
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    platoon("launch", "-n", "2", *options, script_path("run_report_phases")).require()
     assert not (tmp_path / "logs" / "trace").exists()
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M"}

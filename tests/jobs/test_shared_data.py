@@ -13,8 +13,6 @@ from platoon_base.shm.segments import SHM_FOLDER
 
 pytestmark = pytest.mark.base
 
-PREAMBLE = script_path("shared_data_preamble").read_text()
-
 
 def test_the_first_worker_loads_and_all_excerpt_from_the_same_memory(run_job):
     outcome = run_job(script_path("shared_data_the_first_worker_loads_and_all_excerpt"), 3).require_success()
@@ -50,29 +48,8 @@ def test_a_worker_that_dies_while_it_fills_the_memory_is_replaced(run_job):
 @pytest.mark.promise
 def test_data_that_do_not_fit_are_refused_before_anything_is_written(run_job):
     room = os.statvfs(SHM_FOLDER)
-    total = room.f_blocks * room.f_frsize
-    outcome = run_job(
-        PREAMBLE
-        + f"""
-try:
-    SharedData.empty(({total // 4096 + 1}, 1024), name="huge")
-except BackendUnavailableError as exc:
-    print("refused:", exc)
-assert names() == []
-worker.barrier()
-small = SharedData(rows, "small")
-worker.barrier()
-try:
-    small.resize({total // 132 + 1})
-except BackendUnavailableError as exc:
-    print("refused:", exc)
-assert len(small) == 1000
-np.testing.assert_array_equal(small.array, rows)
-print(sum(os.stat("/dev/shm/" + name).st_blocks * 512 for name in names()))
-worker.barrier()
-""",
-        2,
-    ).require_success()
+    script = script_path("shared_data_data_that_do_not_fit")
+    outcome = run_job(script, 2, args=[str(room.f_blocks * room.f_frsize)]).require_success()
     for log in outcome.logs:
         assert len(re.findall(rf"refused: needs \d+ MB of shared memory, {SHM_FOLDER} has \d+ MB free", log)) == 2
         assert int(log.split()[-1]) < 1 << 20

@@ -28,7 +28,6 @@ class Session:
         self.pid = pid
 
     def read_until(self, pattern):
-        """Read on until a pattern is there; returns what was read."""
         read = ""
         while not re.search(pattern, read):
             try:
@@ -44,7 +43,6 @@ class Session:
         os.write(self._terminal, f"{line}\n".encode())
 
     def end(self):
-        """Read the rest, and return the exit status."""
         with contextlib.suppress(OSError):
             while data := os.read(self._terminal, 4096):
                 self.seen += data.decode(errors="replace")
@@ -99,11 +97,9 @@ def test_ctrl_c_at_a_breakpoint_ends_the_job(session, write_script):
 
 
 def test_a_breakpoint_without_a_terminal_says_what_it_needs(platoon, write_script):
-    done = platoon("launch", "-n", 1, write_script("breakpoint()"))
-    assert done.returncode == 1
+    done = platoon("launch", "-n", 1, write_script("breakpoint()")).require(1)
     assert "start the job from a terminal with `platoon launch -n 1`" in done.stdout
-    done = platoon("launch", "-n", 1, write_script("breakpoint()"), environment={"PYTHONBREAKPOINT": "0"})
-    assert done.returncode == 0, done.stdout
+    platoon("launch", "-n", 1, write_script("breakpoint()"), environment={"PYTHONBREAKPOINT": "0"}).require()
 
 
 TYPED = """
@@ -119,8 +115,7 @@ def test_a_script_on_standard_input_runs_on_all_workers(platoon, write_script, t
     """As for python: its arguments follow the dash, and modules are found in the working directory."""
     write_script("NAME = 'found'", "beside.py")
     text = TYPED.replace("raise SystemExit(connect().global_rank and fail())\n", "print('rank', connect().global_rank)")
-    done = platoon("launch", "-n", 2, "--tee", "all", "--log-dir", "logs", "-", "-n", "7", input=text)
-    assert done.returncode == 0, done.stdout
+    done = platoon("launch", "-n", 2, "--tee", "all", "--log-dir", "logs", "-", "-n", "7", input=text).require()
     assert re.search(r"argv +- -n 7 *\n", done.stdout)
     assert re.search(r"beside +found *\n", done.stdout)
     assert "[1] rank 1\n" in done.stdout
@@ -134,7 +129,6 @@ def test_a_script_on_standard_input_runs_on_all_workers(platoon, write_script, t
 )
 def test_two_dashes_end_the_options(platoon, write_script, words):
     write_script("import sys; print(sys.argv[1:])")
-    done = platoon("launch", *(["-n", 1] if "-D" not in words[:1] else []), *words)
-    assert done.returncode == 0, done.stderr
+    done = platoon("launch", *(["-n", 1] if "-D" not in words[:1] else []), *words).require()
     behind = words[words.index("script.py") + 1 :]
     assert f"{behind}\n" in done.stdout

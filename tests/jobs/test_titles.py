@@ -1,8 +1,6 @@
 """How `ps` and `top` show the processes of a job."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -21,21 +19,10 @@ SHOW = """
 @pytest.mark.parametrize("alone", ["", "1"], ids=["forked", "alone"])
 def test_workers_are_shown_by_script_rank_and_device(platoon, write_script, tmp_path, alone):
     script = write_script(SHOW, "train.py")
-    done = platoon(
-        "launch",
-        "-n",
-        2,
-        "--log-dir",
-        "logs",
-        script,
-        "a",
-        "b",
-        environment={"PLATOON_NO_PREFORK": alone, "HOME": "/h"},
-    )
-    assert done.returncode == 0, done.stdout
-    for rank in range(2):
-        shown = (tmp_path / "logs" / f"rank{rank}.log").read_text().splitlines()
-        assert shown[-3:] == [f"platoon: train.py rank {rank} cpu", f"rank {rank} train.py", "True False"]
+    environment = {"PLATOON_NO_PREFORK": alone, "HOME": "/h"}
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", script, "a", "b", environment=environment).require()
+    for rank, log in enumerate(done.logs):
+        assert log.splitlines()[-3:] == [f"platoon: train.py rank {rank} cpu", f"rank {rank} train.py", "True False"]
 
 
 def test_a_module_is_shown_by_its_dotted_name(platoon, write_script, tmp_path):
@@ -50,8 +37,7 @@ def test_a_script_that_runs_alone_has_no_rank(platoon, write_script):
     assert done.stdout.splitlines()[0] == "platoon: train.py"
 
 
-def test_a_name_that_is_not_utf_8_is_shown_legibly(tmp_path):
+def test_a_name_that_is_not_utf_8_is_shown_legibly(platoon, tmp_path):
     (tmp_path / os.fsdecode(b"tr\xffin.py")).write_text("print(ascii(open('/proc/self/cmdline').read().strip(chr(0))))")
-    command = [sys.executable, "-m", "platoon_base", "run", b"tr\xffin.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    done = platoon("run", b"tr\xffin.py").require()
     assert done.stdout.strip() == r"'platoon: tr\\udcffin.py'"

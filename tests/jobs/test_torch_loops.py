@@ -10,39 +10,31 @@ from platoon_base.torch_loops import GradientAverage, average_buffers, moments_o
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("way", [pytest.param("behind", marks=pytest.mark.promise), "overlapping"])
-def test_averaged_gradients_equal_one_process(run_job, way):
-    """By equations: unequal batches, a branch of one worker, frozen and unused parameters, two dtypes."""
-    run_job(script_path("torch_loops_equal_one_process"), args=[way]).require_success()
+# Each script compares what the workers make with one process, by equations or exact fractions.
+SCRIPTS = [
+    # Unequal batches, a branch of one worker, frozen and unused parameters, two dtypes.
+    pytest.param("equal_one_process", 2, ["behind"], marks=pytest.mark.promise),
+    ("equal_one_process", 2, ["overlapping"]),
+    # In channels_last on both workers, or on the first alone: then the memory of their gradients differs.
+    *(("memory_format", 2, [workers, way]) for workers in ("01", "0") for way in ("behind", "overlapping")),
+    # With BatchNorm, Adam, a scheduler and a DataLoader with a process of its own; buffers are averaged at the end.
+    pytest.param("rules", 2, ["default"], marks=pytest.mark.promise),
+    *(("rules", 2, [rule]) for rule in ("EASGD", "moments", "averaged", "DiLoCo")),
+    # Six rounds of five steps of AdamW, to 1e-5.
+    *(("papers", 3, [rule]) for rule in ("LocalSGD", "DiLoCo")),
+    ("large_weights", 3, []),
+    ("refused", 2, []),
+    ("spectral_norm", 2, []),
+    ("closure", 2, []),
+    # Parameters that come to differ between workers are refused.
+    pytest.param("drift", 2, ["rate"], marks=pytest.mark.promise),
+    *(("drift", 2, [case]) for case in ("equal", "loaded by one", "skipped", "one value", "NaN of one")),
+]
 
 
-@pytest.mark.parametrize("workers", ["01", "0"])
-@pytest.mark.parametrize("way", ["behind", "overlapping"])
-def test_channels_last_equals_one_process(run_job, workers, way):
-    """On both workers, or on the first alone: then the memory of their gradients differs."""
-    run_job(script_path("torch_loops_memory_format"), args=[workers, way]).require_success()
-
-
-@pytest.mark.parametrize(
-    "rule", [pytest.param("default", marks=pytest.mark.promise), "EASGD", "moments", "averaged", "DiLoCo"]
-)
-def test_a_module_trains_with_every_kind_of_rule(run_job, rule):
-    """With BatchNorm, Adam, a scheduler and a DataLoader with a process of its own; buffers are averaged at the end."""
-    run_job(script_path("torch_loops_rules"), args=[rule]).require_success()
-
-
-@pytest.mark.parametrize("rule", ["LocalSGD", "DiLoCo"])
-def test_rounds_follow_the_algorithms_of_the_papers(run_job, rule):
-    """Six rounds of five steps of AdamW, on three workers, to 1e-5."""
-    run_job(script_path("torch_loops_papers"), workers=3, args=[rule]).require_success()
-
-
-def test_large_weights_of_averaged_gradients_are_exact(run_job):
-    run_job(script_path("torch_loops_large_weights"), workers=3).require_success()
-
-
-def test_mistakes_are_refused(run_job):
-    run_job(script_path("torch_loops_refused")).require_success()
+@pytest.mark.parametrize(("script", "workers", "words"), SCRIPTS, ids=str)
+def test_workers_train_as_one_process_or_are_refused(run_job, script, workers, words):
+    run_job(script_path(f"torch_loops_{script}"), workers, args=words).require_success()
 
 
 @pytest.mark.promise
@@ -53,31 +45,13 @@ def test_buffers_of_all_kinds_are_copied_averaged_or_refused(run_job):
     assert warned == [1] * len(warned)
 
 
-def test_singular_vectors_of_spectral_norm_are_those_of_one_worker(run_job):
-    run_job(script_path("torch_loops_spectral_norm")).require_success()
-
-
-def test_an_optimizer_with_a_closure_needs_the_loss_of_all(run_job):
-    run_job(script_path("torch_loops_closure")).require_success()
-
-
-@pytest.mark.parametrize(
-    "case",
-    ["equal", "loaded by one", pytest.param("rate", marks=pytest.mark.promise), "skipped", "one value", "NaN of one"],
-)
-def test_parameters_that_come_to_differ_between_workers_are_refused(run_job, case):
-    run_job(script_path("torch_loops_drift"), args=[case]).require_success()
-
-
 @pytest.mark.promise
 def test_an_average_that_is_never_called_is_named_with_its_line(run_job):
     """Though a loop averages other things."""
     outcome = run_job(script_path("torch_loops_never_called"))
     assert outcome.result.shared_nothing == (0, 1)
     for log in outcome.logs:
-        assert (
-            "the GradientAverage (torch_loops_never_called.py:10) was never called: call it as average(len(x))" in log
-        )
+        assert "the GradientAverage (torch_loops_never_called.py:6) was never called: call it as average(len(x))" in log
 
 
 def test_a_single_worker_trains_as_without(solo_worker):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from plain_variable import Variable
 from scripts_here import script_path
 
 from platoon_base import EASGD
@@ -9,19 +10,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.worker import start_training
 
 pytestmark = pytest.mark.base
-
-
-class Variable:
-    """A variable of a framework."""
-
-    def __init__(self, name, value):
-        self.name, self.value = name, np.asarray(value)
-
-    def get_value(self, borrow=False):
-        return self.value if borrow else self.value.copy()
-
-    def set_value(self, value):
-        self.value = value
 
 
 def test_alone_a_training_begins_with_its_own_values(solo_worker):
@@ -75,12 +63,8 @@ def test_a_worker_with_other_arguments_of_the_rule_or_another_mode_is_refused(ru
 
 
 def test_a_late_worker_is_refused_before_it_meets_anybody(run_job):
-    told = (
-        run_job(script_path("training_start_a_late_worker_is_refused_before_it_meets"), workers=1)
-        .require_success()
-        .reported
-    )
-    assert told["late"] == (
+    script = script_path("training_start_a_late_worker_is_refused_before_it_meets")
+    assert run_job(script, workers=1).require_success().reported["late"] == (
         "this worker joined late, and the workers of a main loop count epochs together from its start; launch the job "
         "with more workers"
     )

@@ -28,8 +28,7 @@ def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, writ
     script = write_script(f"import os\nprint('threads', os.environ['OMP_NUM_THREADS'])\n{DESCENT}")
     unset = dict.fromkeys(THREAD_VARIABLES, "")
     methods = ("--method", "EASGD(alpha=0.5) every 5", "--method", "every 10", "--also=--flag 'a b'")
-    done = run(platoon, "--seeds", 2, *methods, script, "own", "--seeds", "7", environment=unset)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(platoon, "--seeds", 2, *methods, script, "own", "--seeds", "7", environment=unset).require()
     found = json.loads((tmp_path / "tune.json").read_text())
     names = ["plain, one worker", "EASGD(alpha=0.5) every 5", "CenterMomentum() every 10", "the script with --flag a b"]
     assert [each["method"] for each in found["methods"]] == names
@@ -64,8 +63,7 @@ def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, writ
 @pytest.mark.rare
 def test_the_built_in_methods_run_within_minutes_of_training_too(platoon, write_script, tmp_path):
     words = ("--minutes", 0.05, "--seeds", 1, "--all", "--no-halving", "--summary", "tune.json")
-    done = platoon("tune", "-n", 2, *words, write_script(DESCENT))
-    assert done.returncode == 0, done.stdout + done.stderr
+    platoon("tune", "-n", 2, *words, write_script(DESCENT)).require()
     found = json.loads((tmp_path / "tune.json").read_text())
     assert found["budget"] == {"seconds": 3.0}
     assert len(found["methods"]) == 10
@@ -81,8 +79,7 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
     )
     methods = ("--method", "EASGD(alpha=0.25) every 4", "--method", "EASGD(alpha=0.25) every 30", "--method", "EASGD")
     methods += ("--method", "ASGD")
-    done = run(platoon, "--seeds", 1, *methods, script)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(platoon, "--seeds", 1, *methods, script).require()
     assert "the script sets its rule, EASGD(alpha=0.25), so other rules have no effect" in done.stdout
     assert "ASGD() every 10" not in done.stdout  # which would train by EASGD too
     assert "the script sets its period, so other periods have no effect" in done.stdout
@@ -108,8 +105,7 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
     ],
 )
 def test_errors_say_what_to_do(platoon, write_script, script, words, complaint):
-    done = run(platoon, *words, write_script(script))
-    assert done.returncode == 2
+    done = run(platoon, *words, write_script(script)).require(2)
     assert complaint in done.stderr
 
 
@@ -121,8 +117,9 @@ def test_a_rule_that_depends_on_the_period_is_none_that_the_script_names(platoon
     script = DESCENT.replace("init_shared_params([x])", given).replace(
         "import default", "import at_period, default_rule, default"
     )
-    done = run(platoon, "--seeds", 1, "--method", "every 4", "--method", "EASGD(alpha=0.5)", write_script(script))
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(
+        platoon, "--seeds", 1, "--method", "every 4", "--method", "EASGD(alpha=0.5)", write_script(script)
+    ).require()
     assert "the script names" not in done.stdout
     assert len(json.loads((tmp_path / "tune.json").read_text())["methods"]) == 3
 
@@ -131,8 +128,7 @@ def test_a_rule_that_depends_on_the_period_is_none_that_the_script_names(platoon
 def test_a_method_that_fails_is_told_and_the_others_go_on(platoon, write_script, tmp_path):
     failing = "if 'EASGD' in os.environ.get('PLATOON_RULE', ''):\n    raise RuntimeError('the reason')\nx = np"
     script = write_script(DESCENT.replace("x = np", failing, 1))
-    done = run(platoon, "--seeds", 1, "--method", "EASGD", "--method", "ASGD", script)
-    assert done.returncode == 1
+    done = run(platoon, "--seeds", 1, "--method", "EASGD", "--method", "ASGD", script).require(1)
     assert "RuntimeError: the reason" in done.stdout
     plain, easgd, asgd = json.loads((tmp_path / "tune.json").read_text())["methods"]
     assert easgd["values"] == []
@@ -142,15 +138,13 @@ def test_a_method_that_fails_is_told_and_the_others_go_on(platoon, write_script,
 @pytest.mark.base
 def test_a_script_that_does_not_listen_is_ended(platoon, write_script, tmp_path):
     deaf = DESCENT.replace("if worker.agree_to_stop():", "if False:").replace("range(1, 10_001)", "range(1, 10**9)")
-    done = run(platoon, "--seeds", 1, "--limit", 15, "--method", "EASGD", write_script(deaf))
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(platoon, "--seeds", 1, "--limit", 15, "--method", "EASGD", write_script(deaf)).require()
     assert [len(each["values"]) for each in json.loads((tmp_path / "tune.json").read_text())["methods"]] == [1, 1]
 
 
 def compare(platoon, tmp_path, script, *words):
     methods = ("--method", "every 4", "--method", "EASGD(alpha=0.5) every 20")
-    done = run(platoon, "--seeds", 1, "--steps", 70, *methods, EXAMPLES / script, *words, environment=dict(os.environ))
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(platoon, "--seeds", 1, "--steps", 70, *methods, EXAMPLES / script, *words).require()
     found = json.loads((tmp_path / "tune.json").read_text())
     assert [len(each["values"]) for each in found["methods"]] == [1, 1, 1]
     _, momentum, easgd = found["runs"]

@@ -3,8 +3,6 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -19,8 +17,7 @@ NAMES = ["plain, one worker", "CenterMomentum() every 10", "EASGD() every 10", "
 
 def run(platoon, tmp_path, *words):
     fixed = ("--steps", 60, "--summary", "tune.json", "--plot", "tune.svg")
-    done = platoon("tune", "-n", 2, *fixed, *METHODS, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = platoon("tune", "-n", 2, *fixed, *METHODS, *words).require()
     return done.stdout, json.loads((tmp_path / "tune.json").read_text())
 
 
@@ -56,16 +53,14 @@ def named(root, name):
     return [each for each in root.iter() if each.get("id") == name]
 
 
-def test_an_interrupted_study_compares_the_runs_that_have_ended(tmp_path):
-    words = ("tune", "-n", "2", "--steps", "60", *METHODS, str(RATES), "CenterMomentum=4")
-    command = [sys.executable, "-m", "platoon_base", *words]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("[2/12] "):
-                process.send_signal(signal.SIGINT)
-    assert process.returncode == 130, lines
+def test_an_interrupted_study_compares_the_runs_that_have_ended(start_platoon):
+    process = start_platoon("tune", "-n", 2, "--steps", 60, *METHODS, RATES, "CenterMomentum=4")
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("[2/12] "):
+            process.send_signal(signal.SIGINT)
+    assert process.wait() == 130, lines
     out = "".join(lines)
     assert "[3/12]" not in out
     assert f"Recommended: {NAMES[1]}" in out
@@ -82,15 +77,13 @@ def test_an_interrupted_study_compares_the_runs_that_have_ended(tmp_path):
 def test_a_missing_library_is_named_before_the_first_run(platoon, tmp_path, module, words, complaint):
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "sitecustomize.py").write_text(f"import sys; sys.modules[{module!r}] = None\n")
-    done = platoon("tune", "-n", 2, *words, RATES, environment={"PYTHONPATH": str(tmp_path / "hidden")})
-    assert done.returncode == 2
+    done = platoon("tune", "-n", 2, *words, RATES, environment={"PYTHONPATH": str(tmp_path / "hidden")}).require(2)
     assert complaint in done.stderr
     assert not (tmp_path / "platoon_logs").exists()
 
 
 def test_three_methods_are_tried_by_default(platoon, tmp_path):
-    done = platoon("tune", "-n", 2, "--steps", 60, "--seeds", 1, "--no-halving", "--summary", "tune.json", RATES)
-    assert done.returncode == 0, done.stdout + done.stderr
+    platoon("tune", "-n", 2, "--steps", 60, "--seeds", 1, "--no-halving", "--summary", "tune.json", RATES).require()
     found = json.loads((tmp_path / "tune.json").read_text())
     rules = ["AveragedEASGD() every 1", "CenterMomentum() every 10", "DiLoCo() every 20"]
     assert [each["method"] for each in found["methods"]] == ["plain, one worker", *rules]

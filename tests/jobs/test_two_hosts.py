@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+from laboratory import until
 from scripts_here import behind, script_path
 
 from tests.helpers.breakable import Breakable
@@ -240,14 +241,12 @@ def test_a_launcher_of_a_job_that_was_started_anew_ends_and_another_takes_its_pl
 
 def wait_for_port(hosts):
     """Wait until a new first host listens."""
-    deadline = time.monotonic() + 100
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", hosts.port)).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline, hosts.output(0)
-            time.sleep(0.01)
+
+    def listens():
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", hosts.port)) == 0
+
+    until(listens, lambda: hosts.output(0), 100)
 
 
 def test_a_silent_host_gives_its_seat_in_the_meeting_to_one_that_was_started_anew(hosts):
@@ -415,10 +414,7 @@ def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(host
     for host in (0, 1):
         hosts.start(code, "--resume", folder, "--checkpoint-every", "0.2", host=host)
     hosts.until("logs1/rank1.log", "trains")
-    deadline = time.monotonic() + 100
-    while not list((hosts.folder / "kept").glob("checkpoint-*.npz")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: list((hosts.folder / "kept").glob("checkpoint-*.npz")), lambda: hosts.output(0), 100)
     hosts.until("logs1/rank1.log", 'trains"]\n["trains"]\n["trains')
     hosts.launchers[0].kill()
     assert hosts.wait() == [-9, 1]
@@ -475,10 +471,7 @@ def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
     (hosts.folder / "logs1" / "rank1.log").unlink()
     hosts.start(code, "--allow-failures", host=1, args=args)
     hosts.until("h0.out", "has returned with workers 1")
-    deadline = time.monotonic() + 100
-    while not (hosts.folder / "logs1" / "rank1.log").exists() or not hosts.said(1, 1):
-        assert time.monotonic() < deadline, hosts.output(1)
-        time.sleep(0.01)
+    hosts.until("logs1/rank1.log", "]\n")
     # Those left are at 5, or a little lower if the lost host had pulled its center down first; a new center is at 7.
     assert 4.0 < hosts.said(1, 1)[0][0] < 6.0, hosts.log(1, 1)
     (hosts.folder / "enough").touch()

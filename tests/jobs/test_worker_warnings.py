@@ -1,7 +1,6 @@
 """Warnings of this package reach the user's terminal once, with the workers that gave them."""
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -31,8 +30,7 @@ WARNING = """
 
 @pytest.mark.parametrize("tee", [pytest.param("0", marks=pytest.mark.promise), "all", "none"])
 def test_a_job_shows_each_warning_once_whatever_output_is_shown(platoon, write_script, tee):
-    done = platoon("launch", "-n", 2, "--tee", tee, write_script(WARNING.format(both=BOTH)))
-    assert done.returncode == 0, done.stdout
+    done = platoon("launch", "-n", 2, "--tee", tee, write_script(WARNING.format(both=BOTH))).require()
     assert [line for line in done.stdout.splitlines() if "alone" in line] == [
         "WARNING, worker 1: by Python alone",
         "WARNING, worker 1: by the log alone",
@@ -44,10 +42,9 @@ def test_a_job_shows_each_warning_once_whatever_output_is_shown(platoon, write_s
 
 
 @pytest.mark.parametrize("run", [[], ["-m", "platoon_base", "run"]], ids=["python", "platoon run"])
-def test_a_process_alone_shows_a_warning_once(run, write_script, tmp_path):
+def test_a_process_alone_shows_a_warning_once(run_command, run, write_script):
     text = "from platoon_base.worker import warn_once\nwarn_once('beware')\nwarn_once('beware')\n"
-    words = [sys.executable, *run, str(write_script(text))]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    done = run_command(sys.executable, *run, write_script(text)).require()
     assert (done.stdout + done.stderr).count(": beware") == 1, done.stderr
 
 

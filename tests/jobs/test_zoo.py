@@ -30,8 +30,7 @@ def test_each_moment_of_a_step_is_in_one_part(platoon, tmp_path, script, words, 
     done = platoon(
         "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs", ZOO / script, *words, "--rule", rule,
         "--data", "digits", "--batch", 4, "--steps", 5, "--summary", "script.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    ).require()  # fmt: skip
     result = json.loads((tmp_path / "script.json").read_text())
     assert (result["workers"], result["rule"], result["batch"], result["steps"]) == (2, rule, 4, 5)
     assert result["parameters"] == parameters

@@ -1,8 +1,5 @@
-import sys
-import numpy as np
-from platoon_base import EASGD, connect
+from job_preamble import EASGD, np, sys, worker
 
-worker = connect()
 x = np.zeros(10)
 worker.init_shared_params([x], EASGD())
 assert (x == float(sys.argv[1])).all(), x

@@ -1,15 +1,12 @@
-import os
-import numpy as np
-from platoon_base import EASGD, connect
+from job_preamble import EASGD, np, os, worker
 
 x = np.zeros(10)
-with connect() as worker:
-    worker.init_shared_params([x], EASGD())
-    for step in range(worker.resume_at.steps, 40):
-        x += step
-        worker.progress(steps=1)
-        if step % 4 == 3:
-            worker.sync_params()
-        if step == 22 and not worker.late:
-            os.kill(os.getpid(), 9)
-    assert (x == sum(range(40))).all(), x
+worker.init_shared_params([x], EASGD())
+for step in range(worker.resume_at.steps, 40):
+    x += step
+    worker.progress(steps=1)
+    if step % 4 == 3:
+        worker.sync_params()
+    if step == 22 and not worker.late:
+        os.kill(os.getpid(), 9)
+assert (x == sum(range(40))).all(), x

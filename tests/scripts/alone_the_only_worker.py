@@ -1,15 +1,9 @@
-import sys
-
-import numpy as np
+from job_preamble import np, parse_rule, sys, worker
 from alone_training import train
-
-from platoon_base import ASGD, EASGD, GoSGD, connect  # noqa: F401 - for the text of the rule
-
-worker = connect()
 
 
 def share(w):
-    worker.init_shared_params([w], eval(sys.argv[2]))
+    worker.init_shared_params([w], parse_rule(sys.argv[2], "the test"))
 
 
 def sync(step):

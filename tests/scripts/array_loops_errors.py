@@ -1,13 +1,9 @@
 """What fails within a compiled step is raised as the error that it is, at the next batch."""
 
-import sys
-
+from job_preamble import NonFiniteError, WorkerLostError, connect, sys
 import jax
 import jax.numpy as jnp
-
-from platoon_base import connect
 from platoon_base.array_loops import average, batches, common, prepare, sync
-from platoon_base.errors import NonFiniteError, WorkerLostError
 
 worker, mode = connect(), sys.argv[2]
 params = prepare({"w": jnp.ones(3)}, mode=mode)

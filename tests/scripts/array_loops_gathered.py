@@ -1,18 +1,11 @@
 """Loaders of all kinds, rows of all workers for metrics, what one worker prints and saves; mistakes."""
 
-import sys
-from pathlib import Path
-
+from job_preamble import ConfigurationError, EASGD, Path, np, raises, sys, worker
 import jax
 import jax.numpy as jnp
-import numpy as np
-
-from platoon_base import EASGD, connect
 from platoon_base.array_loops import average, batches, common, gather_for_metrics, is_main, prepare, print, save, sync
-from platoon_base.errors import ConfigurationError
 
 MODE = sys.argv[2]
-worker = connect()
 rows = np.arange(26 * 3).reshape(26, 3)
 
 
@@ -91,12 +84,8 @@ assert sum(worker.gather(is_main())) == 1
 
 
 def refused(text, function, *objects, **settings):
-    try:
+    with raises(ConfigurationError, text):
         function(*objects, **settings)
-    except ConfigurationError as exc:
-        assert text in str(exc), exc
-    else:
-        raise AssertionError(text)
 
 
 refused("without arrays of floats", prepare, 3)

@@ -1,11 +1,6 @@
 """A loop that reads a prepared loader, and never averages or synchronizes."""
 
-import sys
-import time
-
-import numpy as np
-
-from platoon_base import connect
+from job_preamble import connect, np, sys, time
 from platoon_base.array_loops import batches, prepare
 from platoon_base.worker_process import apart
 

@@ -1,12 +1,9 @@
 """Loops of JAX and NumPy with averaged gradients end as one process with the batches of all workers, to 1e-6."""
 
+from job_preamble import connect, np, sys
 import collections
-import sys
-
 import jax
 import jax.numpy as jnp
-import numpy as np
-from platoon_base import connect
 from platoon_base.array_loops import average, batches, common, loops, prepare
 
 jax.config.update("jax_enable_x64", True)

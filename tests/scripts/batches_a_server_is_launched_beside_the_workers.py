@@ -1,5 +1,4 @@
-from platoon_base import connect
-from platoon_base.data import BatchReader
+from job_preamble import BatchReader, connect
 
-worker = connect()
+connect()
 print("got", [int(x[0]) for x in BatchReader()], flush=True)

@@ -1,12 +1,6 @@
-import os
-import signal
-import subprocess
-import sys
-import numpy as np
-from platoon_base import EASGD, connect
+from job_preamble import EASGD, np, os, signal, subprocess, sys, worker
 from platoon_base.job.files import JobFiles
 
-worker = connect()
 worker.init_shared_params([np.zeros(1000)], EASGD())
 files = JobFiles.read(os.environ["PLATOON_JOB"])
 print(files.folder, files.job_state, files.center, flush=True)

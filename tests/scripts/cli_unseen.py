@@ -1,11 +1,6 @@
-import os
-import subprocess
-import sys
-import numpy as np
-from platoon_base import EASGD, connect
+from job_preamble import EASGD, np, os, subprocess, sys, worker
 from platoon_base.job.files import JobFiles
 
-worker = connect()
 worker.init_shared_params([np.zeros(1000)], EASGD())
 files = JobFiles.read(os.environ["PLATOON_JOB"])
 os.utime(files.folder, (0, 0))  # no longer young

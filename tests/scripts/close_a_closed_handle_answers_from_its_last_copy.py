@@ -1,8 +1,5 @@
-import numpy as np
-import time
-
+from job_preamble import ASGD, connect, np, time
 from close_head import mapped, refused
-from platoon_base import ASGD, connect
 
 with connect() as worker:
     worker.init_shared_params([np.zeros(1000)], ASGD())

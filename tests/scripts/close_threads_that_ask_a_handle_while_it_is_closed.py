@@ -1,12 +1,5 @@
-import numpy as np
-import threading
-import time
+from job_preamble import ASGD, PlatoonError, np, threading, time, worker
 
-import close_head  # noqa: F401
-from platoon_base import ASGD, connect
-from platoon_base.errors import PlatoonError
-
-worker = connect()
 x = np.zeros(1000)
 worker.init_shared_params([x], ASGD())
 asked = [0, 0, 0]

@@ -1,7 +1,5 @@
-import numpy as np
-
-from blocks_preamble import AllReduceGradients, ComputationGraph, CompositeRule, FinishAfter, Momentum, data, loop
-from blocks_preamble import network, shard_stream, stream, theano, values
+from blocks_preamble import AllReduceGradients, CompositeRule, ComputationGraph, FinishAfter
+from blocks_preamble import Momentum, data, loop, network, np, shard_stream, stream, theano, values
 from gradients_here import say_results, sent_bytes, worker
 
 cost, _ = network(hidden=3000)

@@ -1,6 +1,4 @@
-import numpy as np
-
-from function_preamble import T, function, momentum, theano
+from function_preamble import T, function, momentum, np, theano
 from gradients_here import labels, rank, rows, say_results, sent_bytes, worker
 
 random = np.random.default_rng(rank)  # the first worker's values count

@@ -1,8 +1,4 @@
-from keras_preamble import KERAS_2, distribute, keras, np, shard
-
-from platoon_plugins.keras import DistributedOptimizer  # isort: skip
-import os
-
+from keras_preamble import DistributedOptimizer, KERAS_2, distribute, keras, np, os, shard
 from gradients_here import labels, rows, say_results, sent_bytes, worker
 
 np.random.seed(1)

@@ -1,6 +1,4 @@
-from lasagne_preamble import all_reduce_grads, lasagne, theano
-
-import theano.tensor as T  # isort: skip
+from lasagne_preamble import T, all_reduce_grads, lasagne, theano
 from gradients_here import labels, mine, rank, rows, say_results, sent_bytes, worker
 
 lasagne.random.set_rng(__import__("numpy").random.RandomState(rank))

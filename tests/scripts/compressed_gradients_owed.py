@@ -1,8 +1,6 @@
 """Train a linear loss, whose gradients depend on no weight: all that they were must be in the weights, but the rest."""
 
-from keras_preamble import KERAS_2, distribute, keras, np, shard
-
-from platoon_plugins.keras import DistributedOptimizer  # isort: skip
+from keras_preamble import DistributedOptimizer, KERAS_2, distribute, keras, np, shard
 from gradients_here import worker
 
 EPOCHS, N = 24, 20_000

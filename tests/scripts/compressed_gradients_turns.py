@@ -1,9 +1,7 @@
 """One optimizer trains two weights of the same shape in turns, one of them by gradients of zero."""
 
+from keras_preamble import DistributedOptimizer, distribute, keras, np
 import torch
-from keras_preamble import distribute, keras, np
-
-from platoon_plugins.keras import DistributedOptimizer  # isort: skip
 from gradients_here import rows, worker
 
 gradient = torch.from_numpy(np.random.default_rng(worker.global_rank).standard_normal((20_000,)).astype("float32"))

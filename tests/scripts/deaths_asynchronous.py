@@ -1,14 +1,7 @@
 """The victim dies at a point; the other two make the same steps as ever."""
 
-import os
-import signal
-import sys
-
-import numpy as np
-from deaths_head import FOLDER, VICTIM, die, is_victim, others_wait_in
-from watching import ending, exchange_pids, until
-
-from platoon_base import ASGD, connect
+from job_preamble import ASGD, FOLDER, connect, ending, exchange_pids, np, os, signal, sys, until
+from deaths_head import VICTIM, die, is_victim, others_wait_in
 from platoon_base.centers.host import HostCenters
 
 POINT = sys.argv[4]

@@ -1,11 +1,6 @@
-import os
-import signal
-import sys
-from pathlib import Path
+from job_preamble import os, signal, sys, until, waits_in
 
-from watching import until, waits_in
-
-FOLDER, WAY, VICTIM = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+WAY, VICTIM = sys.argv[2], int(sys.argv[3])
 is_victim = int(os.environ.get("PLATOON_RANK", -1)) == VICTIM
 
 

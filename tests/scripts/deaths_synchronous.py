@@ -1,17 +1,9 @@
-import os
-import signal
-import sys
-
-import numpy as np
-from deaths_head import FOLDER, VICTIM, die, is_victim
-from watching import exchange_pids, takes_part, until
-
-from platoon_base import connect
-from platoon_base.errors import WorkerLostError
+from job_preamble import FOLDER, WorkerLostError, exchange_pids, np, os, rank, signal, sys
+from job_preamble import takes_part, until, worker
+from deaths_head import VICTIM, die, is_victim
 
 STEP, MOMENT, SIZE = int(sys.argv[4]), sys.argv[5], int(sys.argv[6])
-worker = connect()
-rank, x = worker.global_rank, np.ones(SIZE, "float32")
+x = np.ones(SIZE, "float32")
 pids = exchange_pids(worker)
 killer = (VICTIM + 1) % 3
 try:

@@ -3,19 +3,10 @@
 RULE is "gradients" or a rule; a worker fails at the begin of epoch FAIL_AT, counted from 0.
 """
 
-import hashlib
-import os
-import signal
-import sys
-
+from job_preamble import hashlib, np, os, parse_rule, signal, sys, worker
 import keras
-import numpy as np
-
-from platoon_base import connect
-from platoon_base.rules import parse_rule
 from platoon_plugins.keras import DistributedOptimizer, distribute, shard
 
-worker = connect()
 rank, rule, epochs = worker.global_rank, sys.argv[1], int(sys.argv[2])
 fail_at = int(sys.argv[3]) if len(sys.argv) > 3 else -1
 

@@ -1,19 +1,13 @@
 """Usage: MODE: an unseeded Lasagne script with dropout and shuffles, by a rule or with averaged gradients."""
 
-import hashlib
-import sys
-
+from job_preamble import EASGD, hashlib, np, sys, worker
 import lasagne
-import numpy as np
 import theano
 import theano.tensor as T
 from lasagne.layers import DenseLayer, DropoutLayer, InputLayer
-
-from platoon_base import EASGD, connect
 from platoon_plugins.lasagne import all_reduce_grads, finish_training, iterate_minibatches, sync_updates
 
 mode = sys.argv[1]
-worker = connect()
 x = np.random.standard_normal((96, 6)).astype(theano.config.floatX)
 y = (x[:, 0] > 0).astype("int32")
 inputs, targets = T.matrix(), T.ivector()

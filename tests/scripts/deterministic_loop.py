@@ -1,16 +1,9 @@
 """Usage: RULE PERIOD STEPS [BUSY_RANK]: train on noise; the busy rank computes longer for each step."""
 
-import hashlib
-import sys
-
-import numpy as np
-
-from platoon_base import connect
-from platoon_base.rules import parse_rule
+from job_preamble import hashlib, np, parse_rule, sys, worker
 
 rule, period, steps = parse_rule(sys.argv[1], "the test"), int(sys.argv[2]), int(sys.argv[3])
 busy = int(sys.argv[4]) if len(sys.argv) > 4 else -1
-worker = connect()
 noise = np.random.RandomState(worker.shard_seed)
 w = np.random.standard_normal(5000).astype("float32") + worker.global_rank  # unseeded, and other values on each worker
 worker.init_shared_params([w], rule)

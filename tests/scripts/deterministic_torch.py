@@ -1,17 +1,11 @@
 """Usage: RULE STEPS: a loop of torch without a seed, with convolutions and dropout, on this worker's device."""
 
-import hashlib
-import sys
-
+from job_preamble import hashlib, parse_rule, sys, worker
 import torch
 from torch import nn
-
-from platoon_base import connect
-from platoon_base.rules import parse_rule
 from platoon_base.torch_loops import GradientAverage
 
 rule, steps = sys.argv[1], int(sys.argv[2])
-worker = connect()
 device = "cpu" if worker.device == "cpu" else "cuda"
 first, last = nn.Conv2d(1, 8, 3), nn.Linear(8 * 36, 10)
 model = nn.Sequential(first, nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), last).to(device)

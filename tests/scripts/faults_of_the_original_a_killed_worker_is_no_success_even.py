@@ -1,8 +1,5 @@
-import os
-import signal
-from platoon_base import connect
+from job_preamble import os, signal, worker
 
-worker = connect()
 worker.advanced.meet("all are here")
 if worker.global_rank == 1:
     while 0 in worker.advanced.meet("who is left"):  # the first one leaves with status 0

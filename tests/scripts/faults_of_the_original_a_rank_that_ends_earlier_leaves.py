@@ -1,8 +1,5 @@
-import numpy as np
-from platoon_base import connect
-from platoon_base.errors import WorkerLostError
+from job_preamble import WorkerLostError, np, worker
 
-worker = connect()
 try:
     for _ in range(5 - worker.global_rank):
         worker.all_reduce(np.ones(3), timeout_s=60)

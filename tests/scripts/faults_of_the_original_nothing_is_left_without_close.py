@@ -1,8 +1,5 @@
-import os
-import numpy as np
-from platoon_base import EASGD, connect
+from job_preamble import EASGD, np, os, worker
 
-worker = connect()
 x = np.zeros(1_000_000)
 worker.init_shared_params([x], EASGD())
 worker.sync_params()

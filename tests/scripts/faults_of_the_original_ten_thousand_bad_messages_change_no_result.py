@@ -1,10 +1,7 @@
-import os
+from job_preamble import EASGD, np, os, sys, worker
 import random
-import sys
 import msgspec
 import zmq
-import numpy as np
-from platoon_base import EASGD, connect
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
 
@@ -32,7 +29,6 @@ def bad(rng, rank):
     return rng.randbytes(8) + data
 
 
-worker = connect()
 x = np.linspace(0, 1, 100_000)
 worker.barrier("both are here")
 if worker.global_rank == 1 and len(sys.argv) > 2:

@@ -1,8 +1,5 @@
-import sys
-import numpy as np
-from platoon_base import ASGD, connect
+from job_preamble import ASGD, np, sys, worker
 
-worker = connect()
 step = float(sys.argv[1])
 x = np.zeros(1000)
 worker.init_shared_params([x], ASGD())

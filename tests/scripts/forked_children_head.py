@@ -1,12 +1,7 @@
+from job_preamble import FOLDER, await_file, np, os, rest, signal, sys, until
 import ctypes
-import os
-import signal
-import sys
-from pathlib import Path
-import numpy as np
-from watching import await_file, rest, until
 
-CHILD = Path(sys.argv[1], "child")
+CHILD = FOLDER / "child"
 x = np.ones(1000)
 
 

@@ -1,8 +1,5 @@
-import os
-
+from job_preamble import ASGD, os, until, worker
 from forked_children_head import die_with_a_child, end_child, x
-from watching import until
-from platoon_base import ASGD, connect
 
 
 class Dies(ASGD):
@@ -12,17 +9,16 @@ class Dies(ASGD):
         die_with_a_child()
 
 
-with connect() as worker:
-    worker.init_shared_params([x], Dies())
-    worker.barrier()
-    if worker.global_rank == 1:
+worker.init_shared_params([x], Dies())
+worker.barrier()
+if worker.global_rank == 1:
+    worker.sync_params()
+try:
+    until(lambda: worker.gather(1) == [1])  # without the other, whose end the controller has noticed
+    for _ in range(3):
+        x += 1
         worker.sync_params()
-    try:
-        until(lambda: worker.gather(1) == [1])  # without the other, whose end the controller has noticed
-        for _ in range(3):
-            x += 1
-            worker.sync_params()
-        worker.copy_to_local()
-        worker.report({"last": float(x.min())})
-    finally:
-        end_child()
+    worker.copy_to_local()
+    worker.report({"last": float(x.min())})
+finally:
+    end_child()

@@ -1,6 +1,4 @@
-import numpy as np
-
-from function_preamble import T, X, Y, adagrad, alone, close, function, ours, theano
+from function_preamble import T, X, Y, adagrad, alone, close, function, np, ours, theano
 
 scale, offset = T.fscalar("scale"), T.fvector("offset")
 

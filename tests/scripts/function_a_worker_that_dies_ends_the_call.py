@@ -1,6 +1,4 @@
-import os
-
-from function_preamble import X, Y, adagrad, function, ours, rank
+from function_preamble import X, Y, adagrad, function, os, ours, rank
 
 train = function([ours.x, ours.y], ours.loss, adagrad, params=ours.params)
 for step in range(100):

@@ -1,6 +1,4 @@
-import numpy as np
-
-from function_preamble import T, function, scatter
+from function_preamble import T, function, np, scatter
 
 for dtype in ("float32", "float64", "int32", "int64", "uint8"):
     rows = np.array([100, 1, 2, 3, 50, 4] if dtype != "uint8" else [0, 6, 200, 3, 255, 4], dtype)

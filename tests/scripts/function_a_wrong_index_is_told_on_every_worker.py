@@ -1,7 +1,5 @@
-import numpy as np
-
-from function_preamble import X, Y, adagrad, close, function, ours, scatter
-from platoon_base.errors import ConfigurationError, PlatoonError
+from function_preamble import ConfigurationError, PlatoonError, X, Y, adagrad, close, function, np
+from function_preamble import ours, scatter
 
 xs = scatter(X)
 f = function([ours.x, ours.y], ours.loss)

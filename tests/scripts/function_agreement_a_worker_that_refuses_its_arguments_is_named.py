@@ -1,6 +1,4 @@
-import numpy as np
-
-from function_preamble import X, Y, close, function, ours, rank, scatter
+from function_preamble import X, Y, close, function, np, ours, rank, scatter
 
 xs = scatter(X)
 f = function([ours.x, ours.y], ours.loss)

@@ -1,7 +1,5 @@
-import numpy as np
-
-from function_preamble import SharedData, T, X, Y, function, ours, rank, same_everywhere
-from platoon_base.errors import ConfigurationError
+from function_preamble import ConfigurationError, SharedData, T, X, Y, function, np, ours, rank
+from function_preamble import same_everywhere
 
 rate, offset = T.fscalar("rate"), T.fvector("offset")
 loss = T.sqr(T.dot(ours.x + offset, ours.w) + ours.b - ours.y).mean()

@@ -1,6 +1,4 @@
-import numpy as np
-
-from function_preamble import T, X, function, rank, scatter, size, worker
+from function_preamble import T, X, function, np, rank, scatter, size, worker
 
 x = T.fmatrix("x")
 f = function([x], x, reduce="gather")

@@ -1,5 +1,4 @@
-from function_preamble import X, adagrad, function, ours, scatter
-from platoon_base.errors import ConfigurationError
+from function_preamble import ConfigurationError, X, adagrad, function, ours, scatter
 
 for make in (
     lambda: function([ours.x, ours.y], ours.error, adagrad, params=ours.params),

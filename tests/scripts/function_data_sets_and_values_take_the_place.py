@@ -1,8 +1,5 @@
-import numpy as np
-
-from function_preamble import T, X, Y, adagrad, alone, close, function, ours, scatter, size, theano
-from platoon_base.errors import ConfigurationError
-from refusing import raises
+from function_preamble import ConfigurationError, T, X, Y, adagrad, alone, close, function, np, ours
+from function_preamble import raises, scatter, size, theano
 
 scale = T.fscalar("scale")
 xs, ys = scatter(X, "xs"), scatter(Y.astype("f8"), "ys")

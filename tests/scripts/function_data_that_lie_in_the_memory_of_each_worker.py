@@ -1,6 +1,5 @@
-import numpy as np
-
-from function_preamble import SharedData, T, X, Y, adagrad, alone, close, function, ours, rank, scatter, size, theano
+from function_preamble import SharedData, T, X, Y, adagrad, alone, close, function, np, ours, rank
+from function_preamble import scatter, size, theano
 
 
 def resident(model, x, y):

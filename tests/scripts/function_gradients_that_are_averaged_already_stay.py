@@ -1,7 +1,4 @@
-import numpy as np
-
-from function_preamble import X, Y, adagrad, alone, close, function, ours, theano
-
+from function_preamble import X, Y, adagrad, alone, close, function, np, ours, theano
 from platoon_base.theano_ops import all_reduce
 
 grads = all_reduce(*theano.grad(ours.loss, ours.params), op="mean")

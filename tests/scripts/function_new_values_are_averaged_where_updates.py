@@ -1,6 +1,5 @@
-import numpy as np
-
-from function_preamble import X, Y, alone, close, function, momentum, ours, same_everywhere, theano
+from function_preamble import X, Y, alone, close, function, momentum, np, ours, same_everywhere
+from function_preamble import theano
 
 
 def updates(model):

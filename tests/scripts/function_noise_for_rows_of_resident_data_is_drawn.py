@@ -1,7 +1,4 @@
-import numpy as np
-
-from function_preamble import T, X, function, scatter, theano
-
+from function_preamble import T, X, function, np, scatter, theano
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 x, xs = T.fmatrix("x"), scatter(X)

@@ -1,7 +1,4 @@
-import numpy as np
-
-from function_preamble import function, ours, rank, theano
-from platoon_base.errors import LayoutMismatchError
+from function_preamble import LayoutMismatchError, function, np, ours, rank, theano
 
 other = theano.shared(np.zeros(4 + rank, "f4"), "other")
 try:

@@ -1,6 +1,4 @@
-import numpy as np
-
-from function_preamble import SharedData, T, X, function, rank, same_everywhere, size
+from function_preamble import SharedData, T, X, function, np, rank, same_everywhere, size
 
 x = T.fmatrix("x")
 outputs = [x.mean(0), x.sum(0), x.max(), x.min(), x, T.gt(x, 0), T.gt(x, 0).sum(), x.shape[0]]

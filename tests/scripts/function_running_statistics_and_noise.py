@@ -1,7 +1,4 @@
-import numpy as np
-
-from function_preamble import T, X, close, function, rank, theano, worker
-
+from function_preamble import T, X, close, function, np, rank, theano, worker
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 noise = MRG_RandomStreams(rank + 5).uniform((4,))

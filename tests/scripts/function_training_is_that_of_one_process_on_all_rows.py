@@ -1,6 +1,5 @@
-import numpy as np
-
-from function_preamble import SharedData, X, Y, adagrad, alone, close, function, ours, rank, same_everywhere, theano
+from function_preamble import SharedData, X, Y, adagrad, alone, close, function, np, ours, rank
+from function_preamble import same_everywhere, theano
 
 single = theano.function([alone.x, alone.y], alone.loss, updates=adagrad(alone.loss, alone.params))
 train = function([ours.x, ours.y], ours.loss, adagrad, params=ours.params)

@@ -1,10 +1,7 @@
 """The learning rate is 0: what both moved by before they first synchronized, each with half of the weight, stays."""
 
-import numpy as np
-
-from blocks_preamble import DistributedMonitoring, FinishAfter, Look, ParameterSync, Scale, everyones, loop, network
-from blocks_preamble import rank, shard_stream, stream, values, worker
-
+from blocks_preamble import DistributedMonitoring, FinishAfter, Look, ParameterSync, Scale
+from blocks_preamble import everyones, loop, network, np, rank, shard_stream, stream, values, worker
 from platoon_plugins.blocks import GoSGD
 
 cost, error = network()

@@ -1,9 +1,7 @@
 """The learning rate is 0: what both moved by before they first synchronized, each with half of the weight, stays."""
 
-import numpy as np
-
-from lasagne_preamble import T, X, Y, evaluate, finish_training, lasagne, rank, sync_updates, theano, worker
-
+from lasagne_preamble import T, X, Y, evaluate, finish_training, lasagne, np, rank, sync_updates
+from lasagne_preamble import theano, worker
 from platoon_plugins.lasagne import GoSGD
 
 w = theano.shared(np.zeros(3, "f4"), name="w")

@@ -1,11 +1,5 @@
-import numpy as np
+from job_preamble import ConfigurationError, GoSGD, np, raises, worker
 
-from platoon_base import connect
-from platoon_base.errors import ConfigurationError
-from platoon_base.rules import GoSGD
-from refusing import raises
-
-worker = connect()
 x = np.zeros(4)
 with raises(ConfigurationError, "keeps separate moments on each worker"):
     worker.init_shared_params([x], GoSGD(), moments=[np.zeros(4)])

@@ -1,9 +1,5 @@
-import numpy as np
+from job_preamble import GoSGD, np, worker
 
-from platoon_base import connect
-from platoon_base.rules import GoSGD
-
-worker = connect()
 for training in range(2):
     x = np.full(1000 + training, float(training))
     worker.init_shared_params([x], GoSGD(probability=0.5))

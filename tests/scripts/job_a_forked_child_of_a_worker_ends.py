@@ -1,9 +1,5 @@
-import os
-import sys
-import numpy as np
-from platoon_base import EASGD, connect
+from job_preamble import EASGD, np, os, sys, worker
 
-worker = connect()
 worker.init_shared_params([np.zeros(1000)], EASGD())
 if os.fork() == 0:
     sys.exit(0)

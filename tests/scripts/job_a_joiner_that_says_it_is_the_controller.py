@@ -1,7 +1,6 @@
-import os
+from job_preamble import connect, os
 import msgspec
 import zmq
-from platoon_base import connect
 from platoon_base.coordination.messages import PROTOCOL
 
 hello = {"type": "hello", "protocol": PROTOCOL, "pid": os.getppid(), "host": "here", "device": "cpu"}

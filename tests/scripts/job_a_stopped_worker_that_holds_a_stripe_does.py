@@ -1,8 +1,4 @@
-import os
-import signal
-import numpy as np
-from platoon_base import ASGD, connect
-from watching import exchange_pids, is_stopped, progress, until
+from job_preamble import ASGD, connect, exchange_pids, is_stopped, np, os, progress, signal, until
 
 
 class Stops(ASGD):

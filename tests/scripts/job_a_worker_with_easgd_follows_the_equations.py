@@ -1,6 +1,4 @@
-import sys
-import numpy as np
-from platoon_base import EASGD, connect
+from job_preamble import EASGD, connect, np, sys
 
 rng = np.random.default_rng(5)
 x = [rng.standard_normal((37, 11)).astype("float32"), rng.standard_normal(5)]

@@ -1,6 +1,4 @@
-import os
-import numpy as np
-from platoon_base import EASGD, connect
+from job_preamble import EASGD, connect, np, os
 from platoon_base.job.files import JobFiles, leftovers
 
 files = JobFiles.read(os.environ["PLATOON_JOB"])

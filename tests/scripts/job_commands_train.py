@@ -1,10 +1,6 @@
-import os
-import time
-import numpy as np
-from platoon_base import EASGD, connect
+from job_preamble import EASGD, np, os, time, worker
 
 print("first line", flush=True)
-worker = connect()
 x = np.zeros(10)
 worker.init_shared_params([x], EASGD())
 count = 0

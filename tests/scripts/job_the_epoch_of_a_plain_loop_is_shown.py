@@ -1,7 +1,5 @@
-import numpy as np
-from platoon_base import connect
+from job_preamble import np, worker
 
-worker = connect()
 worker.init_shared_params([np.zeros(3)])
 for epoch in range(1, 4):
     for row in worker.shard(8, shuffle=True, epoch=epoch):

@@ -1,12 +1,4 @@
-import os
-import signal
-import sys
-import time
-from pathlib import Path
-
-from watching import until
-
-from platoon_base import connect
+from job_preamble import Path, connect, os, signal, sys, time, until
 
 FOLDER, END = Path(sys.argv[1]), sys.argv[2]
 

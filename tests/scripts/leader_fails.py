@@ -1,11 +1,6 @@
-import sys
-
-from watching import rest, until
-
-from platoon_base import connect
+from job_preamble import rest, sys, until, worker
 
 moment, then = sys.argv[1:]
-worker = connect()
 if moment == "late":
     worker.progress(steps=1)
     worker.barrier()

@@ -1,7 +1,5 @@
-import numpy as np
-from platoon_base import connect
+from job_preamble import PlatoonError, np, worker
 from platoon_base.collectives.host import HostCollective
-from platoon_base.errors import PlatoonError
 
 
 def fail(*args, **kwargs):
@@ -9,9 +7,8 @@ def fail(*args, **kwargs):
 
 
 HostCollective.create = fail
-with connect() as worker:
-    try:
-        worker.all_reduce(np.ones(3))
-    except (PlatoonError, OSError) as exc:
-        worker.report({f"rank {worker.global_rank}": str(exc)})
-    worker.barrier()
+try:
+    worker.all_reduce(np.ones(3))
+except (PlatoonError, OSError) as exc:
+    worker.report({f"rank {worker.global_rank}": str(exc)})
+worker.barrier()

@@ -1,10 +1,5 @@
-import os
-import subprocess
-import sys
-from platoon_base import connect
+from job_preamble import join_late, sys, worker
 
-with connect() as worker:
-    if worker.global_rank == 0:
-        environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
-        subprocess.run([sys.executable, sys.argv[2]], env=environment, check=True, timeout=60)
-    worker.barrier()
+if worker.global_rank == 0:
+    join_late(sys.argv[2])
+worker.barrier()

@@ -1,7 +1,5 @@
-import numpy as np
-from platoon_base import ASGD, connect
+from job_preamble import ASGD, np, worker
 
-worker = connect()
 w = np.zeros(10)
 worker.init_shared_params([w], ASGD())
 for step in range(50):

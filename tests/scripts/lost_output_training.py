@@ -1,7 +1,4 @@
-from pathlib import Path
-import numpy as np
-from watching import await_file
-from platoon_base import connect
+from job_preamble import Path, await_file, connect, np
 
 w = np.zeros(10)
 with connect() as worker:

@@ -1,12 +1,7 @@
-import sys
-
-import numpy as np
+from job_preamble import np, sys, worker
 from learned_progress import progress
 
-from platoon_base import connect
-
 x = np.zeros(600_000, "float32")  # two stripes, many blocks
-worker = connect()
 
 
 def learn(step):

@@ -1,10 +1,5 @@
-import sys
-
-import numpy as np
-from outer_rules_head import worker, x
-
-from platoon_base.errors import NonFiniteError
-from platoon_base.rules import DiLoCo
+from job_preamble import DiLoCo, NonFiniteError, np, sys, worker
+from outer_rules_head import x
 
 choice = sys.argv[2]
 with worker:

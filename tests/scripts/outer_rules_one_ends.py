@@ -1,16 +1,10 @@
 """Worker 2 of three ends in its second round; the others make four."""
 
-import os
-import signal
-import sys
-
-from outer_rules_head import learn, save, worker, x
-from watching import ending, until
-
+from job_preamble import DiLoCo, ending, os, signal, sys, until, worker
+from outer_rules_head import learn, save, x
 from platoon_base.centers.host import HostCenter
 from platoon_base.centers.host_kernels import RoundKernels
 from platoon_base.channels.client import ControlClient
-from platoon_base.rules import DiLoCo
 
 
 def die(*args):

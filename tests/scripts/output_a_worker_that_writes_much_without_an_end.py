@@ -1,7 +1,5 @@
-import sys
-from platoon_base import connect
+from job_preamble import sys, worker
 
-worker = connect()
 if worker.global_rank == 0:
     for _ in range(64):
         sys.stdout.write("x" * 2**20)

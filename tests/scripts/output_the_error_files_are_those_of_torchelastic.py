@@ -1,6 +1,5 @@
-from platoon_base import connect
+from job_preamble import worker
 
-worker = connect()
 worker.barrier()
 if worker.global_rank == 1:
     raise RuntimeError("the reason why")

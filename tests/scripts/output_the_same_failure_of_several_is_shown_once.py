@@ -1,5 +1,4 @@
-from platoon_base import connect
+from job_preamble import worker
 
-worker = connect()
 worker.barrier()
 raise ValueError(f"worker {worker.global_rank} has a bad file")

@@ -1,8 +1,5 @@
-import os
-import signal
-from platoon_base import connect
+from job_preamble import os, signal, worker
 
-worker = connect()
 worker.barrier()
 if worker.global_rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,10 +1,8 @@
-import numpy as np
+from job_preamble import np, worker
 import theano
 import theano.tensor as T
-from platoon_base import connect
 from platoon_base.platoon_api.global_dynamics import AverageSGD
 
-worker = connect()
 rng = np.random.RandomState(0)
 data, targets = rng.randn(50, 8, 3), rng.randn(50, 8)
 x, y = T.dmatrix("x"), T.dvector("y")

@@ -1,11 +1,7 @@
-import numpy as np
+from job_preamble import LayoutMismatchError, np, rank, worker
 import theano
-from platoon_base import connect
-from platoon_base.errors import LayoutMismatchError
 from platoon_base.platoon_api.global_dynamics import EASGD, AverageSGD, Downpour, SumSGD
 
-worker = connect()
-rank = worker.global_rank
 x, c, u = (theano.shared(np.zeros((2, 3) if rank else (3, 2)), name=name) for name in "xcu")
 makers = {
     "easgd": lambda: EASGD().make_rule(x, c, 0.5),

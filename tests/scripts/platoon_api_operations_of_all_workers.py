@@ -1,7 +1,6 @@
-import numpy as np
+from job_preamble import connect, np
 import theano
 import theano.tensor as T
-from platoon_base import connect
 from platoon_base.platoon_api import ops
 
 rank = connect().global_rank

@@ -1,7 +1,5 @@
-import sys
-import numpy as np
+from job_preamble import np, sys, worker
 import theano
-from platoon_base import connect
 from platoon_base.platoon_api.global_dynamics import EASGD, SGD, AverageSGD, Downpour, SumSGD
 from platoon_base.theano_ops.base import JobOp
 from synchronous_by_hand import FORMS, draw
@@ -13,7 +11,6 @@ def shared(values):
     return [theano.shared(value, name=f"v{i}") for i, value in enumerate(values)]
 
 
-worker = connect()
 rank, size, seen = worker.global_rank, worker.global_size, {}
 for form in FORMS:
     # The center of the other workers is another one until the rule is made.

@@ -1,7 +1,5 @@
-import numpy as np
+from job_preamble import NonFiniteError, np, worker
 from dataclasses import dataclass
-from platoon_base import connect
-from platoon_base.errors import NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -24,17 +22,16 @@ class Scaled:
         local[...] = center
 
 
-with connect() as worker:
-    x = np.zeros(5)
-    worker.init_shared_params([x], Scaled())
-    if worker.global_rank == 0:
-        x[2] = 1e200  # its square is infinite; the center stays 0
-        try:
-            worker.sync_params()
-        except NonFiniteError:
-            pass
-    worker.barrier("exploded")
-    if worker.global_rank == 1:
-        x[:] = 1
+x = np.zeros(5)
+worker.init_shared_params([x], Scaled())
+if worker.global_rank == 0:
+    x[2] = 1e200  # its square is infinite; the center stays 0
+    try:
         worker.sync_params()
-        worker.report({"moved": int((x == 0.5).sum())})
+    except NonFiniteError:
+        pass
+worker.barrier("exploded")
+if worker.global_rank == 1:
+    x[:] = 1
+    worker.sync_params()
+    worker.report({"moved": int((x == 0.5).sum())})

@@ -1,6 +1,5 @@
-from platoon_base import connect
+from job_preamble import worker
 
-worker = connect()
 if worker.global_rank == 0:
     for i in range(1000):
         worker.report({"before": i})

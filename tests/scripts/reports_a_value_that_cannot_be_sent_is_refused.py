@@ -1,8 +1,6 @@
+from job_preamble import ProtocolError, worker
 import pytest
-from platoon_base import connect
-from platoon_base.errors import ProtocolError
 
-worker = connect()
 worker.report({"x": 1})
 with pytest.raises(ProtocolError, match="ints"):
     worker.report({"x": 2**70})

@@ -1,13 +1,7 @@
-import os
-import sys
-import time
-from pathlib import Path
-import numpy as np
-from platoon_base import ASGD, connect
+from job_preamble import ASGD, Path, np, os, sys, time, worker
 
 STEPS, PER_EPOCH = 30, 10
 folder, how, waits = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "wait"
-worker = connect()
 x = np.zeros(4)
 worker.init_shared_params([x], ASGD())
 start = worker.resume_at

@@ -1,7 +1,5 @@
-import os
-from platoon_base import connect
+from job_preamble import os, worker
 
-worker = connect()
 print("starts at", worker.resume_at, flush=True)
 worker.advanced.meet("all need each other", binds=True)
 if worker.global_rank == 1:

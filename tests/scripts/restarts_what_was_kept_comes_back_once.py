@@ -1,9 +1,5 @@
-import os
-from platoon_base import connect
-from platoon_base.errors import ConfigurationError, ProtocolError
-from refusing import raises
+from job_preamble import ConfigurationError, ProtocolError, os, raises, worker
 
-worker = connect()
 state = {"best": 0.5, "list": [1, "two", b"3", None]}
 if worker.late:
     assert worker.take_kept("state") == state

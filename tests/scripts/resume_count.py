@@ -1,13 +1,8 @@
 # ruff: noqa: F401 - for the lines that tests add
-import sys
-import time
-from pathlib import Path
-import numpy as np
-from platoon_base import ASGD, EASGD, connect
+from job_preamble import ASGD, EASGD, Path, connect, np, sys, time, worker
 
 STEPS, PER_EPOCH = 40, 10
 folder, pause_at = Path(sys.argv[1]), int(sys.argv[2])
-worker = connect()
 x, y = np.zeros(4), np.zeros((2, 3), "float32")
 worker.init_shared_params([x, y], ASGD())
 start = worker.resume_at

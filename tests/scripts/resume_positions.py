@@ -1,6 +1,4 @@
-import os
-import numpy as np
-from platoon_base import EASGD, LocalSGD, connect
+from job_preamble import EASGD, LocalSGD, connect, np, os
 from platoon_base.job.files import JobFiles
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import Segment

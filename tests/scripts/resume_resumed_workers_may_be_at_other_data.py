@@ -1,11 +1,6 @@
-import sys
-import numpy as np
-from platoon_base import ASGD, connect
-from platoon_base.errors import ConfigurationError
+from job_preamble import ASGD, ConfigurationError, np, rank, sys, worker
 
 run = int(sys.argv[1])
-worker = connect()
-rank = worker.global_rank
 x = np.zeros(3)
 worker.init_shared_params([x], ASGD())
 before = worker.resume_at.epoch

@@ -1,9 +1,6 @@
-import os
+from job_preamble import ASGD, np, os, worker
 import psutil
-import numpy as np
-from platoon_base import ASGD, connect
 
-worker = connect()
 own = psutil.Process(os.getppid()).memory_full_info().uss  # without what is shared with others
 print("launcher", own, flush=True)
 x = np.zeros(int(os.environ["NUMBERS"]))

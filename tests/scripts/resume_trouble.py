@@ -1,15 +1,7 @@
 """Once the center is saved something happens to it or to the checkpoints; then the worker trains on."""
 
-import os
-import sys
-from pathlib import Path
-
-import numpy as np
-from watching import until
-
-from platoon_base import ASGD, connect
+from job_preamble import ASGD, ConfigurationError, Path, np, os, sys, until, worker
 from platoon_base.checkpoints.files import check_checkpoint
-from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
 
 kept, what, release = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "True"
@@ -46,7 +38,6 @@ def await_several_tries():
     until(several)
 
 
-worker = connect()
 x = np.zeros(5000)
 worker.init_shared_params([x], ASGD())
 until(center_is_saved)

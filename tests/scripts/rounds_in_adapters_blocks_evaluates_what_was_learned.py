@@ -1,7 +1,5 @@
-from blocks_preamble import DistributedMonitoring, FinishAfter, ParameterSync, Scale, loop, network, shard_stream
-from blocks_preamble import stream
-
-from platoon_plugins.blocks import EASGD
+from blocks_preamble import DistributedMonitoring, EASGD, FinishAfter, ParameterSync, Scale, loop
+from blocks_preamble import network, shard_stream, stream
 
 cost, _ = network()
 monitoring = DistributedMonitoring(

@@ -1,7 +1,5 @@
-import numpy as np
-
-from blocks_preamble import FinishAfter, ParameterSync, Scale, loop, network, shard_stream, size, stream, values
-
+from blocks_preamble import FinishAfter, ParameterSync, Scale, loop, network, np, shard_stream, size
+from blocks_preamble import stream, values
 from platoon_plugins.blocks import LocalSGD
 
 cost, _ = network(seed=1)

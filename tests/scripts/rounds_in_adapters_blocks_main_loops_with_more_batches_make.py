@@ -1,6 +1,5 @@
-from blocks_preamble import DistributedMonitoring, FinishAfter, ParameterSync, Scale, everyones, loop, network, rank
-from blocks_preamble import stream, values
-
+from blocks_preamble import DistributedMonitoring, FinishAfter, ParameterSync, Scale, everyones
+from blocks_preamble import loop, network, rank, stream, values
 from platoon_plugins.blocks import DiLoCo
 
 cost, error = network()

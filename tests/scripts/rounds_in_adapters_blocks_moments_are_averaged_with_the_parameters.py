@@ -1,18 +1,5 @@
-import numpy as np
-
-from blocks_preamble import (
-    FinishAfter,
-    Momentum,
-    ParameterSync,
-    everyones,
-    loop,
-    network,
-    shard_stream,
-    size,
-    stream,
-    values,
-)
-
+from blocks_preamble import FinishAfter, Momentum, ParameterSync, everyones, loop, network, np
+from blocks_preamble import shard_stream, size, stream, values
 from platoon_plugins.blocks import LocalSGD
 
 

@@ -1,14 +1,6 @@
-from blocks_preamble import (
-    DataStream,
-    DistributedMonitoring,
-    FinishAfter,
-    IndexableDataset,
-    ParameterSync,
-    Scale,
-    SequentialScheme,
-)
-from blocks_preamble import SimpleExtension, T, loop, np, rank, theano
-
+from blocks_preamble import DataStream, DistributedMonitoring, FinishAfter, IndexableDataset
+from blocks_preamble import ParameterSync, Scale, SequentialScheme, SimpleExtension, T, loop, np
+from blocks_preamble import rank, theano
 from blocks.roles import PARAMETER, add_role
 from platoon_plugins.blocks import LocalSGD
 

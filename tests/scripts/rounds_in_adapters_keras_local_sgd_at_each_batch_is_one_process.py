@@ -1,5 +1,4 @@
 from keras_preamble import data, dense, distribute, everyones, flat, keras, rank, shard, size
-
 from platoon_plugins.keras import LocalSGD
 
 x, y = data(10 * size * 8)

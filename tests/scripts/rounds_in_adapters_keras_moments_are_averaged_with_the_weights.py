@@ -1,6 +1,4 @@
-import numpy as np
-from keras_preamble import EASGD, data, dense, distribute, everyones, flat, keras, shard, size
-
+from keras_preamble import EASGD, data, dense, distribute, everyones, flat, keras, np, shard, size
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras import LocalSGD
 from refusing import raises

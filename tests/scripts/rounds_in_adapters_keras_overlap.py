@@ -1,5 +1,4 @@
 from keras_preamble import KERAS_2, Watch, distribute, keras, np, rank
-
 from platoon_plugins.keras import LocalSGD
 
 own, count = 1 + rank, 9

@@ -1,6 +1,4 @@
-import keras
-import numpy as np
-from keras_preamble import data, dense, distribute, shard
+from keras_preamble import data, dense, distribute, keras, np, shard
 
 x, y = data(96)
 

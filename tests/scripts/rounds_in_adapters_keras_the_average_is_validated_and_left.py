@@ -1,5 +1,4 @@
-import numpy as np
-from keras_preamble import data, dense, distribute, flat, keras, shard, worker
+from keras_preamble import data, dense, distribute, flat, keras, np, shard, worker
 
 model = dense(optimizer=keras.optimizers.Adam(0.01))
 x, y = data(96)

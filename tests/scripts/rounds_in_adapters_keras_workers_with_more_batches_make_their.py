@@ -1,7 +1,4 @@
-import sys
-
-from keras_preamble import Watch, data, dense, distribute, everyones, flat, keras, rank, worker
-
+from keras_preamble import Watch, data, dense, distribute, everyones, flat, keras, rank, sys, worker
 from platoon_plugins.keras import DiLoCo
 
 RULES = {"": DiLoCo(), "overlap": DiLoCo(overlap=0.3)}

@@ -1,8 +1,5 @@
-import numpy as np
-
-from lasagne_preamble import T, X, Y, evaluate, finish_training, lasagne, rank, sync_updates, theano, worker
-
-from platoon_plugins.lasagne import ASGD
+from lasagne_preamble import ASGD, T, X, Y, evaluate, finish_training, lasagne, np, rank
+from lasagne_preamble import sync_updates, theano, worker
 
 w = theano.shared(np.zeros(3, "f4"), name="w")
 x, y = T.fmatrix("x"), T.fvector("y")

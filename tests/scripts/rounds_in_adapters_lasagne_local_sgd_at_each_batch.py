@@ -1,7 +1,4 @@
-import numpy as np
-
-from lasagne_preamble import T, X, Y, finish_training, lasagne, rank, size, sync_updates, theano
-
+from lasagne_preamble import T, X, Y, finish_training, lasagne, np, rank, size, sync_updates, theano
 from platoon_plugins.lasagne import LocalSGD
 
 w = theano.shared(np.zeros(3, "f4"), name="w")

@@ -1,8 +1,6 @@
-import numpy as np
-
-from lasagne_preamble import T, X, Y, finish_training, lasagne, rank, size, sync_updates, theano, worker
-
-from platoon_plugins.lasagne import EASGD, LocalSGD
+from lasagne_preamble import EASGD, T, X, Y, finish_training, lasagne, np, rank, size, sync_updates
+from lasagne_preamble import theano, worker
+from platoon_plugins.lasagne import LocalSGD
 
 x, y = T.fmatrix("x"), T.fvector("y")
 

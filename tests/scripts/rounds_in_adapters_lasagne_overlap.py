@@ -1,7 +1,4 @@
-import numpy as np
-
-from lasagne_preamble import T, X, evaluate, finish_training, rank, sync_updates, theano
-
+from lasagne_preamble import T, X, evaluate, finish_training, np, rank, sync_updates, theano
 from platoon_plugins.lasagne import LocalSGD
 
 own = 1 + rank

@@ -1,12 +1,6 @@
 """Averages arrays until a file appears; one worker takes 200 ms longer in each step, in the phase that is given."""
 
-import sys
-import time
-from pathlib import Path
-
-import numpy as np
-
-from platoon_base import connect
+from job_preamble import Path, np, sys, time, worker
 
 SLOW_S = 0.2
 slow_rank, phase, over = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
@@ -23,13 +17,12 @@ def batches(worker):
         yield 0
 
 
-with connect() as worker:
-    gradient = np.ones(1000, np.float32)
-    for _ in worker.loading(batches(worker)):
-        if worker.global_rank == slow_rank and phase == "compute":
-            time.sleep(SLOW_S)  # the injected failure
-        time.sleep(0.002)
-        worker.all_reduce(gradient, "mean", dest=gradient)
-        worker.progress(steps=1)
-        if worker.global_rank == 0 and worker.resume_at.steps == 0:
-            print("a step", flush=True)
+gradient = np.ones(1000, np.float32)
+for _ in worker.loading(batches(worker)):
+    if worker.global_rank == slow_rank and phase == "compute":
+        time.sleep(SLOW_S)  # the injected failure
+    time.sleep(0.002)
+    worker.all_reduce(gradient, "mean", dest=gradient)
+    worker.progress(steps=1)
+    if worker.global_rank == 0 and worker.resume_at.steps == 0:
+        print("a step", flush=True)

@@ -1,10 +1,5 @@
-import numpy as np
-import os
-import signal
-
-from shared_data_preamble import folder, names, rank, rows
-from watching import await_file
-from platoon_base.data import SharedData
+from job_preamble import FOLDER, SharedData, await_file, np, os, rank, signal
+from shared_data_preamble import names, rows
 
 
 class Deadly:
@@ -18,12 +13,12 @@ class Deadly:
 
 
 def load():
-    (folder / "loading").touch()
+    (FOLDER / "loading").touch()
     return Deadly() if rank == 0 else rows
 
 
 if rank:
-    await_file(folder / "loading")
+    await_file(FOLDER / "loading")
 data = SharedData(load, "x")
 np.testing.assert_array_equal(data.array, rows)
 print("made here:", data.made_here, names())

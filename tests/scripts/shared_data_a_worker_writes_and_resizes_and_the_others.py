@@ -1,7 +1,5 @@
-import numpy as np
-
-from shared_data_preamble import rank, rows, worker
-from platoon_base.data import SharedData
+from job_preamble import SharedData, np, rank, worker
+from shared_data_preamble import rows
 
 data = SharedData(rows, "train")
 old = data.array

@@ -1,9 +1,5 @@
-import os
-import signal
-
-from shared_data_preamble import rows, worker
-from platoon_base.data import SharedData
-from platoon_base.job.joining import files_of
+from job_preamble import SharedData, files_of, os, signal, worker
+from shared_data_preamble import rows
 
 data = SharedData(rows, "x")
 path = f"/dev/shm{files_of(worker).data('x')}"

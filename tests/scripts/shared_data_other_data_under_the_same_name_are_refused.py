@@ -1,6 +1,5 @@
-from shared_data_preamble import rank, rows, worker
-from platoon_base.data import SharedData
-from platoon_base.errors import ConfigurationError
+from job_preamble import ConfigurationError, SharedData, rank, worker
+from shared_data_preamble import rows
 
 for i, other in enumerate((rows + rank, rows[: 1000 - rank], rows.astype(["f4", "f8"][rank]))):
     worker.barrier()

@@ -1,7 +1,5 @@
-import numpy as np
-
-from shared_data_preamble import names, rows, worker
-from platoon_base.data import SharedData
+from job_preamble import SharedData, np, worker
+from shared_data_preamble import names, rows
 
 data = SharedData(rows, "x")
 kept = data[3]

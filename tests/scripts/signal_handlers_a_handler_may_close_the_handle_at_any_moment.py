@@ -1,9 +1,5 @@
-import signal
-import sys
-import numpy as np
+from job_preamble import ASGD, PlatoonError, connect, np, signal, sys
 from interrupting import at_instruction
-from platoon_base import ASGD, connect
-from platoon_base.errors import PlatoonError
 
 signal.alarm(120)
 calls = {

@@ -1,11 +1,6 @@
-import numpy as np
-import os
-import signal
-
-from signal_handlers_head import pids, rank, worker
-from watching import progress, until, waits_in
-from platoon_base.errors import ConfigurationError
-from refusing import raises
+from job_preamble import ConfigurationError, np, os, progress, raises, rank, signal, until, waits_in
+from job_preamble import worker
+from signal_handlers_head import pids
 
 handled = []
 

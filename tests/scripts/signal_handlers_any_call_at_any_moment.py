@@ -1,4 +1,6 @@
-from signal_handlers_head import ConfigurationError, at_instruction, rank, worker
+from job_preamble import ConfigurationError, rank, worker
+from interrupting import at_instruction
+import signal_handlers_head  # noqa: F401 - shares parameters
 
 calls = {
     "sync_params": lambda: worker.sync_params(),

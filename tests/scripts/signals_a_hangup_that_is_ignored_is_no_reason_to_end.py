@@ -1,10 +1,4 @@
-import numpy as np
-
-from signals_preamble import FOLDER, connect, tell, until
-
-worker = connect()
-rank, x = worker.global_rank, np.zeros(100_000)
-
+from job_preamble import FOLDER, rank, tell, until, worker
 
 tell(f"ready{rank}")
 until((FOLDER / "go on").exists)

@@ -1,11 +1,6 @@
-import numpy as np
-import os
+from job_preamble import FOLDER, connect, os, tell, until
 
-from signals_preamble import FOLDER, connect, tell, until
-
-worker = connect()
-rank, x = worker.global_rank, np.zeros(100_000)
-
+connect()
 (FOLDER / "job").write_text(os.environ["PLATOON_JOB"])
 tell("ready")
 until((FOLDER / "go on").exists)

@@ -1,13 +1,7 @@
-import numpy as np
-import os
-import signal
+from job_preamble import ASGD, FOLDER, exchange_pids, np, os, rank, signal, takes_part, tell, until
+from job_preamble import waits_in, worker
 
-from signals_preamble import ASGD, FOLDER, connect, exchange_pids, takes_part, tell, until, waits_in
-
-worker = connect()
-rank, x = worker.global_rank, np.zeros(100_000)
-
-
+x = np.zeros(100_000)
 worker.init_shared_params([x], ASGD())
 pids = exchange_pids(worker)
 if rank == 1:

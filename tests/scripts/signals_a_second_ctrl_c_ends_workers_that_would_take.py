@@ -1,7 +1,4 @@
-import numpy as np
-import signal
-
-from signals_preamble import connect, rest, tell
+from job_preamble import rank, rest, signal, tell
 
 
 def stay(number, frame):
@@ -10,12 +7,6 @@ def stay(number, frame):
 
 signal.signal(signal.SIGTERM, stay)
 signal.signal(signal.SIGINT, stay)
-
-
-worker = connect()
-rank, x = worker.global_rank, np.zeros(100_000)
-
-
 tell(f"ready{rank}")
 while True:
     rest()

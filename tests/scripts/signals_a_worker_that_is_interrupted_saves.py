@@ -1,9 +1,5 @@
-import sys
+from job_preamble import FOLDER, rank, rest, sys, tell, until
 
-from signals_preamble import FOLDER, connect, rest, tell, until
-
-worker = connect()
-rank = worker.global_rank
 try:
     tell(f"ready{rank}")
     rest()

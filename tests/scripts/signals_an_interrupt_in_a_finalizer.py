@@ -1,7 +1,4 @@
-from signals_preamble import connect, rest, tell
-
-worker = connect()
-rank = worker.global_rank
+from job_preamble import rank, rest, tell
 
 
 class Finalized:

@@ -1,12 +1,5 @@
-import os
-import signal
-import subprocess
-import sys
+from job_preamble import os, rank, signal, subprocess, sys, tell, time
 
-from signals_preamble import connect, tell, time
-
-worker = connect()
-rank = worker.global_rank
 came = []
 
 

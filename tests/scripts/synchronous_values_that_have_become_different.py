@@ -1,10 +1,5 @@
-import numpy as np
-from platoon_base import connect
+from job_preamble import ConfigurationError, np, rank, worker
 from platoon_base.worker import require_same_values
-from platoon_base.errors import ConfigurationError
-
-worker = connect()
-rank = worker.global_rank
 
 
 def compare(name, **changes):

@@ -1,4 +1,4 @@
-from platoon_base import connect
+from job_preamble import connect
 
 
 def train(worker):

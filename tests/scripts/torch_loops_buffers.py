@@ -1,19 +1,13 @@
 """Buffers of dtypes that workers do not exchange are copied at the start, without a loss; sparse ones are refused."""
 
+from job_preamble import ConfigurationError, raises, worker
 import copy
-
 import torch
 from torch import nn
-
-from platoon_base import connect
-from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import GradientAverage, average_buffers
-from refusing import raises
 
 DTYPES = [torch.complex64, torch.complex128, torch.int16, torch.uint16, torch.bfloat16, torch.bool]
 DTYPES += [torch.float8_e4m3fn] if hasattr(torch, "float8_e4m3fn") else []
-
-worker = connect()
 
 
 def model_of(seed):

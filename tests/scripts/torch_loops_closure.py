@@ -1,8 +1,7 @@
 """LBFGS calls its closure as often as the loss tells it to: with the loss of all, two workers train as one process."""
 
+from job_preamble import worker
 import torch
-
-from platoon_base import connect
 from platoon_base.torch_loops import GradientAverage
 
 generator = torch.Generator().manual_seed(0)
@@ -31,7 +30,6 @@ def build(seed):
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
 
 
-worker = connect()
 rows = slice(0, 45) if worker.global_rank == 0 else slice(45, 60)
 model = build(worker.global_rank)
 found = train(

@@ -1,17 +1,10 @@
 """Workers whose parameters have come to differ are refused, whatever made them differ; equal ones never are."""
 
+from job_preamble import ConfigurationError, rank, sys, worker
 import math
-import sys
-
 import torch
 from torch import nn
-
-from platoon_base import connect
-from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import GradientAverage
-
-worker = connect()
-rank = worker.global_rank
 
 
 def train(steps, begun=lambda model: None, rate=0.1, skip=(), channels_last=False, start=0.5):

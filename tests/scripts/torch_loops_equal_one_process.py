@@ -1,11 +1,8 @@
 """Batches of other sizes and another number of them on each worker, against steps by hand on the rows of all."""
 
-import sys
-
+from job_preamble import rank, sys, worker
 import torch
 from torch import nn
-
-from platoon_base import connect
 from platoon_base.torch_loops import EarlyAverages, GradientAverage
 
 OVERLAPS = sys.argv[2] == "overlapping"
@@ -45,8 +42,6 @@ def note(early, gradients):
 
 
 EarlyAverages.take = note
-worker = connect()
-rank = worker.global_rank
 device = "cpu" if worker.device == "cpu" else "cuda"
 torch.manual_seed(rank)  # other first values on each worker; the first one's hold
 model = Net().to(device)

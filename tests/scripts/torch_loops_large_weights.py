@@ -1,14 +1,11 @@
 """Averaged gradients whose weights are up to 10^8 rows, against exact fractions."""
 
+from job_preamble import worker
 from fractions import Fraction
-
 import torch
-
-from platoon_base import connect
 from platoon_base.torch_loops import GradientAverage
 
 WEIGHTS = [10**8 + 1, 3 * 10**7, 7]
-worker = connect()
 gradients = [torch.randn(50, generator=torch.Generator().manual_seed(rank)) for rank in range(worker.global_size)]
 model = torch.nn.Linear(50, 1, bias=False)
 average = GradientAverage(worker, model)

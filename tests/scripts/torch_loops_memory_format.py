@@ -1,11 +1,8 @@
 """A convolutional model in channels_last on the named workers, against steps by hand on the rows of all."""
 
-import sys
-
+from job_preamble import rank, sys, worker
 import torch
 from torch import nn
-
-from platoon_base import connect
 from platoon_base.torch_loops import GradientAverage
 
 CHANNELS_LAST, OVERLAPS = sys.argv[2], sys.argv[3] == "overlapping"
@@ -17,8 +14,6 @@ def make():
     return nn.Sequential(*layers).to(device)
 
 
-worker = connect()
-rank = worker.global_rank
 device = "cpu" if worker.device == "cpu" else "cuda"
 model, alone = make(), make()
 if str(rank) in CHANNELS_LAST:

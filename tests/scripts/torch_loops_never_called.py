@@ -1,11 +1,7 @@
-import time
-
+from job_preamble import time, worker
 import torch
-
-from platoon_base import connect
 from platoon_base.torch_loops import GradientAverage, average_buffers
 
-worker = connect()
 model = torch.nn.Linear(4, 1)
 average = GradientAverage(worker, model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,15 +1,11 @@
 """LocalSGD and DiLoCo, with AdamW in the workers, against their algorithms in plain torch in one process."""
 
-import sys
-
+from job_preamble import DiLoCo, LocalSGD, sys, worker
 import torch
 from torch import nn
 
-from platoon_base import DiLoCo, LocalSGD, connect
-
 ROUNDS, STEPS = 6, 5
 rule, outer_lr, momentum = {"LocalSGD": (LocalSGD(), 1.0, 0.0), "DiLoCo": (DiLoCo(0.6, 0.7), 0.6, 0.7)}[sys.argv[2]]
-worker = connect()
 
 
 def made():

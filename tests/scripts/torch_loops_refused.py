@@ -1,15 +1,9 @@
 """Each mistake is an error on the worker that makes it, or on all where only they together can see it."""
 
+from job_preamble import ConfigurationError, LayoutMismatchError, raises, rank, worker
 import torch
 from torch import nn
-
-from platoon_base import connect
-from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.torch_loops import GradientAverage
-from refusing import raises
-
-worker = connect()
-rank = worker.global_rank
 
 
 def refused(call, error, text):

@@ -1,13 +1,10 @@
 """Parameters of a module that trains by itself, with each kind of rule, once with the optimizer's moments."""
 
-import sys
-
+from job_preamble import AveragedEASGD, DiLoCo, EASGD, rank, sys, worker
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-
-from platoon_base import EASGD, AveragedEASGD, DiLoCo, connect
 from platoon_base.torch_loops import average_buffers, moments_of
 
 RULES = {
@@ -18,8 +15,6 @@ RULES = {
     "DiLoCo": DiLoCo(),
 }
 kind = sys.argv[2]
-worker = connect()
-rank = worker.global_rank
 device = "cpu" if worker.device == "cpu" else "cuda"
 torch.manual_seed(0)
 x = torch.randn(64, 6)

@@ -1,13 +1,10 @@
 """Singular vectors of spectral_norm, of opposite signs on two workers: their mean would have a length of about 0."""
 
+from job_preamble import rank, worker
 import torch
 from torch import nn
-
-from platoon_base import connect
 from platoon_base.torch_loops import average_buffers
 
-worker = connect()
-rank = worker.global_rank
 new, old = nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm
 
 

@@ -1,24 +1,12 @@
 """Loops that synchronize with a center: one model at the end of each pass, own values while training."""
 
-import sys
-
+from job_preamble import ConfigurationError, sys, worker
+from prepared_cases import RULES, SETTINGS
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from platoon_base import DiLoCo, EASGD, AveragedEASGD, CenterMomentum, connect
-from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import loops, prepare
 
-SETTINGS = {
-    "default": {},
-    "none": {"scaling": "none"},
-    "period": {"sync_every": 4},
-    "EASGD": {"strategy": EASGD(), "sync_every": 2},
-    "DiLoCo": {"strategy": DiLoCo(overlap=0.5), "sync_every": 4},
-}
-RULES = {"default": AveragedEASGD, "none": AveragedEASGD, "period": CenterMomentum, "EASGD": EASGD, "DiLoCo": DiLoCo}
-worker = connect()
 torch.manual_seed(0)
 X = torch.randn(200, 6)
 Y = (X.sum(1) > 0).long()
@@ -70,7 +58,7 @@ def change(case):
         assert worker.global_size == 1, "trained a group that is not shared"
 
 
-for case in sys.argv[2:]:
+for case in [word for word in sys.argv[2:] if word in SETTINGS]:
     change(case)
     torch.manual_seed(worker.global_rank)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))

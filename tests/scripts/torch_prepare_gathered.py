@@ -1,18 +1,12 @@
 """Rows of all workers for metrics, in the order of the data; what one worker prints and saves; mistakes."""
 
-import sys
-from pathlib import Path
-
+from job_preamble import ConfigurationError, EASGD, Path, raises, sys, worker
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-
-from platoon_base import EASGD, connect
-from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import gather_for_metrics, is_main, prepare, print, save
 
 MODE = sys.argv[2]
-worker = connect()
 rows = torch.arange(26 * 3).reshape(26, 3)
 model = nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.001)
@@ -64,12 +58,8 @@ assert sum(worker.gather(is_main())) == 1
 
 
 def refused(text, *objects, **settings):
-    try:
+    with raises(ConfigurationError, text):
         prepare(*objects, **settings)
-    except ConfigurationError as exc:
-        assert text in str(exc), exc
-    else:
-        raise AssertionError(text)
 
 
 refused("pass models, optimizers", 3)
@@ -100,18 +90,10 @@ if worker.global_size > 1:
     assert torch.equal(values[0], values[1])
     # Another training has begun, so the first one is over.
     prepare(nn.Linear(1, 1), mode=MODE)
-    try:
+    with raises(ConfigurationError, "another prepare has ended"):
         optimizer.step()
-    except ConfigurationError as exc:
-        assert "another prepare has ended" in str(exc)
-    else:
-        raise AssertionError
 if MODE == "async" and worker.global_size > 1:
     lonely = prepare(nn.Linear(1, 1))
-    try:
+    with raises(ConfigurationError, "got no optimizer"):
         lonely(torch.ones(1, 1)).sum().backward()
-    except ConfigurationError as exc:
-        assert "got no optimizer" in str(exc)
-    else:
-        raise AssertionError
 worker.close()

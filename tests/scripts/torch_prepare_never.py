@@ -1,13 +1,9 @@
 """A loop trains another model than the one that was prepared, and another loader."""
 
-import sys
-import time
-
+from job_preamble import connect, sys, time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from platoon_base import connect
 from platoon_base.torch_loops import prepare
 from platoon_base.worker_process import apart
 

@@ -1,14 +1,12 @@
 """Loops with averaged gradients end as one process with the batches of both workers, to 1e-6; one after another."""
 
+from job_preamble import connect
 import copy
 import functools
 import math
-
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from platoon_base import connect
 from platoon_base.torch_loops import prepare
 
 WORKERS = connect().global_size

@@ -1,13 +1,7 @@
 """Five steps of each worker, a reported value, and hyperparameters; it fails where a file ``fails`` is."""
 
-import os
+from job_preamble import EASGD, np, os, worker
 
-import numpy as np
-
-from platoon_base import connect
-from platoon_base.rules import EASGD
-
-worker = connect()
 worker.init_shared_params([np.zeros(3, "float32")], EASGD(0.5))
 worker.advanced.describe(optimizer="sgd", nothing=None)
 for _ in range(5):

@@ -1,5 +1,4 @@
-from training_start_variable import *
-from platoon_base import ASGD
+from job_preamble import ASGD, Variable, np, rank, worker
 from platoon_base.worker import copy_values, start_training
 
 values = [

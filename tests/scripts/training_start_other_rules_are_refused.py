@@ -1,7 +1,4 @@
-from training_start_variable import *
-import os
-from platoon_base import DiLoCo
-from platoon_base.errors import PlatoonError
+from job_preamble import DiLoCo, PlatoonError, np, os, rank, worker
 
 p = np.zeros(3)
 

@@ -1,6 +1,4 @@
-from training_start_variable import *
-from platoon_base import EASGD
-from platoon_base.errors import PlatoonError
+from job_preamble import EASGD, PlatoonError, Variable, np, rank, worker
 from platoon_base.worker import start_training
 
 LONG = f"f({'x=1, ' * 50}policy={rank}, {'y=2, ' * 50}z)"

@@ -1,4 +1,4 @@
-from training_start_variable import *
+from job_preamble import Variable, np, rank, worker
 from platoon_base.worker import copy_first_values, start_training
 
 w, steps = Variable("w", np.full(3, 0.1 + rank, "f4")), Variable("steps", np.int64(rank))

@@ -1,10 +1,6 @@
-import os
-import sys
-import numpy as np
-from platoon_base import connect
+from job_preamble import np, os, sys, worker
 from platoon_base.rules import default_period
 
-worker = connect()
 x = np.array([1.0])
 worker.init_shared_params([x])
 for step in range(1, 10_001):

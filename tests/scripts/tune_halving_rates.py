@@ -1,18 +1,11 @@
 """Each method has a loss of its own, scale / steps; one that is to be dropped waits for it without a further step."""
 
-import os
-import sys
-import time
-
-import numpy as np
-
-from platoon_base import connect
+from job_preamble import np, os, sys, time, worker
 
 LIMIT_S = 60.0
 rule = os.environ.get("PLATOON_RULE", "")
 scales = dict(word.split("=") for word in sys.argv[1:])  # rule=scale; a rule of scale 9 waits
 scale = float(scales.get(rule.partition("(")[0], 5.0))
-worker = connect()
 x = np.zeros(1)
 worker.init_shared_params([x])
 for step in range(1, 61):

@@ -1,13 +1,7 @@
+from job_preamble import np, rank, worker
 from types import SimpleNamespace
-
-import numpy as np
-
-from platoon_base import connect
 from platoon_base.devices import pygpu_runtime
 from platoon_base.devices.cuda import load, primary_driver
-
-worker = connect()
-rank = worker.global_rank
 
 
 class Context:

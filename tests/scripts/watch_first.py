@@ -1,11 +1,5 @@
-import os
-import sys
-from pathlib import Path
-from platoon_base import connect
-from watching import until
+from job_preamble import FOLDER, os, until, worker
 
-folder = Path(sys.argv[1])
-with connect() as worker:
-    (folder / "new").write_text(os.environ["PLATOON_JOB"])
-    (folder / "new").rename(folder / "job")
-    until(lambda: (folder / "late").exists() or worker.should_stop)
+(FOLDER / "new").write_text(os.environ["PLATOON_JOB"])
+(FOLDER / "new").rename(FOLDER / "job")
+until(lambda: (FOLDER / "late").exists() or worker.should_stop)

@@ -1,11 +1,7 @@
 """One worker of two: what the average of the center is after update_center, and in half precision."""
 
-import numpy as np
+from job_preamble import AveragedEASGD, ConfigurationError, np, worker
 
-from platoon_base import AveragedEASGD, connect
-from platoon_base.errors import ConfigurationError
-
-worker = connect()
 try:
     worker.init_shared_params([np.ones(3, "float16")], AveragedEASGD(), moments=[])
 except ConfigurationError as exc:

@@ -11,19 +11,10 @@ TURNS are in JSON: [[number, rank], ...]. After the first ones
 Any other plan is the name of a job.
 """
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
-import numpy as np
+from job_preamble import CenterMomentum, GoSGD, Path, await_file, join_late, json, np, os, rank
+from job_preamble import signal, sys, until, worker
 from learned_progress import SHAPES, progress
-from watching import await_file, center_of, living, until
-
-from platoon_base import connect
-from platoon_base.rules import CenterMomentum, GoSGD
+from watching import center_of, living
 
 folder, plan = Path(sys.argv[1]), sys.argv[3]
 TURNS = [json.loads(each) for each in sys.argv[4:]]
@@ -31,8 +22,6 @@ GOSSIPS = sys.argv[2] == "GoSGD"
 RULE = GoSGD(probability=0.5, seed=5) if GOSSIPS else CenterMomentum()
 x = [np.ones((3, 4)), np.ones(5)] if GOSSIPS else [np.ones(shape, dtype) for shape, dtype in SHAPES]
 seen = {}
-worker = connect()
-rank = worker.global_rank
 
 
 def note(turn, name, arrays):
@@ -70,11 +59,6 @@ def save(name=""):
     np.savez(folder / f"{name}{rank}.npz", **seen)
 
 
-def start_late():
-    environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
-    subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
-
-
 def make_turns_and_leave(turns):
     for turn, who in turns:
         assert who == rank
@@ -110,7 +94,7 @@ with worker:
         raise SystemExit
     if plan == "alone" and worker.global_size == 1:
         move_the_center()
-        start_late()
+        join_late()
         raise SystemExit
     if plan == "late" and worker.late:
         assert living() == 3
@@ -135,7 +119,7 @@ with worker:
         worker.barrier("two are left")
     elif plan == "late":
         if rank == 0:
-            start_late()
+            join_late()
         worker.barrier("the late one has gone")
         until(lambda: living() == 2)
     elif plan == "again":

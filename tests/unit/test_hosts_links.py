@@ -7,12 +7,16 @@ import struct
 import time
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 
 from platoon_base.collectives.host_exchange import headline, part_of
+from platoon_base.collectives.hosts import HostsCollective
 from platoon_base.collectives.hosts_links import HEAD, WAITING, Counterpart, Link, Links
 from platoon_base.collectives.hosts_parts import RESULT, SHARE, Chunks, Reduction
+from platoon_base.errors import PlatoonError
+from platoon_base.hosts import World
 from platoon_base.links.stream import Cipher, Stream, derive_keys
 
 pytestmark = pytest.mark.base
@@ -160,3 +164,12 @@ def test_a_share_that_is_early_waits_until_its_memory_is_free():
     assert not reduction.ended(0), "its own records are still to be sent"
     stream.sent = stream.posted
     assert reduction.ended(0)
+
+
+def test_the_rank_that_has_failed_is_named_before_those_that_it_has_kept_from_a_link():
+    encode = msgspec.msgpack.encode
+    kept, failed = encode({"failure": "no link", "elsewhere": True}), encode({"failure": "no room"})
+    membership = Mock(rank=1, meet=lambda what, mine, timeout_s: {0: kept, 1: mine, 2: failed})
+    world = World([1, 1, 1], 1, ["a", "b", "c"], ["127.0.0.1"] * 3, "")
+    with pytest.raises(PlatoonError, match=r"rank 2 on host 2 \(c\): no room"):
+        HostsCollective.form(membership, "/unused", world, Mock(), PATIENCE_S)

@@ -1,0 +1,91 @@
+"""`prepare` for loops of PyTorch, of NumPy and of JAX: against one process, with rules, mistakes; the script alone."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from needing import marks_of, needs
+from scripts_here import script_path
+
+pytestmark = pytest.mark.timeout(600)
+HERE = "`make test` runs this in .nox/keras3"
+needs_torch = needs("keras", "torch", f"needs torch: {HERE}")
+needs_jax = needs("keras", "jax", f"needs JAX: {HERE}")
+# What is not installed is not tested; .nox/keras3 has all.
+PACKAGES = [name for name in ("optax", "flax", "equinox") if importlib.util.find_spec(name)]
+TORCH, ARRAYS = marks_of(needs_torch), [*marks_of(needs_jax), pytest.mark.backend]
+both = pytest.mark.parametrize(
+    "loops", [pytest.param("torch_prepare", marks=TORCH), pytest.param("array_loops", marks=ARRAYS)]
+)
+modes = pytest.mark.parametrize("mode", ["sync", "async"])
+
+
+@both
+@pytest.mark.promise
+def test_averaged_gradients_equal_one_process(run_job, loops):
+    run_job(script_path(f"{loops}_sync"), args=PACKAGES).require_success()
+
+
+@both
+@pytest.mark.promise
+@pytest.mark.parametrize("cases", [["default", "none"], ["period", "EASGD", "DiLoCo"]], ids=lambda cases: cases[0])
+def test_all_workers_have_one_model_after_each_pass(run_job, loops, cases):
+    reported = run_job(script_path(f"{loops}_async"), args=[*cases, *PACKAGES]).require_success().reported
+    assert reported["trained"].endswith("3 epochs, async")
+    if loops == "torch_prepare":
+        assert "Adam" in reported["trained"]
+        assert 0 < reported["loss"] < 1
+
+
+@both
+@modes
+def test_metrics_get_each_row_once_and_one_worker_prints_and_saves(run_job, loops, mode):
+    outcome = run_job(script_path(f"{loops}_gathered"), args=[mode]).require_success()
+    assert [log.count("printed by") for log in outcome.logs] == [1, 0]
+
+
+@needs_torch
+def test_the_same_rows_on_all_workers_are_warned_of(run_job):
+    outcome = run_job(script_path("torch_prepare_alike")).require_success()
+    assert ["the first gradients are equal on all 2 workers" in log for log in outcome.logs] == [True, False]
+
+
+@needs_jax
+@pytest.mark.backend
+@pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
+def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, mode, error):
+    logs = run_job(script_path("array_loops_errors"), args=[mode]).logs
+    assert sum(f"raised {error} at" in log for log in logs) == 1
+    assert mode == "async" or "if any(connect().gather(bool(loss < 0.1))): break" in logs[0]
+
+
+@both
+@modes
+@pytest.mark.promise
+def test_a_training_that_never_averages_is_warned_of(run_job, loops, mode):
+    outcome = run_job(script_path(f"{loops}_never"), args=[mode]).require_success()
+    line = {"torch_prepare": 14, "array_loops": 8}[loops]
+    for log in outcome.logs:
+        assert f"prepare ({loops}_never.py:{line}) was followed by no step that" in log
+        assert loops == "array_loops" or "trains without a batch of the DataLoaders that prepare returned" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        pytest.param("torch_prepare_sync", [], marks=TORCH),
+        pytest.param("torch_prepare_async", ["default", "DiLoCo"], marks=TORCH),
+        pytest.param("torch_prepare_gathered", ["sync"], marks=TORCH),
+        pytest.param("torch_prepare_gathered", ["async"], marks=TORCH),
+        pytest.param("array_loops_sync", PACKAGES, marks=ARRAYS),
+        pytest.param("array_loops_async", ["default", *PACKAGES], marks=ARRAYS),
+        pytest.param("array_loops_gathered", ["sync"], marks=ARRAYS),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1], ids=["plain", "launched"])
+def test_one_process_trains_as_without(run_job, tmp_path, name, words, workers):
+    if workers:
+        run_job(script_path(name), workers=1, args=words).require_success()
+    else:
+        subprocess.run([sys.executable, script_path(name), tmp_path, *words], check=True, timeout=300, cwd=tmp_path)
