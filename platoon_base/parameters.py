@@ -7,8 +7,8 @@ recognized by their methods, so no framework is imported here.
 from __future__ import annotations
 
 import abc
-import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -229,7 +229,9 @@ class Parameters:
         self._flushes = [p.flush for p in self._parameters if hasattr(p, "flush")]
         groups = {id(found): found for found in (getattr(p, "group", None) for p in self._parameters)}
         self._group: Group | None = next(iter(groups.values())) if len(groups) == 1 else None
-        self._on_device = BorrowedArrays()  # The latest ones; the same objects need no new checks.
+        # The latest arrays on a device; the same objects need no new checks.
+        self._placed: list[weakref.ref[Any]] = []
+        self._like: object = None
         arrays = self.borrow()
         for parameter, array in zip(self._parameters, arrays):
             require_plain(parameter.memory(), parameter.name)
@@ -295,10 +297,13 @@ class Parameters:
         if found is not None:
             return found
         arrays = BorrowedArrays(p.on_device() for p in self._parameters)
-        if len(arrays) != len(self._on_device) or not all(map(operator.is_, arrays, self._on_device)):
-            arrays.like = object()
-            self._on_device = arrays
-        return self._on_device
+        if [id(array) for array in arrays] != [id(placed()) for placed in self._placed]:
+            try:
+                self._placed, self._like = [weakref.ref(array) for array in arrays], object()
+            except TypeError:  # Some are on the host, or arrays of pygpu.
+                self._placed, self._like = [], None
+        arrays.like = self._like
+        return arrays
 
     def orders_on_device(self) -> list[Order | None]:
         """Return the order in memory of each parameter on the device."""

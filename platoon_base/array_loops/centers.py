@@ -171,7 +171,10 @@ class LoopCenter:
         first = next(iter(self.groups))
         if self.fit.rule is None and self.place.device is not None and len(self.groups) == 1:
             arrays = self.groups[first].arrays
-            self._share_there(self.place.module.Copies(arrays, len(arrays)), first)
+            copies = self.place.module.Copies(arrays, len(arrays))
+            self._share_there(copies, first)
+            if self._lent is not None:  # Then the copies are the first worker's.
+                _copy(arrays, list(map(np.asarray, copies)))
         if self.fit.rule is None:
             self._share(first)
         with self._lent_copies(first) as there:

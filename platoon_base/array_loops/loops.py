@@ -6,6 +6,8 @@ import atexit
 import contextlib
 import functools
 import logging
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -148,6 +150,12 @@ class Loop:
             self._ignored, self.raised = 0, True
             raise self._failure
 
+    def _require_sound_before(self, leaves: Sequence[Any]) -> None:
+        """Raise the error of an earlier call; the calls on a device end after the script's."""
+        _wait_at_exit()
+        if not is_traced(leaves):
+            self.require_sound()
+
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function for programs; its error is raised by the next call of the script."""
 
@@ -215,7 +223,8 @@ class Loop:
                 "although their numbers of rows may differ: train in `for batch in loader`, or call "
                 "average(grads, len(x))"
             )
-        _wait_at_exit(tree.leaves)
+        if is_traced(tree.leaves):
+            _wait_at_exit()
         self._averaged.update(tree.names)
         computed = [weight] if is_traced([weight]) else []  # within the compiled step
         known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
@@ -223,6 +232,8 @@ class Loop:
         if not self._met:
             self.place.stay_on_host()
         if self._met and self.place.takes(tree.leaves):
+            self._require_sound_before(tree.leaves)
+            names = tree.names  # The call below lasts, and the gradients shall not.
             kinds = [(np.shape(leaf), np.float32 if leaf.dtype.kind == "V" else leaf.dtype) for leaf in tree.leaves]
 
             def begin(sample: Callable[[], Array]) -> None:
@@ -231,7 +242,7 @@ class Loop:
                 if not self._compared:
                     self._compared = True
                     like = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in kinds]
-                    self._compare(tree.names, like, [sample()], 0.0)
+                    self._compare(names, like, [sample()], 0.0)
 
             given = weight if computed else known
             return tree.rebuild(self.place.device.average(key, tree.leaves, given, begin))
@@ -293,7 +304,8 @@ class Loop:
         tree = tree_of(params).floats()
         if not tree.leaves:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
-        _wait_at_exit(tree.leaves)
+        if is_traced(tree.leaves):
+            _wait_at_exit()
         self.place.look_at(tree.leaves)
         moments = moments_in(state, tree)
         count, key, leaves = len(tree.leaves), (number, tree.shape), [*tree.leaves, *moments.leaves]
@@ -303,12 +315,15 @@ class Loop:
             self.center.synchronize(tree.names, arrays, moments.names, key)
             return arrays
 
+        names, of_moments = tree.names, moments.names  # This call lasts, and the values shall not.
+
         def in_memory(arrays: Any) -> None:
             if not self._skips(key):
                 self._steps(key)
-                self.center.synchronize_there(tree.names, arrays, moments.names, key)
+                self.center.synchronize_there(names, arrays, of_moments, key)
 
         if self.place.takes(leaves):
+            self._require_sound_before(leaves)
             found = self.place.device.change((key, *moments.names), leaves, in_memory)
             return tree.rebuild(found[:count]), moments.rebuild(found[count:])
         period = default_period(self._given) if self._sync_every is None else self._sync_every
@@ -376,9 +391,9 @@ def _require_weight(weight: Any) -> float:
 _waits: list[bool] = []
 
 
-def _wait_at_exit(leaves: Sequence[Any]) -> None:
+def _wait_at_exit() -> None:
     """Let the programs that are under way end before this worker leaves the job."""
-    if not _waits and is_traced(leaves):
+    if not _waits:
         _waits.append(True)
         atexit.register(_leave)
 
@@ -390,8 +405,9 @@ def settle() -> None:
             jax().effects_barrier()
     loop = current()
     if loop is not None and loop.place.device is not None:
-        with contextlib.suppress(Exception):  # Likewise; the results of the latest step are alive.
+        with contextlib.suppress(Exception):  # Likewise; programs of one device begin in their order.
             jax().block_until_ready([array for array in jax().live_arrays() if not array.is_deleted()])
+            jax().block_until_ready([loop.place.device.latest, jax().numpy.zeros(1) + 1])
     if loop is not None:
         loop.require_sound()
 
@@ -407,6 +423,8 @@ def _leave() -> None:
         if not loop.worker.closed:
             log.error("%s: %s", type(exc).__name__, exc)
             loop.worker.close(failed=True)
+        sys.stdout.flush()
+        os._exit(1)  # The interpreter has its exit status already.
 
 
 # The loop in which prepared objects take part.

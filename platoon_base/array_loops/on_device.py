@@ -13,7 +13,7 @@ import numpy as np
 
 from platoon_base.array_loops.trees import is_traced
 from platoon_base.devices.cuda import primary_driver
-from platoon_base.errors import PlatoonError
+from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.jax_arrays import BlockArrays, JaxArrays, call_on_stream, sum_over_workers
 from platoon_base.parameters import Borrowed
 from platoon_base.worker import ErrorFeedback, Worker
@@ -43,6 +43,7 @@ class Device:
         self._driver = primary_driver(ordinal)
         self._programs: dict[Any, Any] = {}
         self._handlers: dict[Any, Any] = {}
+        self.latest: Any = ()  # An element of what the latest call of a script gave, which is there once it is over.
         self.sums: Any = None  # A DeviceAllReduce, if workers have devices of their own and NCCL.
 
     def failure(self) -> PlatoonError | None:
@@ -99,9 +100,11 @@ class Device:
     def change(self, key: Any, leaves: Sequence[Any], call: Callable[[BlockArrays], None]) -> list[Any]:
         """Return arrays as changed by ``call(arrays)``, which are pairs of floats for complex ones."""
         shapes: list[tuple[int, ...]] = []
+        likes: dict[Any, object] = {}  # Under vmap, or with other dtypes, blocks differ.
 
         def queue(blocks: Sequence[Any], stream: int) -> None:
-            call(BlockArrays(blocks, shapes, stream, self._driver, self.ordinal, like=queue))
+            like = likes.setdefault(tuple((block.size, block.dtype) for block in blocks), object())
+            call(BlockArrays(blocks, shapes, stream, self._driver, self.ordinal, like))
 
         def changed(values: Sequence[Any]) -> list[Any]:
             arrays = list(map(jnp.asarray, values))
@@ -114,8 +117,9 @@ class Device:
     def _run(self, kind: Any, program: Callable[[Sequence[Any]], list[Any]], values: Sequence[Any]) -> list[Any]:
         if is_traced(values):
             return program(values)
-        found: list[Any] = self._programs.setdefault(kind, jax.jit(program))(values)
-        return found
+        compiled = self._programs.setdefault(kind, jax.jit(lambda values: _marked(program(values))))
+        found, self.latest = compiled(values)
+        return list(found)
 
     def _handler(self, key: Any, call: Callable[..., None]) -> Any:
         """Return a call for programs, the same for a kind of values; it lasts as long as the process."""
@@ -132,6 +136,10 @@ class Device:
 
 # Compiled programs only have the numbers of these.
 _kept: list[Any] = []
+
+
+def _marked(arrays: list[Any]) -> tuple[list[Any], Any]:
+    return arrays, [jnp.ravel(array)[:1] for array in arrays[:1]]
 
 
 def _real(array: Any) -> Any:
@@ -193,6 +201,10 @@ class _LentParameter:
         return None
 
     def on_device(self) -> Any:
+        if self.group.arrays is None:
+            raise ConfigurationError(
+                f"got a call for {self.name}, which only the steps of a loop of JAX have: use common(params)"
+            )
         return self.group.arrays[self._index]
 
 

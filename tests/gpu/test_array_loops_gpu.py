@@ -70,6 +70,33 @@ def test_errors_within_compiled_steps_are_raised_as_they_are(run, mode, error):
     assert any(made[0]), made
 
 
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("an_error_is_raised", "NonFiniteError"),
+        ("an_error_that_the_last_call_finds_is_raised", "NonFiniteError"),
+        ("a_worker_is_killed", "WorkerLostError"),
+    ],
+)
+def test_errors_outside_of_compiled_steps_fail_the_worker(run, case, error):
+    outcome, made = run("array_loops_eager", case)
+    assert outcome.result.status
+    assert any(error in log for log in outcome.logs), outcome.logs
+    assert any(map(any, made)), made
+
+
+@pytest.mark.parametrize(("case", "workers"), [("one_step_and_common_values", 3), ("memory", 2)])
+def test_calls_outside_of_compiled_steps(run, case, workers):
+    run("array_loops_eager", case, workers=workers)[0].require_success()
+
+
+@pytest.mark.parametrize("case", ["another_dtype", "several_models", "reads_the_center"])
+def test_what_a_center_on_the_device_cannot_do_is_refused(run, case):
+    outcome, _ = run("array_loops_eager", case)
+    outcome.require_success()
+    assert all("refused" in log for log in outcome.logs)
+
+
 LOOP = """
 import sys
 from platoon_base import connect

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def clean_up():
     def nothing_is_left():
         for leftover in leftovers():
             remove(leftover)
-        return not running() and not list(SHM_FOLDER.glob(f"{segment_prefix().strip('/')}*"))
+        folders = Path(tempfile.gettempdir(), segment_prefix().strip("/-")).glob("*/job.json")
+        return not any((*running(), *folders, *SHM_FOLDER.glob(f"{segment_prefix().strip('/')}*")))
 
     until(nothing_is_left)
 
