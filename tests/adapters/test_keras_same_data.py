@@ -19,7 +19,7 @@ def test_other_splits_on_each_worker_are_refused(run_keras):
 def test_a_fit_of_the_same_data_on_all_workers_says_so(run_keras):
     """And a torch DataLoader that is sharded trains as one process does."""
     outcome = run_keras(script_path("keras_same_data_a_fit_of_the_same_data_on_all_workers_says")).require_success()
-    text = " WARNING platoon_base.system.text: the 2 workers train on the same data"  # which the launcher shows
+    text = " WARNING platoon_base.system.warn: the 2 workers train on the same data"  # which the launcher shows
     assert [text in log for log in outcome.logs] == [True, False]
 
 

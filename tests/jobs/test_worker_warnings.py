@@ -55,7 +55,7 @@ def test_lines_of_logs_are_told_apart(tmp_path):
     path = tmp_path / "rank0.log"
     lines = LogLines([path], whole=[0])
     path.write_text(
-        "2026-11-24 16:12:47,123 rank 0 WARNING platoon_base.system.text: the text: of it\n"
+        "2026-11-24 16:12:47,123 rank 0 WARNING platoon_base.system.warn: the text: of it\n"
         "2026-11-24 16:12:47,123 rank 0 INFO platoon_base.worker.handle: for the record\n"
         f"{BAR}2026-11-24 16:12:47,123 rank 0 WARNING platoon_base.some: behind a bar\n"
         f"{BAR}2026-11-24 16:12:47,123 rank 0 INFO platoon_base.some: for the record\n"
