@@ -32,10 +32,14 @@ class Place:
             self.why = "this jax has no jax.ffi, install jax>=0.5"
             return
         self.module = importlib.import_module("platoon_base.array_loops.on_device")
-        ordinal = self.module.cuda_device()
+        ordinal, devices = self.module.cuda_device(), jax().local_devices()
+        arrays = [leaf for leaf in leaves if isinstance(leaf, jax().Array)]
         if ordinal is None:
-            self.why = "a worker needs one CUDA device, start it by platoon launch -D cuda0 cuda1"
-        elif not self.module.Device.takes([leaf for leaf in leaves if isinstance(leaf, jax().Array)]):
+            self.why = f"a worker needs one CUDA device, and has {len(devices)} of {devices[0].device_kind}"
+            self.why += ": start it by platoon launch -D cuda0 cuda1" if len(devices) > 1 else ""
+        elif leaves and not arrays:
+            self.why = "the parameters are no arrays of JAX"
+        elif not self.module.Device.takes(arrays):
             self.why = "parameters are on another device, or on several"
         else:
             self.device = self.module.Device(self._worker, ordinal, self._guarded)

@@ -267,7 +267,10 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
     try:
         return decoder.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
-        raise ProtocolError(f"got {len(frame)} bytes that are not a message about batches: {str(exc)[:300]}") from exc
+        raise ProtocolError(
+            f"got {len(frame)} bytes that are not a message about batches: {str(exc)[:300]}. If the server and its "
+            "readers have other versions, install one version of this package everywhere"
+        ) from exc
 
 
 @functools.lru_cache(maxsize=1 << 10)
