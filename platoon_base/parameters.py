@@ -297,7 +297,8 @@ class Parameters:
         if found is not None:
             return found
         arrays = BorrowedArrays(p.on_device() for p in self._parameters)
-        if [id(array) for array in arrays] != [id(placed()) for placed in self._placed]:
+        known = len(arrays) == len(self._placed)
+        if not (known and all(array is not None and array is placed() for array, placed in zip(arrays, self._placed))):
             try:
                 self._placed, self._like = [weakref.ref(array) for array in arrays], object()
             except TypeError:  # Some are on the host, or arrays of pygpu.

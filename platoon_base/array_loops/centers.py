@@ -15,8 +15,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules import gossips, rule_for_loop, shares_moments, waits
 from platoon_base.worker import Fit, Worker, center_is_on_device
 
-__all__ = ["LoopCenter"]
-
 Array = np.ndarray[Any, Any]
 
 

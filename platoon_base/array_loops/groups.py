@@ -10,8 +10,6 @@ import numpy as np
 from platoon_base.array_loops.trees import Tree, tree_of
 from platoon_base.worker import Worker
 
-__all__ = ["Group", "moments_in", "places_of", "real_parts", "real_parts_of"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -18,8 +18,6 @@ from platoon_base.job import connect
 from platoon_base.seeds import Common
 from platoon_base.worker import SAME_DATA_REMEDY, Worker
 
-__all__ = ["Dealt", "batches", "is_loader"]
-
 
 def _rows_of(batch: Any) -> int:
     """Return the number of rows of a batch, by its first array; 1 if there is none."""

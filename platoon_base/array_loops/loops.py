@@ -43,8 +43,6 @@ from platoon_base.worker import (
     warn_once,
 )
 
-__all__ = ["Loop", "begin", "current", "settle"]
-
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
@@ -150,11 +148,12 @@ class Loop:
             self._ignored, self.raised = 0, True
             raise self._failure
 
-    def _require_sound_before(self, leaves: Sequence[Any]) -> None:
-        """Raise the error of an earlier call; the calls on a device end after the script's."""
-        _wait_at_exit()
+    def _before(self, leaves: Sequence[Any]) -> None:
+        """Raise what an earlier call on a device found; calls that end after the script's are awaited at the exit."""
         if not is_traced(leaves):
             self.require_sound()
+        if is_traced(leaves) or self.place.device is not None:
+            _wait_at_exit()
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function for programs; its error is raised by the next call of the script."""
@@ -223,8 +222,7 @@ class Loop:
                 "although their numbers of rows may differ: train in `for batch in loader`, or call "
                 "average(grads, len(x))"
             )
-        if is_traced(tree.leaves):
-            _wait_at_exit()
+        self._before(tree.leaves)
         self._averaged.update(tree.names)
         computed = [weight] if is_traced([weight]) else []  # within the compiled step
         known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
@@ -232,7 +230,6 @@ class Loop:
         if not self._met:
             self.place.stay_on_host()
         if self._met and self.place.takes(tree.leaves):
-            self._require_sound_before(tree.leaves)
             names = tree.names  # The call below lasts, and the gradients shall not.
             kinds = [(np.shape(leaf), np.float32 if leaf.dtype.kind == "V" else leaf.dtype) for leaf in tree.leaves]
 
@@ -304,9 +301,8 @@ class Loop:
         tree = tree_of(params).floats()
         if not tree.leaves:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
-        if is_traced(tree.leaves):
-            _wait_at_exit()
         self.place.look_at(tree.leaves)
+        self._before(tree.leaves)
         moments = moments_in(state, tree)
         count, key, leaves = len(tree.leaves), (number, tree.shape), [*tree.leaves, *moments.leaves]
 
@@ -323,7 +319,6 @@ class Loop:
                 self.center.synchronize_there(names, arrays, of_moments, key)
 
         if self.place.takes(leaves):
-            self._require_sound_before(leaves)
             found = self.place.device.change((key, *moments.names), leaves, in_memory)
             return tree.rebuild(found[:count]), moments.rebuild(found[count:])
         period = default_period(self._given) if self._sync_every is None else self._sync_every
@@ -380,6 +375,7 @@ class Loop:
         if self._failure is None:
             settle()
         self.center.release()
+        self.groups.clear()  # Calls of compiled programs keep this object.
         self._closed = True
 
 

@@ -18,8 +18,6 @@ from platoon_base.jax_arrays import BlockArrays, JaxArrays, call_on_stream, sum_
 from platoon_base.parameters import Borrowed
 from platoon_base.worker import ErrorFeedback, Worker
 
-__all__ = ["Copies", "Device", "Lent", "cuda_device"]
-
 Array = np.ndarray[Any, Any]
 
 _SAMPLE = 1 << 14  # Elements of gradients, to compare workers.
@@ -117,8 +115,9 @@ class Device:
     def _run(self, kind: Any, program: Callable[[Sequence[Any]], list[Any]], values: Sequence[Any]) -> list[Any]:
         if is_traced(values):
             return program(values)
-        compiled = self._programs.setdefault(kind, jax.jit(lambda values: _marked(program(values))))
-        found, self.latest = compiled(values)
+        if kind not in self._programs:
+            self._programs[kind] = jax.jit(lambda values: _marked(program(values)))
+        found, self.latest = self._programs[kind](values)
         return list(found)
 
     def _handler(self, key: Any, call: Callable[..., None]) -> Any:

@@ -9,8 +9,6 @@ from typing import Any
 from platoon_base.array_loops.trees import has_gpu, jax
 from platoon_base.worker import Worker, warn_once
 
-__all__ = ["Place"]
-
 
 class Place:
     """The device of a loop, if values stay there, or why they do not; the first parameters decide."""

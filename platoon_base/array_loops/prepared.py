@@ -23,8 +23,6 @@ from platoon_base.rules import Rule, prepared_rule
 from platoon_base.seeds import seed_alike
 from platoon_base.worker import Worker, begins_anew, require_on_nonfinite, require_same_values
 
-__all__ = ["average", "common", "prepare", "sync"]
-
 
 def prepare(
     *objects: Any,

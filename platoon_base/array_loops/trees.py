@@ -11,8 +11,6 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["Tree", "call_on_host", "has_gpu", "is_traced", "jax", "kind_of", "on_host", "same_as", "tree_of"]
-
 Array = np.ndarray[Any, Any]
 
 

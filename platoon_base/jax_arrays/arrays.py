@@ -17,8 +17,6 @@ from platoon_base.errors import PlatoonError
 from platoon_base.jax_arrays.calls import Block, call_on_stream
 from platoon_base.parameters import Borrowed
 
-__all__ = ["AwaitedArrays", "BlockArrays", "JaxArray", "JaxArrays", "change_now", "device_of", "on_cuda"]
-
 # Interval of checks for a failed program while waiting for its call.
 _POLL_INTERVAL_S = 1.0
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from platoon_base.jax_arrays.calls import call_on_stream
 
-__all__ = ["sum_over_workers"]
-
 _WIDE = np.dtype(np.float64)
 _NARROW = np.dtype(np.float32)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from platoon_base import ASGD, connect
 from platoon_base.array_loops import average, common, prepare, sync
+from platoon_base.array_loops.groups import Group
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 
 RANK = connect().global_rank
@@ -65,6 +66,8 @@ def memory():
             jax.block_until_ready(params)
         assert alive() <= most, (mode, alive())
         del params, grads
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Group)]  # of the training that has ended
 
 
 def refused(change):

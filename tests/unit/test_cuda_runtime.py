@@ -100,3 +100,13 @@ def test_only_arrays_that_stay_in_place_need_no_new_check():
     placed, copied = Parameters([OnProcessor(np.ones(3, "float32"))]), Parameters([Copied(np.ones(3, "float32"))])
     assert placed.borrow_on_device().like is placed.borrow_on_device().like is not None
     assert copied.borrow_on_device().like is not copied.borrow_on_device().like
+
+
+def test_arrays_that_left_the_device_are_checked_anew():
+    parameter = Copied(np.ones(3, "float32"))
+    placed = [OnProcessor(parameter.array)]
+    parameter.on_device = lambda: placed[0] if placed else None
+    parameters = Parameters([parameter])
+    assert parameters.borrow_on_device().like is not None
+    placed.clear()
+    assert parameters.borrow_on_device().like is None

@@ -28,8 +28,6 @@ if hasattr(jax, "ffi"):
 else:  # JAX before 0.5.
     on_cuda = VariableGroup = None
 
-__all__ = ["backend"]
-
 Array = np.ndarray[Any, Any]
 
 # Moves the memory of donated arrays to new arrays and deletes other arrays on it. JAX copies

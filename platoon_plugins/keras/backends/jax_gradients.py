@@ -24,8 +24,6 @@ if hasattr(jax, "ffi"):
 else:  # JAX before 0.5.
     jax_arrays = None  # type: ignore[assignment]
 
-__all__ = ["JaxAverage"]
-
 Array = np.ndarray[Any, Any]
 
 # Maximum of unread headers in loops over train_on_batch.

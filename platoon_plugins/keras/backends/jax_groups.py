@@ -34,8 +34,6 @@ from platoon_base.jax_arrays import (
 from platoon_plugins.keras.backends.aligned import writable
 from platoon_plugins.keras.backends.jax_state import Place, StepState
 
-__all__ = ["VariableGroup"]
-
 Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["STATE", "Place", "StepState"]
-
 
 class Place(NamedTuple):
     """Index of an array in list ``number`` of the state of a step, see `jax_state.STATE`."""
