@@ -547,6 +547,8 @@ def test_nan_is_not_hidden_and_does_not_stay():
     with Group([1.0], PLAIN, compression="int8") as group:
         residuals, own, _ = totals_of(group.hosts[0], 8)
         own.number, own.counts[:] = 1, 1
+        for array in own.arrays:
+            array[...] = 0
         own.arrays[0][5] = np.nan
         own.pack(residuals, group.hosts[0].center.overwrites.stamp)
         assert np.flatnonzero(np.isnan(own.arrays[0])).tolist() == [5]
