@@ -136,8 +136,7 @@ def work(given):
             found = times_of(call, wait, what["calls"], what["repeats"], bench.meet)
             bench.close_center()
             target = given.folder / f"{given.who}-{number}-{bench.rank}.json"
-            target.with_suffix(".part").write_text(json.dumps({**found, "versions": bench.versions}))
-            target.with_suffix(".part").rename(target)
+            harness.write(target, {**found, "versions": bench.versions})
     bench.close()
 
 
@@ -148,9 +147,7 @@ class Bench:
         self.versions, self.failed = {}, threading.Event()
 
     def order(self, what):
-        path = self.folder / f"go-{self.number}.json"
-        path.with_suffix(".part").write_text(json.dumps(what))
-        path.with_suffix(".part").rename(path)
+        harness.write(self.folder / f"go-{self.number}.json", what)
         self.number += 1
 
     def measure(self, ranks=None, **what):

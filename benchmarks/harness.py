@@ -160,25 +160,31 @@ def given() -> SimpleNamespace:
 
 
 def give(rank: int, found) -> None:
-    path = given().folder / f"{rank}.json"
+    write(given().folder / f"{rank}.json", found)
+
+
+def write(path: Path, found) -> None:
+    """Write JSON, so that no reader sees a part of it."""
     path.with_suffix(".part").write_text(json.dumps(found))
     path.with_suffix(".part").rename(path)
 
 
-def in_turns(jobs: dict[str, Job], turns: int, per_round: int = 1, limit_s: float = 900.0) -> dict[str, list[dict]]:
-    """Let jobs that live at the same time measure in turn, in every second round in the opposite order.
+def in_turns(script, jobs: dict[str, dict], turns: int, per_round: int = 1, limit_s: float = 900.0) -> dict:
+    """Start jobs by their options, and let them measure in turn, in every second round in the opposite order.
 
     Returns what the workers of each gave. Their `turn` waits for its number.
     """
-    deadline = time.monotonic() + limit_s
-    for number in range(turns):
-        for each in list(jobs.values())[:: 1 if number // per_round % 2 else -1]:
-            (each.folder / f"go-{number}").touch()
-            while len(list(each.folder.glob(f"done-{number}-*"))) < each.size:
-                if time.monotonic() > deadline or any(process.poll() is not None for process in each.processes):
-                    raise each.failure(f"in turn {number}")
-                time.sleep(0.002)
-    return {name: each.wait(60) for name, each in jobs.items()}
+    with contextlib.ExitStack() as stack:
+        jobs = {name: stack.enter_context(Job(script, **how)) for name, how in jobs.items()}
+        deadline = time.monotonic() + limit_s
+        for number in range(turns):
+            for each in list(jobs.values())[:: 1 if number // per_round % 2 else -1]:
+                (each.folder / f"go-{number}").touch()
+                while len(list(each.folder.glob(f"done-{number}-*"))) < each.size:
+                    if time.monotonic() > deadline or any(process.poll() is not None for process in each.processes):
+                        raise each.failure(f"in turn {number}")
+                    time.sleep(0.002)
+        return {name: each.wait(60) for name, each in jobs.items()}
 
 
 @contextlib.contextmanager

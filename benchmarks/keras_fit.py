@@ -110,11 +110,8 @@ def large(options):
     for way in options.ways or LARGE:
         values = {"measure": "large", "megabytes": options.megabytes, "way": way}
         workers = harness.job(SCRIPT, values, env=on_cpu())
-        row = {
-            "way": way,
-            "MB": workers[0]["megabytes"],
-            "step, s": median(s for w in workers for s in w["step_s"][1:]),
-        }
+        row = {"way": way, "MB": workers[0]["megabytes"]}
+        row["step, s"] = median(s for w in workers for s in w["step_s"][1:])
         row["epoch's end, s"] = median(s for w in workers for s in w["end_s"][:-1])
         row["end of fit, s"] = median(w["end_s"][-1] for w in workers)
         for name in ("step", "end"):
@@ -138,12 +135,11 @@ def alone(options):
     values = {"measure": "alone", "rounds": rounds, "batches": 50, "skipped": 40}
     values |= {"batches": 3, "skipped": 1} if options.quick else {}
     where = {"devices": ["cuda0" if cuda else "cpu"], "env": {} if cuda else {"CUDA_VISIBLE_DEVICES": ""}}
-    with contextlib.ExitStack() as stack:
-        jobs = {}
-        for role in ("plain", "launched"):
-            job = harness.Job(SCRIPT, {**values, "role": role}, launched=role == "launched", **where)
-            jobs[role] = stack.enter_context(job)
-        found = {role: answers[0] for role, answers in harness.in_turns(jobs, 2 * (rounds + 1), 2).items()}
+    jobs = {}
+    for role in ("plain", "launched"):
+        jobs[role] = {"values": {**values, "role": role}, "launched": role == "launched", **where}
+    found = harness.in_turns(SCRIPT, jobs, 2 * (rounds + 1), 2)
+    found = {role: answers[0] for role, answers in found.items()}
 
     def epoch_s(took, clock):
         return (EPOCH - 1) * took["step_s"][clock] + took["end_s"][clock]
@@ -161,10 +157,9 @@ def alone(options):
             rows.append(row)
     harness.table(f"{title_of(found['plain'])}, {options.device}: the only worker, and plain", rows, 200)
     for row in rows:
-        text = (
-            f"{row['way']}, {row['model']}, of the plain fit's speed +- {row['+- of plain' + chr(39) + 's speed']:.2g}"
-        )
-        harness.goal(text, row["of plain's speed"], 0.99)
+        speed, error = row["of plain's speed"], row["+- of plain's speed"]
+        text = f"{row['way']}, {row['model']}, of the plain fit's speed +- {error:.2g}"
+        harness.goal(text, speed, 0.99)
     save(f"keras-alone-{backend()}-{options.device}", found["plain"], rows, options, processes=found)
 
 
@@ -208,12 +203,10 @@ def ddp(options):
 def parallel(options):
     rounds, batches = (2, 50) if options.quick else (5, 100)
     values, env = {"measure": "parallel", "rounds": rounds, "batches": batches}, {"KERAS_BACKEND": "jax"}
-    with contextlib.ExitStack() as stack:
-        jobs = {}
-        for role in ("workers", "parallel"):
-            how = {"launched": role == "workers", "devices": ["cuda0", "cuda1"][: 2 if role == "workers" else 1]}
-            jobs[role] = stack.enter_context(harness.Job(SCRIPT, {**values, "role": role}, env=env, **how))
-        found = harness.in_turns(jobs, rounds + 1)
+    jobs = {"workers": {"devices": ["cuda0", "cuda1"]}, "parallel": {"devices": ["cuda0"], "launched": False}}
+    for role, how in jobs.items():
+        how |= {"values": {**values, "role": role}, "env": env}
+    found = harness.in_turns(SCRIPT, jobs, rounds + 1)
     rows = []
     for model, of in found["parallel"][0]["step_s"].items():
         ((name, reference),) = of.items()
@@ -234,12 +227,9 @@ def parallel(options):
 def center(options):
     rounds, batches = (3, 100) if options.quick else (8, 200)
     values = {"measure": "center", "rounds": rounds, "batches": batches}
-    with contextlib.ExitStack() as stack:
-        devices, jobs = [f"cuda{i}" for i in range(options.gpus)], {}
-        for place in options.centers:
-            job = harness.Job(SCRIPT, values, devices=devices, words=["--center", place])
-            jobs[place] = stack.enter_context(job)
-        found = harness.in_turns(jobs, rounds + 1)
+    how = {"values": values, "devices": [f"cuda{i}" for i in range(options.gpus)]}
+    jobs = {place: {**how, "words": ["--center", place]} for place in options.centers}
+    found = harness.in_turns(SCRIPT, jobs, rounds + 1)
     rows = []
     for model in next(iter(found.values()))[0]["step_s"]:
         for place, workers in found.items():

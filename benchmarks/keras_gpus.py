@@ -55,17 +55,14 @@ def epochs_of(way: str, options, rows: int) -> list[list[float]]:
         return harness.job(__file__, values, devices=options.devices[: 1 if way == "one worker" else None])
     numbers = [name.removeprefix("cuda") for name in options.devices]
     seen = [numbers[:1]] if way == "alone" else [numbers] if way == "DataParallel" else [[n] for n in numbers]
-    jobs = [
-        harness.Job(__file__, values, devices=["cpu"], launched=False, env={"CUDA_VISIBLE_DEVICES": ",".join(mine)})
-        for mine in seen
-    ]
+    envs = [{"CUDA_VISIBLE_DEVICES": ",".join(mine)} for mine in seen]
+    jobs = [harness.Job(__file__, values, devices=["cpu"], launched=False, env=env) for env in envs]
     return [times for job in jobs for times in job.wait()]
 
 
 def measure() -> None:
-    options = harness.options(
-        __doc__, ways=list(WAYS), devices=["cuda0", "cuda1"], image=160, batch=64, rows=3072, policy="float32"
-    )
+    data = {"image": 160, "batch": 64, "rows": 3072, "policy": "float32"}
+    options = harness.options(__doc__, ways=list(WAYS), devices=["cuda0", "cuda1"], **data)
     rows = []
     for way in options.ways:
         if way == "DataParallel" and os.environ["KERAS_BACKEND"] != "jax":

@@ -287,9 +287,8 @@ def settle(options):
     if unknown:
         return f"got --methods {' '.join(unknown)} with {options.framework}: choose among {', '.join(here)}"
     if options.framework not in task.frameworks or (options.framework == "lasagne" and options.device != "cpu"):
-        return (
-            f"got --framework {options.framework}: {options.task} is for {task.frameworks}; Lasagne for the CPU alone"
-        )
+        kinds = f"{options.task} is for {task.frameworks}; Lasagne for the CPU alone"
+        return f"got --framework {options.framework}: {kinds}"
     if options.jobs < (0 if options.device == "cuda" else 1):
         return f"got --jobs {options.jobs}: it counts runs side by side, and must be at least 1, with --device cuda 0"
     if options.slow is not None and not 1 <= options.slow < min(options.workers):

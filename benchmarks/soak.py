@@ -161,8 +161,7 @@ def work_churn(given, worker, step_s=0.02, features=50, rows=32, target=0.05):
     model, steps_of_all = np.zeros(features), np.zeros(SHAPES[0])
     worker.init_shared_params([model, steps_of_all], ASGD())
     step, began = worker.resume_at.steps, given.folder / f"began-{rank}"
-    began.with_suffix(".tmp").write_text(str(os.getpid()))
-    began.with_suffix(".tmp").rename(began)
+    harness.write(began, os.getpid())
     deadline = time.monotonic()
     while not ((given.folder / "over").exists() or worker.should_stop):
         rng = np.random.default_rng([rank, step])  # a step that is done again sees the same rows
@@ -480,7 +479,7 @@ def stalls(number, hosts, seed, longest_s=8.0):
     chance, stalled_s = random.Random(seed), 0.0
     kinds = ["courier", "launcher", "worker"]
     kinds += ["cut"] if os.geteuid() == 0 and shutil.which("iptables") else []
-    first = chance.randrange(len(kinds))
+    first, worker = chance.randrange(len(kinds)), f"platoon: {Path(__file__).name}"
     with launch("stalls", {"hosts": hosts}, workers=hosts, hosts=[None] * hosts) as job:
         if not until(lambda: (job.folder / "began-0").exists(), timeout_s=120):
             raise job.failure("to start")
@@ -489,9 +488,7 @@ def stalls(number, hosts, seed, longest_s=8.0):
             for each in range(number):
                 time.sleep(chance.random())
                 kind = kinds[(first + each) % len(kinds)]
-                name = (
-                    "platoon_base.courier.process" if kind in ("courier", "cut") else f"platoon: {Path(__file__).name}"
-                )
+                name = worker if kind == "worker" else "platoon_base.courier.process"
                 children = [child for launcher in launchers for child in launcher.children()]
                 named = [child for child in children if name in " ".join(child.cmdline())]
                 process = chance.choice(launchers if kind == "launcher" else named)

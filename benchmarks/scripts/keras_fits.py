@@ -9,6 +9,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import harness
 
@@ -332,24 +333,13 @@ def alone():
 OURS = ("averaged gradients", "in buckets of 25 MB", "by way of the host")
 
 
-@contextlib.contextmanager
 def averaging(way):
-    """Average gradients in the way named, within the block."""
-    backend = type(backends.current())
-    on_device = backend.gradient_device
+    """Return a context in which gradients are averaged in the way named."""
     if way == "by way of the host":
-        backend.gradient_device = lambda self, model: None
-    if way in OURS and BACKEND == "torch":
-        from platoon_plugins.keras.backends import torch_gradients
-
-        bucket_s = torch_gradients.BUCKET_S
-        torch_gradients.BUCKET_S = 0 if way == "in buckets of 25 MB" else bucket_s
-    try:
-        yield
-    finally:
-        backend.gradient_device = on_device
-        if way in OURS and BACKEND == "torch":
-            torch_gradients.BUCKET_S = bucket_s
+        return mock.patch.object(type(backends.current()), "gradient_device", return_value=None)
+    if way == "in buckets of 25 MB":
+        return mock.patch("platoon_plugins.keras.backends.torch_gradients.BUCKET_S", 0)
+    return contextlib.nullcontext()
 
 
 def network(name, averaged):
@@ -517,5 +507,4 @@ def copies_s(size_bytes):
     return harness.median(harness.seconds(copy) for _ in range(7))
 
 
-MEASURES = (fit, large, alone, ddp, parallel, center, shared)
-{each.__name__: each for each in MEASURES}[given.measure]()
+globals()[given.measure]()

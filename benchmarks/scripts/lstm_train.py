@@ -4,7 +4,6 @@ The plain loop is `train`; what a user adds to it is marked with (1) to (3).
 """
 
 import itertools
-import json
 import sys
 import time
 from pathlib import Path
@@ -60,9 +59,7 @@ def main(given):
             train(step, batches, EVERY, synchronizers[mode])  # until the workers have fallen into step
             stamps, cost, waits = train(step, batches, given.batches, synchronizers[mode])
             result = {"mode": mode, "repeat": repeat, "stamps": stamps, "cost": cost, "waits": waits}
-            path = Path(given.rows, f"{repeat}-{mode}-{rank}.part")
-            path.write_text(json.dumps({**about, **result}))
-            path.rename(path.with_suffix(".json"))  # as a whole: this process may not live to the end
+            harness.write(Path(given.rows, f"{repeat}-{mode}-{rank}.json"), {**about, **result})
 
 
 def train(step, batches, number, synchronize):
