@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import harness
 
-from platoon_base.channels.base import Received
+from platoon_base.channels import Received
 from platoon_base.channels.server import ControlServer
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination import roster

@@ -331,7 +331,7 @@ ADOPT_ENTRY(double)
 ENTRY(progress, float, 4, "Kn:progress_float32")
 ENTRY(progress, double, 4, "Kn:progress_float64")
 
-/* The sum of a hash of each 32-bit word and its place; worker/value_checksums.py has the same for CUDA and NumPy. */
+/* The sum of a hash of each 32-bit word and its place; worker/agreed_state.py has the same for CUDA and NumPy. */
 static PyObject *py_checksum(PyObject *self, PyObject *args)
 {
     unsigned long long address, size;

@@ -38,8 +38,7 @@ from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 from platoon_base.system.environment import NAMESPACE, STRICT
 from platoon_base.worker import Worker
-from platoon_base.worker.connection import BackEnds, Connection, Identity
-from platoon_base.worker.job_signals import AdvisoryLock
+from platoon_base.worker.connection import AdvisoryLock, BackEnds, Connection, Identity
 from platoon_base.worker_process.program import Start, python_main
 
 JOB_TIMEOUT_S = 400  # below most tests' own limits, so that the logs are shown

@@ -11,11 +11,11 @@ import numpy as np
 
 from platoon_base.array_loops.loops import current, settle
 from platoon_base.array_loops.trees import tree_of
-from platoon_base.dealing import Cut, deal
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job import connect
 from platoon_base.seeds import Common
+from platoon_base.sharding import Cut, deal
 from platoon_base.worker import SAME_DATA_REMEDY, Worker
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from platoon_base.channels.base import ClientChannel
+from platoon_base.channels import ClientChannel
 from platoon_base.channels.call_lock import CallLock
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_reply, decode_value, encode, encode_value

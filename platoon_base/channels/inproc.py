@@ -7,7 +7,7 @@ import itertools
 import queue
 import threading
 
-from platoon_base.channels.base import Received
+from platoon_base.channels import Received
 from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.coordinator import Coordinator

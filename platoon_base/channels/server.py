@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from platoon_base.channels.base import Received
+from platoon_base.channels import Received
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import (
     Action,

@@ -18,7 +18,7 @@ from typing import cast
 
 import zmq
 
-from platoon_base.channels.base import Received
+from platoon_base.channels import Received
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.system.process import awake

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from platoon_base.channels.base import ServerChannel
+from platoon_base.channels import ServerChannel
 from platoon_base.channels.server import ControlServer
 from platoon_base.checkpoints.writer import Tally
 from platoon_base.controller.departures import Departures

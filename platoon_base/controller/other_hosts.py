@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from platoon_base.channels.base import ServerChannel
+from platoon_base.channels import ServerChannel
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 
-from platoon_base.channels.base import ClientChannel
+from platoon_base.channels import ClientChannel
 from platoon_base.channels.client import ControlClient
 from platoon_base.checkpoints.files import read_checkpoint
 from platoon_base.collectives.groups import Membership
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
-from platoon_base.job.hello import send_hello
 from platoon_base.shm.job_state import CONTROLLER_LOCK, TURN_LOCK, USER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.liveness import JobLiveness
 from platoon_base.shm.segments import Segment, abandoned
@@ -19,9 +18,8 @@ from platoon_base.shm.turns import Turns
 from platoon_base.system.environment import MAX_WORKERS, TRACE
 from platoon_base.system.limits import available_cores, require_descriptors
 from platoon_base.system.orphan import end_without, found_out, is_watched
-from platoon_base.worker.connection import BackEnds, Connection, Identity
+from platoon_base.worker.connection import AdvisoryLock, BackEnds, Connection, Identity, send_hello
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.job_signals import AdvisoryLock
 from platoon_base.worker.progress_row import SpanRecorder
 
 _SPIN_S = 150e-6

@@ -21,7 +21,7 @@ from platoon_base.system.warn import warn_once
 
 if TYPE_CHECKING:
     from platoon_base.centers.base import CenterFactory
-    from platoon_base.channels.base import ClientChannel
+    from platoon_base.channels import ClientChannel
     from platoon_base.channels.zmq import ZmqClient, ZmqServer
     from platoon_base.checkpoints.writer import Readable
     from platoon_base.collectives.base import Collective

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from platoon_base.channels.base import ServerChannel
+from platoon_base.channels import ServerChannel
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller

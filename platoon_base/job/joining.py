@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import find_copies
 from platoon_base.job import backends
-from platoon_base.job.hello import send_hello
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.environment import DEVICE, JOB, RANK
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import POLL_S, timeout
-from platoon_base.worker.connection import Connection
+from platoon_base.worker.connection import AdvisoryLock, Connection, send_hello
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.job_signals import AdvisoryLock
 
 if TYPE_CHECKING:
     from platoon_base.job.files import JobFiles

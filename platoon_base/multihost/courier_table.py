@@ -1,4 +1,4 @@
-"""The couriers of all hosts, on host 0: it starts them, publishes addresses and leads rounds."""
+"""The other hosts, and the couriers of all: host 0 starts them, publishes addresses, leads rounds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
@@ -24,15 +25,40 @@ from platoon_base.courier.messages import (
 )
 from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
+from platoon_base.links.peer import Peer
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper
-from platoon_base.multihost.member import Member
 from platoon_base.rules.hosts import hosts_rule
 from platoon_base.system.environment import HOSTS_RULE
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Member:
+    """One of the other hosts. ``lost`` is the reason why it is lost, or empty."""
+
+    host: int
+    name: str
+    peer: Peer
+    arrived: between.Arrive
+    lost: str = ""
+    silent: bool = False
+    replies: list[between.Forwarded] = field(default_factory=list)
+    signals: int = 0
+    begun: bool = False
+    has_courier: bool = False
+
+    def send(self, message: between.Down) -> None:
+        """Send a message; a lost host gets only refusals and the end of the job."""
+        if not self.lost or isinstance(message, (between.Refused, between.JobOver)):
+            self.peer.send(between.encode(message))
+
+    def reset(self) -> None:
+        """Reset the state that belongs to an earlier job or launcher."""
+        self.replies, self.signals, self.begun, self.has_courier = [], 0, False, False
 
 
 class CourierTable:

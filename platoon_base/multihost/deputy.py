@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from platoon_base.channels.base import Received, ServerChannel
+from platoon_base.channels import Received, ServerChannel
 from platoon_base.checkpoints.files import Checkpoint, CheckpointFolder
 from platoon_base.checkpoints.writer import Readable
 from platoon_base.controller.processes import Exit, WorkerProcesses

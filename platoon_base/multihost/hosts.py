@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from platoon_base.channels.base import Received, ServerChannel
+from platoon_base.channels import Received, ServerChannel
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import WorkerProcesses
@@ -23,9 +23,8 @@ from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
 from platoon_base.links.peer import LinkServer, Peer
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.courier_table import CourierTable
+from platoon_base.multihost.courier_table import CourierTable, Member
 from platoon_base.multihost.hosts_job import LOST_STATUS, HostsJob
-from platoon_base.multihost.member import Member
 from platoon_base.multihost.mirror import Mirror, StateChanges
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.process import awake

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from platoon_base.channels.base import Received
+from platoon_base.channels import Received
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.coordination import messages as msg
@@ -19,8 +19,7 @@ from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.courier.messages import Filled, Gathered, LeftOut, Listening
 from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.courier_table import CourierTable
-from platoon_base.multihost.member import Member
+from platoon_base.multihost.courier_table import CourierTable, Member
 from platoon_base.multihost.mirror import Mirror, StateChanges
 
 LOST_STATUS = 1  # Exit status of a worker on a lost host.

@@ -27,8 +27,8 @@ from platoon_base.multihost.addresses import (
     read_or_make_key,
     resolved,
 )
+from platoon_base.multihost.courier_table import Member
 from platoon_base.multihost.hosts import HostTable
-from platoon_base.multihost.member import Member
 from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
 from platoon_base.system.process import awake
 from platoon_base.timeouts import POLL_S, timeout

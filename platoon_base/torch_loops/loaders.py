@@ -12,10 +12,10 @@ import torch
 from torch.utils import _pytree
 from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
-from platoon_base.dealing import INDICES, Cut, deal
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
 from platoon_base.seeds import Common
+from platoon_base.sharding import INDICES, Cut, deal
 from platoon_base.worker import SAME_DATA_REMEDY, Worker, warn_once
 
 _ROUNDS_AHEAD = 32  # Changing generators takes longer than drawing row numbers.

@@ -3,29 +3,28 @@
 from typing import TYPE_CHECKING
 
 from platoon_base.compression.codecs import ErrorFeedback
+from platoon_base.fingerprint import SAME_DATA_REMEDY, kind_of
 from platoon_base.parameters import Borrowed
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
 from platoon_base.system.imports import lazy_names
 from platoon_base.system.warn import warn_once
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.same_data import SAME_DATA_REMEDY, kind_of
 from platoon_base.worker.shared_parameters import require_on_nonfinite
 
 if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
-    from platoon_base.worker.agreed_state import State, agree, agree_in_step, default_rule_of, make_equal
+    from platoon_base.worker.agreed_state import State, agree, agree_in_step, checksums, default_rule_of, make_equal
     from platoon_base.worker.all_values import FlatAllReduce, gather_rows, require_same_values
-    from platoon_base.worker.fit import Fit
-    from platoon_base.worker.initial_values import copy_first_values, copy_values, start_together
-    from platoon_base.worker.training_start import (
+    from platoon_base.worker.fit import (
+        Fit,
         begins_anew,
         center_is_on_device,
         require_weight,
         start_training,
         warn_if_alike,
     )
-    from platoon_base.worker.value_checksums import checksums
+    from platoon_base.worker.initial_values import copy_first_values, copy_values, start_together
 
 __all__ = [
     "COMPUTE",
@@ -64,13 +63,9 @@ __getattr__ = lazy_names(
     __name__,
     {
         "platoon_base.collectives.flat": "FlatBuffers",
-        "platoon_base.worker.agreed_state": "State agree agree_in_step default_rule_of make_equal",
+        "platoon_base.worker.agreed_state": "State agree agree_in_step checksums default_rule_of make_equal",
         "platoon_base.worker.all_values": "FlatAllReduce gather_rows require_same_values",
-        "platoon_base.worker.fit": "Fit",
+        "platoon_base.worker.fit": "Fit begins_anew center_is_on_device require_weight start_training warn_if_alike",
         "platoon_base.worker.initial_values": "copy_first_values copy_values start_together",
-        "platoon_base.worker.training_start": (
-            "begins_anew center_is_on_device require_weight start_training warn_if_alike"
-        ),
-        "platoon_base.worker.value_checksums": "checksums",
     },
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from interrupting import at_instruction
 
-from platoon_base.channels.base import Received
+from platoon_base.channels import Received
 from platoon_base.channels.client import ControlClient
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.server import ControlServer

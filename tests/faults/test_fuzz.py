@@ -29,7 +29,7 @@ from fuzz_messages import request as encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from platoon_base.channels.base import Received
+from platoon_base.channels import Received
 from platoon_base.channels.server import ControlServer
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.coordinator import Coordinator

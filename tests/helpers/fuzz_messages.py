@@ -48,7 +48,7 @@ else:
     watched_imports = contextlib.nullcontext()
 
 with watched_imports:
-    from platoon_base.channels.base import Received
+    from platoon_base.channels import Received
     from platoon_base.channels.client import ControlClient
     from platoon_base.channels.server import ControlServer
     from platoon_base.coordination import messages as msg

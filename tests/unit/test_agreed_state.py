@@ -12,8 +12,7 @@ from platoon_base.coordination.encoding import encode
 from platoon_base.coordination.messages import PROTOCOL, Hello
 from platoon_base.shm.job_state import JobState
 from platoon_base.worker import State, Worker, agree, make_equal
-from platoon_base.worker.connection import BackEnds, Connection, Identity
-from platoon_base.worker.job_signals import AdvisoryLock
+from platoon_base.worker.connection import AdvisoryLock, BackEnds, Connection, Identity
 
 pytestmark = pytest.mark.base
 

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from platoon_base.channels.base import Received
+from platoon_base.channels import Received
 from platoon_base.channels.server import ControlServer
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import AnswerUser, CenterDropped, SendReply, StopJob

@@ -12,9 +12,8 @@ from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.links.peer import Peer
 from platoon_base.multihost import courier_table
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.courier_table import CourierTable
+from platoon_base.multihost.courier_table import CourierTable, Member
 from platoon_base.multihost.couriers import CourierKeeper
-from platoon_base.multihost.member import Member
 
 pytestmark = pytest.mark.base
 

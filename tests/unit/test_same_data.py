@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from platoon_base.fingerprint import DataSeen, kind_of
 from platoon_base.sharding import Position
-from platoon_base.worker.same_data import DataSeen, kind_of
 
 pytestmark = pytest.mark.base
 

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this file in .nox/keras3")
 from platoon_base.errors import ConfigurationError
-from platoon_base.torch_loops.drift import NUM_SLOTS, DriftCheck
+from platoon_base.torch_loops.gradients import NUM_SLOTS, DriftCheck
 
 pytestmark = pytest.mark.keras
 

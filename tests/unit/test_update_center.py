@@ -6,7 +6,7 @@ import pytest
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError
 from platoon_base.platoon_api.param_sync import ASGD, EASGD, ParamSyncRule
 from platoon_base.rules import EASGD as OWN_EASGD
-from platoon_base.worker.job_signals import AdvisoryLock
+from platoon_base.worker.connection import AdvisoryLock
 
 pytestmark = pytest.mark.base
 

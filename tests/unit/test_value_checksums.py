@@ -23,7 +23,7 @@ def _values():
 def test_c_and_numpy_give_the_same_checksums(monkeypatch):
     variables = [_Variable(value) for value in _values()]
     compiled = checksums(variables)
-    monkeypatch.setattr("platoon_base.worker.value_checksums.EXTENSION", None)
+    monkeypatch.setattr("platoon_base.worker.agreed_state.EXTENSION", None)
     assert checksums(variables) == compiled
 
 

@@ -6,6 +6,7 @@ results of a compiled function.
 
 from __future__ import annotations
 
+import copyreg
 import importlib.abc
 import importlib.machinery
 import logging
@@ -13,9 +14,9 @@ import sys
 import types
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Callable
+from typing import Any, Callable
 
-from platoon_base.compat.theano import compile_ahead, compile_lock, module_cache, pickled_contexts
+from platoon_base.compat.theano import compile_ahead, compile_lock, module_cache
 from platoon_base.system.imports import AfterImport, Body, spec_around
 
 __all__ = ["REPAIRS", "VERIFIED", "HideMpi", "guarded", "install"]
@@ -46,6 +47,22 @@ def _run_without_mpi(module: types.ModuleType, body: Body) -> None:
         del sys.modules["mpi4py"]
 
 
+def pickle_contexts(gpuarray_type: ModuleType) -> None:
+    """Pickle the contexts of devices by their names in Theano, as pygpu refuses to, if it is installed.
+
+    Functions compiled for devices contain them, and Blocks' Checkpoint pickles such functions.
+    """
+    pygpu = gpuarray_type.pygpu
+    if pygpu is None:
+        return
+    get_context, name_of = gpuarray_type.get_context, gpuarray_type._name_for_ctx
+
+    def reduce(context: Any) -> Any:
+        return get_context, (name_of(context),)
+
+    copyreg.pickle(pygpu.gpuarray.GpuContext, reduce)
+
+
 log = logging.getLogger(__name__)
 
 # The last release of Theano; the repairs were checked against its source.
@@ -56,7 +73,7 @@ REPAIRS: dict[str, Callable[[ModuleType], None]] = {
     "theano.gof.cmodule": module_cache.repair_files,
     "theano.gof.cc": module_cache.repair_keys,
     "theano.gof.vm": compile_ahead.install,
-    "theano.gpuarray.type": pickled_contexts.install,
+    "theano.gpuarray.type": pickle_contexts,
 }
 
 

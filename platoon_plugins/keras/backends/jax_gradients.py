@@ -16,8 +16,7 @@ from jax.experimental import io_callback
 
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError
 from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback
-from platoon_plugins.keras.backends.compiled_gradients import CompiledAverage
-from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientHeader
+from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, CompiledAverage, GradientHeader
 
 if hasattr(jax, "ffi"):
     from platoon_base import jax_arrays

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from platoon_base.dtypes import Array
 from platoon_plugins.keras.backends.aligned import AlignedArrays
-from platoon_plugins.keras.backends.compiled_gradients import CompiledAverage
-from platoon_plugins.keras.gradients import Batch
+from platoon_plugins.keras.gradients import Batch, CompiledAverage
 
 # Alignment of each array in the gathered buffers.
 _ALIGNMENT_BYTES = 64
