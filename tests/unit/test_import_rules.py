@@ -187,6 +187,69 @@ assert not missing, missing
     loaded_by(code)
 
 
+def is_of_ours(name):
+    return name.partition(".")[0] in ("platoon_base", "platoon_plugins")
+
+
+@functools.cache
+def offered_by(module):
+    """Read from the source what a module of ours binds outside functions and classes, lazy names and modules too."""
+    path = BASE.parent.joinpath(*module.split("."))
+    names = {each.stem for each in path.glob("*")}
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not path.exists():
+        return set()
+    lazy = "__getattr__" in path.read_text()
+    pending = list(tree_of(path).body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+            continue
+        if isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif lazy and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= set(node.value.split())
+        pending += ast.iter_child_nodes(node)
+    return names
+
+
+def names_used(path):
+    """List the modules of ours and the names that a file takes from them, wherever in the file."""
+    used, modules = [], {}
+    for node in nodes_of(path):
+        if isinstance(node, ast.Import):
+            used += [(alias.name, "*") for alias in node.names]
+            modules |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            used += [(node.module, alias.name) for alias in node.names]
+            both = [(alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names]
+            modules |= {name: module for name, module in both if is_of_ours(module) and offered_by(module)}
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lazy_names":
+            homes = zip(node.args[1].keys, node.args[1].values)
+            constants = [(home.value, names.value) for home, names in homes if isinstance(names, ast.Constant)]
+            used += [(home, name) for home, names in constants for name in names.split()]
+    for node in nodes_of(path):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in modules:
+            used.append((modules[node.value.id], node.attr))
+    return [(module, name) for module, name in used if is_of_ours(module)]
+
+
+@pytest.mark.parametrize("folder", ["platoon_base", "platoon_plugins", "tests", "benchmarks", "examples", "docs"])
+def test_each_name_taken_from_a_module_of_ours_is_in_it(folder):
+    """Type checks leave the adapters out, and an import inside a function fails only when its line runs."""
+    used = {path: names_used(path) for path in sources(BASE.parent / folder) if "platoon_" in path.read_text()}
+    missing = [
+        (str(path.relative_to(BASE.parent)), module, name)
+        for path, pairs in used.items()
+        for module, name in pairs
+        if not offered_by(module) or (name not in offered_by(module) and name != "*" and name[:2] != "__")
+    ]
+    assert missing == []
+
+
 # Rules for each file: a function lists what breaks the rule in one file.
 
 # What adapters register. Docstrings may name a framework as an example, what runs may not.
