@@ -7,10 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.array_loops.trees import Tree, tree_of
+from platoon_base.array_loops.trees import Tree, jax, tree_of
+from platoon_base.errors import ConfigurationError
 from platoon_base.worker import Worker
 
 Array = np.ndarray[Any, Any]
+
+
+# States of optax whose optimizers compute parameters from this field of theirs, not from those passed.
+_ANCHORS = {
+    "COCOBState": "init_particles",
+    "MadgradState": "x0",
+    "MechanicState": "x0",
+    "SAMState": "cache",
+    "ScheduleFreeState": "z",
+}
 
 
 class Group:
@@ -70,6 +81,22 @@ def places_of(
         pairs = dict(worker.gather(list(pairs.items()), name="models of equal shapes")[0])
         found += [(groups[g], having[place]) for g, place in pairs.items()]
     return found
+
+
+def require_assignable(state: Any) -> None:
+    """Raise if the next step of an optimizer would undo values that parameters get from the center."""
+
+    def is_anchored(each: Any) -> bool:
+        return getattr(each, _ANCHORS.get(type(each).__name__, ""), None) is not None
+
+    found = jax().tree_util.tree_leaves(state, is_leaf=is_anchored) if jax() is not None else ()
+    for each in filter(is_anchored, found):
+        name = type(each).__name__
+        raise ConfigurationError(
+            f'got an optimizer with the state {name} and mode="async": at each step it computes the '
+            f"parameters from its own {_ANCHORS[name]}, so the values of the center would be lost; "
+            'pass another optimizer, or mode="sync" to prepare'
+        )
 
 
 def moments_in(state: Any, params: Tree) -> Tree:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.array_loops.centers import LoopCenter
-from platoon_base.array_loops.groups import moments_in, real_parts
+from platoon_base.array_loops.groups import moments_in, real_parts, require_assignable
 from platoon_base.array_loops.places import Place
 from platoon_base.array_loops.trees import (
     call_on_host,
@@ -301,6 +301,7 @@ class Loop:
         tree = tree_of(params).floats()
         if not tree.leaves:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
+        require_assignable(state)
         self.place.look_at(tree.leaves)
         self._before(tree.leaves)
         moments = moments_in(state, tree)

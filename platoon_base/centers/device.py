@@ -178,7 +178,8 @@ class DeviceCenter:
             self._queued = False
 
     def settle(self) -> None:
-        """Mirror this worker's partitions for the last time."""
+        """Mirror this worker's partitions, and those of dead owners, for the last time."""
+        self._partitions.adopt_orphans()
         self._memory.finish_copies()
         self.mirror()
         self._memory.finish_copies()
@@ -511,6 +512,13 @@ class Partitions:
         finally:  # A Ctrl-C may arrive just after the lock is acquired.
             self._directory.unlock(partition)
         return True
+
+    def adopt_orphans(self) -> None:
+        """Remake the partitions of dead owners, which nobody else would mirror once all have left."""
+        for partition in range(len(self._tiling.partition_bytes)):
+            entry = self._directory.entry(partition)
+            if entry.generation and not self._owned(partition, entry):
+                self.adopt(partition, entry.generation)
 
     def close(self, over: bool) -> None:
         """Close other workers' memory; ``over`` states that no worker uses the center any more."""

@@ -250,6 +250,32 @@ def test_the_center_is_saved_when_it_is_released(run_on_cuda, tmp_path):
     folder.close()
 
 
+@pytest.mark.parametrize("end", ["", "worker.release_shared_params()"], ids=["exit", "release"])
+def test_the_last_worker_saves_what_a_killed_one_owned(run_on_cuda, tmp_path, end):
+    """Rank 1 does not synchronize between the death and its end, so only its end can take over the partition."""
+    folder = CheckpointFolder(tmp_path / "kept")
+    job = run_on_cuda(
+        f"""
+        a = on_device(np.zeros(70_000))
+        worker.init_shared_params([a], ASGD())
+        for step in range(20):
+            advance([a], [np.ones(70_000, "float32")])
+            worker.sync_params()
+        a.get_value()
+        worker.barrier()
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        until(lambda: living() == 1)
+        {end}
+        """,
+        saving=Saving(folder, 1000.0),
+    )
+    assert not job.result.checkpoints.unsaved, job.logs
+    (center,) = read_checkpoint(folder.newest()[0]).center
+    assert (center == 40).all()
+    folder.close()
+
+
 @pytest.mark.parametrize("policy", ["raise", "skip", "restore"])
 def test_what_is_not_finite_stays_out(run_on_cuda, policy):
     run_on_cuda(

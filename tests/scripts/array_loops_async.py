@@ -4,7 +4,7 @@ from job_preamble import ConfigurationError, np, raises, sys, worker
 from prepared_cases import RULES, SETTINGS
 import jax
 import jax.numpy as jnp
-from platoon_base.array_loops import batches, common, gather_for_metrics, loops, prepare, sync
+from platoon_base.array_loops import batches, common, gather_for_metrics, groups, loops, prepare, sync
 
 generator = np.random.default_rng(0)
 X = generator.normal(size=(200, 6)).astype("f")
@@ -119,6 +119,21 @@ def optax_loop(case):
     if worker.global_size > 1:
         with raises(ConfigurationError, "optimizer.update(grads, state, params)"):
             optimizer.update(params, state)
+        wide = jax.tree.map(lambda leaf: leaf.astype("f"), params)
+        for made, name in (
+            (optax.contrib.cocob(), "COCOBState"),
+            (optax.chain(optax.clip(1.0), optax.contrib.madgrad(0.1)), "MadgradState"),
+            (optax.contrib.mechanize(optax.sgd(0.1)), "MechanicState"),
+            (optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), "SAMState"),
+            (optax.MultiSteps(optax.contrib.schedule_free_sgd(0.1), 2), "ScheduleFreeState"),
+        ):
+            moved = prepare(made, **SETTINGS[case])
+            with raises(ConfigurationError, name):
+                jax.jit(moved.update)(wide, moved.init(wide), wide)
+            with raises(ConfigurationError, name):
+                sync(wide, made.init(wide))
+        opaque = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1), opaque_mode=True)
+        groups.require_assignable(opaque.init(params))
 
 
 def twins(case):

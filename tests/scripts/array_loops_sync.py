@@ -131,7 +131,8 @@ if "optax" in sys.argv:
     def optax_loop(make, scans=False):
         def train(ready, rows, seed, average, common):
             params, optimizer = ready(first(seed), make())
-            state = optimizer.init(params)
+            # Some states have parameters, which are donated too.
+            state = jax.tree.map(jnp.copy, optimizer.init(params))
 
             def step(carry, batch):
                 params, state = carry
@@ -166,6 +167,8 @@ if "optax" in sys.argv:
         "masked",
         optax_loop(lambda: optax.chain(optax.sgd(0.1, 0.9), optax.masked(optax.add_decayed_weights(0.1), weights))),
     )
+    for made in (optax.contrib.cocob(), optax.contrib.madgrad(0.05), optax.contrib.schedule_free_sgd(0.05)):
+        compare("parameters in the state", optax_loop(lambda made=made: made))
     compare("injected", optax_loop(lambda: optax.inject_hyperparams(optax.adamw)(0.05)))
 
     def ensemble(ready, rows, seed, average, common):
