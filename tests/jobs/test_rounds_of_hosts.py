@@ -236,3 +236,8 @@ def test_a_worker_that_leaves_completes_its_round_first(platoon, tmp_path):
 def test_who_takes_the_center_over_again_goes_on_from_there(run_job):
     outcome = run_job(script_path("rounds_of_hosts_overlap_restore")).require_success()
     assert outcome.reported["x 0"] == outcome.reported["x 1"]
+
+
+def test_a_copy_of_the_center_completes_the_round_first(run_job):
+    outcome = run_job(script_path("rounds_of_hosts_overlap_copy")).require_success()
+    assert outcome.reported == dict.fromkeys(["copied 0", "copied 1", "x 0", "x 1"], 1.5)
