@@ -19,12 +19,13 @@ from platoon_base import (
 # Lasagne must be imported after this, by this package or by the script.
 compat.apply()
 
-from platoon_base.theano_ops import function, scale_learning_rate, scatter  # noqa: E402
+from platoon_base.theano_ops import function, scatter  # noqa: E402
 from platoon_plugins.lasagne.data import iterate_minibatches, shard  # noqa: E402
 from platoon_plugins.lasagne.evaluation import evaluate  # noqa: E402
 from platoon_plugins.lasagne.gradients import all_reduce_grads  # noqa: E402
 from platoon_plugins.lasagne.learning_rate import (  # noqa: E402
     LearningRateWarmup,
+    scale_learning_rate,
     scale_schedule,
 )
 from platoon_plugins.lasagne.prepared import prepare  # noqa: E402

@@ -13,6 +13,7 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import scaled_schedule, unscaled_text
 from platoon_base.theano_ops import VariableWarmup
+from platoon_base.theano_ops import scale_learning_rate as scale_learning_rate
 from platoon_plugins.lasagne.graph import shared_variables
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.base
+pytestmark = [pytest.mark.base, pytest.mark.promise]
 
 PLUGINS = Path(importlib.util.find_spec("platoon_plugins").origin).parent
 ADAPTERS = ("blocks", "keras", "lasagne")
