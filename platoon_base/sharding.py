@@ -1,4 +1,4 @@
-"""Rows, batches and seeds of each worker, most as pure functions of (n, rank, size, seed, epoch)."""
+"""The rows, batches and seeds of each worker: all workers compute them alike, without messages."""
 
 from __future__ import annotations
 

@@ -301,11 +301,13 @@ class Loop:
         tree = tree_of(params).floats()
         if not tree.leaves:
             raise ConfigurationError("got no parameters of floats, so there is nothing to synchronize")
-        require_assignable(state)
+        key = number, tree.shape
+        if key not in self.groups:
+            require_assignable(state)
         self.place.look_at(tree.leaves)
         self._before(tree.leaves)
         moments = moments_in(state, tree)
-        count, key, leaves = len(tree.leaves), (number, tree.shape), [*tree.leaves, *moments.leaves]
+        count, leaves = len(tree.leaves), [*tree.leaves, *moments.leaves]
 
         def synchronized(arrays: list[Array]) -> list[Array]:
             self._steps(key)

@@ -1,4 +1,4 @@
-"""The other hosts, and the couriers of all: host 0 starts them, publishes addresses, leads rounds."""
+"""The couriers of all hosts, which host 0 starts and leads, and its record of the other hosts."""
 
 from __future__ import annotations
 

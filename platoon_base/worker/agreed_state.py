@@ -1,4 +1,4 @@
-"""Agreement of workers on state that no rule shares and no gradient trains, such as statistics."""
+"""Agreement of workers on state that no rule shares and no gradient trains, and checksums of values."""
 
 from __future__ import annotations
 

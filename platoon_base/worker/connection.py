@@ -1,4 +1,4 @@
-"""The connection of a worker: its identity, the controller's channel, the shared state, the leader."""
+"""The connection of a worker: its identity, its channel, the shared state, locks and the leader."""
 
 from __future__ import annotations
 

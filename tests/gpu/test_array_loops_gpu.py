@@ -82,8 +82,8 @@ def test_errors_outside_of_compiled_steps_fail_the_worker(run, case, error):
     outcome, made = run("array_loops_eager", case)
     assert outcome.result.status
     assert any(error in log for log in outcome.logs), outcome.logs
-    # The last case may print its counts before its calls were made.
-    assert "last call" in case.replace("_", " ") or any(map(any, made)), made
+    if case != "an_error_that_the_last_call_finds_is_raised":  # The counts may be printed before its calls are made.
+        assert any(map(any, made)), made
 
 
 @pytest.mark.parametrize(("case", "workers"), [("one_step_and_common_values", 3), ("memory", 2)])

@@ -167,7 +167,9 @@ if "optax" in sys.argv:
         "masked",
         optax_loop(lambda: optax.chain(optax.sgd(0.1, 0.9), optax.masked(optax.add_decayed_weights(0.1), weights))),
     )
-    for made in (optax.contrib.cocob(), optax.contrib.madgrad(0.05), optax.contrib.schedule_free_sgd(0.05)):
+    anchored = [optax.contrib.cocob(), optax.contrib.madgrad(0.05), optax.contrib.schedule_free_sgd(0.05)]
+    anchored += [optax.contrib.mechanize(optax.sgd(0.1)), optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))]
+    for made in anchored:
         compare("parameters in the state", optax_loop(lambda made=made: made))
     compare("injected", optax_loop(lambda: optax.inject_hyperparams(optax.adamw)(0.05)))
 
