@@ -30,6 +30,7 @@ from platoon_base.fingerprint import checksum
 from platoon_base.layout import Layout
 from platoon_base.rules import default_period, prepared_rule
 from platoon_base.worker import (
+    BatchSizes,
     FlatAllReduce,
     State,
     Worker,
@@ -94,6 +95,7 @@ class Loop:
         self.epoch, self.rows, self.begun = 0, 1.0, False
         self.trained: list[str] = []  # What the summary names.
         self._open: list[Pass] = []
+        self.sizes = BatchSizes()  # Of the latest pass.
         self._read: Pass | None = None  # The latest one, if it has ended without a step.
         self._closed = False
         self._counted: Any = None  # The kind of steps that count, where a loop has several.
@@ -117,6 +119,9 @@ class Loop:
     def draws(self, one: Pass, rows: int, kind: Any) -> None:
         self.require_sound()
         self.rows, self._read = float(rows), None
+        if not one.sizes:
+            self.sizes = BatchSizes()
+        self.sizes.add(rows)
         one.sizes.add(rows)
         if self.alone:
             self._steps(kind)  # The first kind of loader is that of the training.

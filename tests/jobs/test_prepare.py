@@ -24,7 +24,10 @@ modes = pytest.mark.parametrize("mode", ["sync", "async"])
 @both
 @pytest.mark.promise
 def test_averaged_gradients_equal_one_process(run_job, loops):
-    run_job(script_path(f"{loops}_sync"), args=PACKAGES).require_success()
+    outcome = run_job(script_path(f"{loops}_sync"), args=PACKAGES).require_success()
+    # What the script prepares at its end and does not train is no separate model.
+    assert outcome.result.shared_nothing == ()
+    assert not any("was followed by no step" in log for log in outcome.logs)
 
 
 @both
