@@ -37,6 +37,7 @@ from platoon_base.worker import (
     agree,
     copy_first_values,
     default_rule_of,
+    passes_before,
     require_same_values,
     require_weight,
     start_training,
@@ -92,7 +93,8 @@ class Loop:
         self.mode, strategy, self._sync_every, scaling, on_nonfinite = settings
         self._given = prepared_rule(self.mode, strategy, self._sync_every, scaling)
         self.alone = worker.global_size == 1
-        self.epoch, self.rows, self.begun = 0, 1.0, False
+        # Only the first training of a script is saved.
+        self.epoch, self.rows, self.begun = 0 if current() else passes_before(worker), 1.0, False
         self.trained: list[str] = []  # What the summary names.
         self._open: list[Pass] = []
         self.sizes = BatchSizes()  # Of the latest pass.

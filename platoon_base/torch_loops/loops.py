@@ -29,7 +29,7 @@ from platoon_base.torch_loops.state import (
     tensors_beside,
 )
 from platoon_base.torch_loops.watching import UNSCALED, watch
-from platoon_base.worker import BatchSizes, Fit, State, Worker, agree, warn_if_alike, warn_once
+from platoon_base.worker import BatchSizes, Fit, State, Worker, agree, passes_before, warn_if_alike, warn_once
 
 Tensor = Any
 
@@ -57,11 +57,13 @@ class Loop:
         self.models: list[Any] = []
         self.averaged: list[Any] = []  # Models of class AveragedModel.
         self.optimizers: list[Any] = []
-        self.loaders = self.epoch = 0
+        before = current()
+        # Only the first training of a script is saved.
+        self.loaders, self.epoch = 0, passes_before(worker) if before is None else 0
         self.begun = self._closed = False
         self.settings = settings
         self._trained: list[Callable[[], bool]] = []  # Of the objects of each `prepare`.
-        before, trained = current(), self._trained
+        trained = self._trained
         later = before is not None and before.intent.used  # Of which a part may only be evaluated.
         needed = lambda: not later or any(each() for each in trained)  # noqa: E731
         self.intent: Any = worker.advanced.intend("prepare", _NEVER, needed)

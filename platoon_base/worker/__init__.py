@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Fit,
         begins_anew,
         center_is_on_device,
+        passes_before,
         require_weight,
         start_training,
         warn_if_alike,
@@ -51,6 +52,7 @@ __all__ = [
     "gather_rows",
     "kind_of",
     "make_equal",
+    "passes_before",
     "require_on_nonfinite",
     "require_same_values",
     "require_weight",
@@ -66,7 +68,8 @@ __getattr__ = lazy_names(
         "platoon_base.collectives.flat": "FlatBuffers",
         "platoon_base.worker.agreed_state": "State agree agree_in_step checksums default_rule_of make_equal",
         "platoon_base.worker.all_values": "BatchSizes FlatAllReduce gather_rows require_same_values",
-        "platoon_base.worker.fit": "Fit begins_anew center_is_on_device require_weight start_training warn_if_alike",
+        "platoon_base.worker.fit": "Fit begins_anew center_is_on_device passes_before "
+        "require_weight start_training warn_if_alike",
         "platoon_base.worker.initial_values": "copy_first_values copy_values start_together",
     },
 )

@@ -417,6 +417,11 @@ def begins_anew(loop: Any, worker: Worker, settings: Any, trains: bool) -> bool:
     return False
 
 
+def passes_before(worker: Worker) -> int:
+    """Return how many passes over the data a resumed job has made; the one it was in is repeated."""
+    return max(0, worker.resume_at.epoch - 1)
+
+
 def require_weight(weight: float) -> float:
     """Return a weight as a float; raise `ConfigurationError` if it is negative or not finite."""
     number = float(weight)

@@ -1,6 +1,7 @@
 """`prepare` for loops of PyTorch, of NumPy and of JAX: against one process, with rules, mistakes; the script alone."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 
@@ -61,6 +62,15 @@ def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, mode, erro
     logs = run_job(script_path("array_loops_errors"), args=[mode]).logs
     assert sum(f"raised {error} at" in log for log in logs) == 1
     assert mode == "async" or "if any(connect().gather(bool(loss < 0.1))): break" in logs[0]
+
+
+@pytest.mark.parametrize("loops", ["arrays", pytest.param("torch", marks=TORCH)])
+def test_a_loop_that_is_resumed_twice_continues_at_the_epoch_of_both(platoon, tmp_path, loops):
+    command = ["launch", "-n", 2, "--log-dir", "logs", "--resume", "kept", "--summary", "s.json"]
+    for end, start in ((3, 1), (5, 3), (7, 5)):
+        done = platoon(*command, script_path("prepare_resumed"), tmp_path, loops, end).require()
+        assert done.logs[0].endswith(f"started at {start}\n")
+        assert f"{end} epochs" in json.loads((tmp_path / "s.json").read_text())["trained"]
 
 
 @both
