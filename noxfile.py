@@ -184,11 +184,13 @@ def run_keras(session: nox.Session, python: str, backend: str, **variables: str)
     # To import other files would take each process as long again.
     files = {path: path.read_text() for path in sorted(Path("tests").rglob("test_*.py"))}
     files = {path: text for path, text in files.items() if "keras" in text}
-    if backend == "jax":  # what is about torch alone has run on it
+    if backend == "jax":  # What is about torch alone has run on it.
         files = {path: text for path, text in files.items() if 'torch = pytest.importorskip("torch"' not in text}
     if PROMISES in " ".join(session.posargs) and backend != "torch":  # there unit and contract run too
         files = {path: text for path, text in files.items() if "mark.promise" in text}
     chosen = session.posargs or ["-m", f"keras and {ALL}{some}"]
+    if backend != "torch":  # Loops without Keras have run there.
+        chosen = [f"{word} and not loops" if word.startswith("keras and ") else word for word in chosen]
     # What the user's arguments select need not be there on each back end.
     options = [*own_cache(f"keras-{backend}"), *map(str, files), *chosen]
     variables["KERAS_BACKEND"] = backend
@@ -207,7 +209,7 @@ def keras3(session: nox.Session) -> None:
     install(session, *KERAS, *TORCH_AND_JAX, constraints="keras3")
     flags = {"XLA_FLAGS": " ".join([QUICKLY_COMPILED, os.environ.get("XLA_FLAGS", "")])}
     steps = {
-        "Keras on torch": partial(run_keras, session, "python", "torch", **ON_THE_CPU),
+        "Keras on torch": partial(run_keras, session, "python", "torch", **ON_THE_CPU, **flags),
         "Keras on JAX": partial(run_keras, session, "python", "jax", **ON_THE_CPU, **flags),
     }
     do_all(session, steps)
