@@ -1,5 +1,6 @@
-"""Usage: FOLDER WAY RULE PERIOD: a Keras fit on JAX; prints the bits of each worker's weights, how often variables got the
-state, and whether the model is gone behind it.
+"""Usage: FOLDER WAY RULE PERIOD: a Keras fit on JAX.
+
+Prints the bits of each worker's weights, how often variables got the state, and whether the model is gone behind it.
 
 WAY is what is done to the model: "nothing"; "asks": a callback asks for the state after each batch; "copies": the step
 is wrapped by a function that copies the lists of the state; "keeps": by one that within an epoch passes on what the
