@@ -19,7 +19,7 @@ import jax.ffi
 import jax.numpy as jnp
 import numpy as np
 
-from platoon_base._gates import GATES, calls_of, set_gate, targets
+import platoon_base._gates as gates
 from platoon_base.dtypes import XLA_CODES, Array
 
 log = logging.getLogger(__name__)
@@ -48,16 +48,16 @@ class Gate:
 
     def shut(self) -> None:
         """Admit no call."""
-        set_gate(self.number, 0)
+        gates.set_gate(self.number, 0)
 
     def let_one_in(self) -> None:
         """Admit only the next call."""
-        set_gate(self.number, 1)
+        gates.set_gate(self.number, 1)
 
     @property
     def came(self) -> int:
         """The number of calls, admitted or not."""
-        count: int = calls_of(self.number)
+        count: int = gates.calls_of(self.number)
         return count
 
 
@@ -73,8 +73,8 @@ def gate_of(owner: Any) -> Gate | None:
 # The handlers of calls, by their numbers in the programs. They must outlive the programs, which an
 # exception of theirs ends.
 _handlers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_free = [*range(GATES)]  # Free numbers of gates.
-_numbers = itertools.count(GATES)  # Numbers of calls without a gate.
+_free = [*range(gates.GATES)]  # Free numbers of gates.
+_numbers = itertools.count(gates.GATES)  # Numbers of calls without a gate.
 # The trace that made the latest call, and a result of that call.
 _latest: tuple[Any, Any] = (None, None)
 
@@ -149,6 +149,6 @@ def _array(buffer: tuple[int, int, int, tuple[int, ...]]) -> Array:
 
 
 for _name, _platform, _function in zip(
-    (_TARGET, _STREAM_TARGET, _STREAM_TARGET), ("cpu", "cpu", "CUDA"), targets(_answer)
+    (_TARGET, _STREAM_TARGET, _STREAM_TARGET), ("cpu", "cpu", "CUDA"), gates.targets(_answer)
 ):
     jax.ffi.register_ffi_target(_name, _function, platform=_platform)
