@@ -19,7 +19,7 @@ import jax.ffi
 import jax.numpy as jnp
 import numpy as np
 
-import platoon_base._gates as gates
+from platoon_base import _gates as gates
 from platoon_base.dtypes import XLA_CODES, Array
 
 log = logging.getLogger(__name__)
