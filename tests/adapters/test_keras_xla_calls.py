@@ -7,7 +7,11 @@ import pytest
 from keras_here import keras
 from scripts_here import script_path
 
-pytest.importorskip("platoon_base._gates", reason="no C extension: `make setup` builds it, if there is a compiler")
+pytest.importorskip(
+    "platoon_base.jax_arrays",
+    reason="no JAX, or no C extension: `make setup` builds it, if there is a compiler",
+    exc_type=ImportError,
+)
 
 pytestmark = [
     pytest.mark.keras,

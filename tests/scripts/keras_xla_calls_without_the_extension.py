@@ -1,8 +1,8 @@
 import sys
 
-sys.modules["platoon_base._gates"] = None
+sys.modules["platoon_base.jax_arrays.calls"] = None  # As it is without the C extension, or before JAX 0.5.
 
 from keras_preamble import *
 
 require_one_process(lambda wrapped: dense(optimizer=wrapped(keras.optimizers.SGD(0.1))), *data(64), epochs=2)
-assert not any(name.startswith("platoon_base.jax_arrays.") for name in sys.modules)
+assert "platoon_base.jax_arrays" not in sys.modules
