@@ -15,13 +15,8 @@ SCRIPTS = {
         "overlap",
         "starts_with_averaged_gradients",
     ],
-    "lasagne": ["local_sgd_at_each_batch", "moments_are_averaged_with_the_parameters", "overlap"],
-    "blocks": [
-        "local_sgd_at_each_batch",
-        "moments_are_averaged_with_the_parameters",
-        "main_loops_with_more_batches_make",
-        "overlap",
-    ],
+    "lasagne": ["moments_are_averaged_with_the_parameters", "overlap"],
+    "blocks": ["moments_are_averaged_with_the_parameters", "main_loops_with_more_batches_make", "overlap"],
 }
 MARKS = {"keras": [pytest.mark.keras], "lasagne": marks_of(needs_theano), "blocks": marks_of(needs_blocks)}
 ROWS = [pytest.param(name, script, marks=MARKS[name]) for name in SCRIPTS for script in SCRIPTS[name]]

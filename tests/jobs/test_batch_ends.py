@@ -54,35 +54,31 @@ def test_a_reader_with_no_room_for_messages_is_waited_for(tmp_path):
         assert server.lost == 0
 
 
-def test_a_launched_server_that_fails_before_it_listens_is_told(platoon, write_script, tmp_path):
-    write_script("import no_such_module", "server.py")
-    script = write_script("from platoon_base.data import BatchReader\nnext(iter(BatchReader(timeout_s=120)))")
-    logs = tmp_path / "logs"
-    platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script).require(1)
-    log = (logs / "rank0.log").read_text()
-    assert "WorkerLostError: no batch server listens at " in log
-    assert "the data server failed with ModuleNotFoundError: No module named 'no_such_module'" in log
-    assert "no_such_module" in (logs / "data_server.log").read_text()
-
-
 @pytest.mark.parametrize(
-    ("last", "how"),
+    ("code", "how", "warns"),
     [
+        ("import no_such_module", "failed with ModuleNotFoundError: No module named 'no_such_module'", True),
         pytest.param(
-            "os.kill(os.getpid(), 9)", "killed by SIGKILL, by a user or by the kernel", marks=pytest.mark.promise
+            "import os; os.kill(os.getpid(), 9)",
+            "ended (killed by SIGKILL, by a user or by the kernel",
+            True,
+            marks=pytest.mark.promise,
         ),
-        ("", "exit status 0"),
+        ("", "ended (exit status 0", False),
     ],
 )
-def test_a_launched_server_that_ends_before_it_listens_is_reported_at_once(platoon, write_script, tmp_path, last, how):
-    write_script(f"import os\n{last}", "server.py")
+def test_a_launched_server_that_ends_before_it_listens_is_reported_at_once(
+    platoon, write_script, tmp_path, code, how, warns
+):
+    write_script(code, "server.py")
     script = write_script("from platoon_base.data import BatchReader\nnext(iter(BatchReader(timeout_s=120)))")
     logs = tmp_path / "logs"
     done = platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script).require(1)
     log = (logs / "rank0.log").read_text()
-    assert f"the data server ended ({how}" in log
-    warned = re.search(r"the data server ended \([^)]*\):", done.stdout + done.stderr)  # "); see" is the worker's
-    assert (warned is not None) == bool(last)
+    assert f"the data server {how}" in log
+    assert "WorkerLostError: no batch server listens at " in log
+    found = re.search(r"the data server ended \([^)]*\):", done.stdout + done.stderr)  # "); see" is the worker's
+    assert (found is not None) == warns
 
 
 @pytest.mark.promise

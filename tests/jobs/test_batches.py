@@ -81,15 +81,6 @@ def test_turns_give_each_worker_the_same_batches_in_each_run(address, start):
     ]
 
 
-def test_free_workers_get_every_batch_once(address, start):
-    workers = [start(READ, rank) for rank in range(2)]
-    with BatchServer(address, readers=2) as server:
-        server.serve(batches(50))
-    got = [eval(worker.output().split("\n")[0]) for worker in workers]
-    assert sorted(got[0] + got[1]) == list(range(50))
-    assert all(mine == sorted(mine) for mine in got)
-
-
 HOLD = """
 reader = BatchReader(address, rank=rank)
 kept = [reader.receive(), reader.receive()]
@@ -132,13 +123,6 @@ def test_a_server_that_is_killed_is_told_at_once_after_what_it_had_sent(address,
         assert [int(reader.receive()[0]) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(WorkerLostError, match=rf"\(pid {server.process.pid}\) ended before the end of the data"):
             reader.receive()
-
-
-def test_a_job_has_a_server_of_its_own(run_job):
-    """Rank 0 serves here; the address follows from the job."""
-    outcome = run_job(script_path("batches_a_job_has_a_server_of_its_own"), workers=3).require_success()
-    assert outcome.reported["seen 1"] == "[[0, 1, 2], [2, 3, 4], [4, 5, 6]]"
-    assert outcome.reported["seen 2"] == "[[1, 2, 3], [3, 4, 5], [5, 6, 7]]"
 
 
 SERVER = """

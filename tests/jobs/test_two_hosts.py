@@ -15,7 +15,6 @@ import pytest
 from laboratory import until
 from scripts_here import behind, script_path
 
-from tests.helpers.breakable import Breakable
 from tests.helpers.launching_hosts import Hosts
 
 pytestmark = pytest.mark.base
@@ -59,13 +58,18 @@ def test_workers_of_all_hosts_are_one_world(hosts):
     assert "workers 3 to 5" in hosts.output(2)
 
 
-def test_the_timeouts_of_the_first_host_reach_workers_and_couriers_of_all_hosts(hosts):
+def test_the_settings_of_the_first_host_reach_workers_and_couriers_of_all_hosts(hosts):
+    """Its timeouts, its rule and its period."""
     code, options = script_path("two_hosts_timeouts"), ["--timeout", "wait=77", "--timeout", "exchange=0.01"]
-    for host in (0, 1):
-        hosts.start(code, *(["--timeout", "wait=99"] if host else options), host=host)
+    (hosts.folder / "run.toml").write_text('rule = "LocalSGD(overlap=0.5)"\nevery-n-batches = 7\n')
+    hosts.start(code, *options, "--config", "run.toml", host=0)
+    hosts.start(code, "--timeout", "wait=99", host=1, environment={"PLATOON_RULE": "EASGD()"})
     assert hosts.wait() == [0, 0], hosts.output(0)
-    assert [hosts.said(rank, rank) for rank in (0, 1)] == [[[77.0, 77.0, 0.01, ["wait=77,exchange=0.01"]]]] * 2
-    assert "ignoring PLATOON_TIMEOUTS=wait=99: the job was launched with PLATOON_TIMEOUTS=wait=77" in hosts.output(1)
+    settings = ["LocalSGD(overlap=0.5)", 7], [77.0, 77.0, 0.01, ["wait=77,exchange=0.01"]]
+    assert [hosts.said(rank, rank) for rank in (0, 1)] == [[*settings]] * 2
+    ignored = " ".join(hosts.output(1).split())
+    assert "ignoring PLATOON_TIMEOUTS=wait=99: the job was launched with PLATOON_TIMEOUTS=wait=77" in ignored
+    assert "ignoring PLATOON_RULE=EASGD()" in ignored
 
 
 def test_what_one_worker_does_all_see(hosts):
@@ -190,24 +194,6 @@ def test_a_launcher_that_stands_still_for_a_while_loses_nothing(hosts):
     assert hosts.wait() == [130, 130]
     about = [line.partition(" (")[0] for line in hosts.story() if line.startswith("host")]
     assert about == ["host 1: silent", "host 1: silent -> answers"]
-
-
-def test_a_network_that_resets_connections_for_a_while_loses_nothing(hosts):
-    with Breakable(hosts.port) as way:
-        hosts.start(WAIT, host=0)
-        hosts.start(WAIT, "--rdzv-endpoint", f"127.0.0.1:{way.port}", host=1)
-        for host in (0, 1):
-            hosts.until(f"logs{host}/rank{host}.log", "waits")
-        way.refusing.set()
-        way.cut()
-        for host in (0, 1):
-            hosts.until(f"h{host}.out", "no heartbeat from host")
-        way.refusing.clear()
-        for host in (0, 1):
-            hosts.until(f"h{host}.out", "sends heartbeats again")
-        assert "lost host" not in hosts.output(0) + hosts.output(1)
-        hosts.launchers[0].send_signal(signal.SIGINT)
-        assert hosts.wait() == [130, 130]
 
 
 def test_a_host_that_is_silent_for_too_long_is_lost(hosts):
@@ -370,16 +356,6 @@ def test_a_host_takes_the_key_that_is_made_while_it_waits(hosts):
     assert hosts.wait() == [0, 0], hosts.output(0)
 
 
-def test_the_rule_and_the_period_of_the_first_host_count_on_all(hosts):
-    code = script_path("two_hosts_rule_of_the_first")
-    (hosts.folder / "run.toml").write_text('rule = "LocalSGD(overlap=0.5)"\nevery-n-batches = 7\n')
-    hosts.start(code, "--config", "run.toml", host=0)
-    hosts.start(code, host=1, environment={"PLATOON_RULE": "EASGD()"})
-    assert hosts.wait() == [0, 0], hosts.output(0)
-    assert hosts.said(0, 0) == hosts.said(1, 1) == [["LocalSGD(overlap=0.5)", 7]]
-    assert "ignoring PLATOON_RULE=EASGD()" in " ".join(hosts.output(1).split())
-
-
 def test_a_worker_that_is_interrupted_as_it_shares_gets_no_other_error(hosts):
     code = script_path("two_hosts_interrupted_as_it_shares")
     args = [str(hosts.folder / "logs1" / "courier1.log")]
@@ -396,15 +372,6 @@ def test_parameters_that_no_worker_of_the_first_host_shares_begin_with_those_of_
     assert hosts.said(2, 2) == begun
     assert hosts.said(0, 0) == begun[:1]
     assert "no worker of host 0 shares parameters (ranks 0 wait" in hosts.output(0)
-
-
-def test_parameters_that_no_worker_of_the_first_host_shares_are_refused_if_that_is_to_save_them(hosts):
-    code = script_path("two_hosts_parameters_that_no_worker_of_the_first_host")
-    began = time.monotonic()
-    assert hosts.run(code, "--checkpoint-every", "60", workers=(1, 2)) == [1, 1], hosts.output(0)
-    assert time.monotonic() - began < 100  # a few seconds on an idle machine
-    assert "no worker of host 0 shares parameters (ranks 0 wait" in hosts.log(1, 1)
-    assert "checkpoints" in hosts.log(1, 1)
 
 
 @pytest.mark.promise
@@ -497,21 +464,6 @@ def test_all_workers_of_all_hosts_are_started_again_from_the_checkpoint(hosts):
     assert json.loads((hosts.folder / "summary.json").read_text())["restarts"] == 1
     for rank, host in ((0, 0), (1, 0), (2, 1)):
         assert hosts.said(rank, host)[-2:] == [[[3.0] * 3]] * 2
-
-
-def test_workers_of_a_lost_host_use_up_no_restarts(hosts):
-    code = script_path("two_hosts_workers_of_a_lost_host_use_up_no_restarts")
-    for host, workers in ((0, 1), (1, 2)):
-        hosts.start(code, "--max-restarts", "1", host=host, workers=workers, args=[str(hosts.folder)])
-    for path in ("logs0/rank0.log", "logs1/rank1.log", "logs1/rank2.log"):
-        hosts.until(path, "runs")
-    hosts.launchers[1].kill()
-    hosts.until("h0.out", "with workers 1, 2: it")
-    (hosts.folder / "fail").touch()
-    hosts.until("h0.out", "restarting rank 0, restart 1 of 1")
-    (hosts.folder / "enough").touch()
-    assert hosts.wait() == [1, -9], hosts.output(0)
-    assert "cannot restart the workers" not in hosts.output(0)
 
 
 @pytest.mark.parametrize("how", ["killed", "silent"])
