@@ -161,3 +161,22 @@ assert made == [1.0, 1.0], made  # nor at the end of training, which would chang
 """
     ).require_success()
     assert not any("batches preceded an evaluation" in log for log in outcome.logs)
+
+
+# Gossip.
+
+
+@pytest.mark.keras
+def test_keras_validates_and_keeps_the_consensus(run_keras):
+    run_keras(script_path("gossip_in_adapters_keras")).require_success()
+
+
+@needs_theano
+def test_lasagne_evaluates_and_keeps_the_consensus(run_lasagne):
+    run_lasagne(script_path("gossip_in_adapters_lasagne")).require_success()
+
+
+@needs_theano
+@needs_blocks
+def test_blocks_monitors_and_keeps_the_consensus(run_blocks):
+    run_blocks(script_path("gossip_in_adapters_blocks")).require_success()
