@@ -40,18 +40,18 @@ def test_logs_say_on_which_host_the_others_are(hosts):
 
 
 def test_workers_of_all_hosts_are_one_world(hosts):
-    code = script_path("two_hosts_workers_of_all_hosts_are_one_world")
+    code = script_path("launching_together")
     assert hosts.run(code, "--summary", "summary.json", workers=(2, 1, 3)) == [0, 0, 0], hosts.output(0)
     of = {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 2}
-    seen = {rank: hosts.said(rank, host) for rank, host in of.items()}
-    assert [seen[rank][0] for rank in range(6)] == [
+    seen = [{word: rest for word, *rest in hosts.said(rank, host)} for rank, host in of.items()]
+    assert [each["place"][:4] for each in seen] == [
         [0, 6, 0, 2], [1, 6, 1, 2], [2, 6, 0, 1], [3, 6, 0, 3], [4, 6, 1, 3], [5, 6, 2, 3],
     ]  # fmt: skip
-    for rank in range(6):
-        assert seen[rank][1] == [[[other, "x" * other] for other in range(6)]]
-        assert seen[rank][2] == [2.5]
-        assert seen[rank][4] == [[0.0, 15.0, 30.0]]
-    assert sorted(row for rank in range(6) for row in seen[rank][3][0]) == list(range(11))
+    for each in seen:
+        assert [rank for rank, _ in each["gathered"][0]] == list(range(6))
+        assert each["metrics"] == [2.5]
+        assert each["sum"] == [[0.0, 15.0, 30.0]]
+    assert sorted(row for each in seen for row in each["shard"][0]) == list(range(23))
     summary = json.loads((hosts.folder / "summary.json").read_text())
     assert [summary[f"by_{rank}"] for rank in range(6)] == list(range(6))
     assert "6 workers on 3 hosts" in hosts.output(0)

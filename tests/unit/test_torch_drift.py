@@ -111,19 +111,29 @@ def test_workers_that_are_out_of_turn_begin_anew_together(every):
 # Flat buffers.
 
 
-@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
-def test_gradients_of_all_dtypes_are_scaled(solo_worker, factor):
-    """On a device the factor is a tensor: nobody waits for its value."""
+@pytest.mark.parametrize(
+    ("call", "by", "value", "result"),
+    [
+        ("scale", 0.5, 6, 3),
+        ("scale", torch.tensor(0.5), 6, 3),  # as on a device, where nobody waits for its value
+        ("divide", torch.tensor(4.0), 6, 1.5),
+        ("divide", torch.tensor(0.0), 0, 0),  # the mean weight of a step of which all is masked, or nearly
+        ("divide", torch.tensor(1e-30), 0, 0),
+    ],
+)
+def test_gradients_of_all_dtypes_are_scaled_and_divided(solo_worker, call, by, value, result):
     from platoon_base.torch_loops import FlatAverage
 
     dtypes = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
     flats = FlatAverage(solo_worker, [torch.zeros(3, dtype=dtype) for dtype in dtypes], 1, torch.device("cpu"), None)
     for view in flats.views:
-        view.fill_(6)
-    flats.scale(factor)
+        view.fill_(value)
+    flats.header.fill_(7)
+    getattr(flats, call)(by)
     for view, dtype in zip(flats.views, dtypes):
         assert view.dtype == dtype
-        assert view.tolist() == [3, 3, 3]
+        assert view.tolist() == [result] * 3
+    assert flats.header.tolist() == [7]
 
 
 @pytest.mark.parametrize("as_factor", [float, torch.tensor], ids=["number", "tensor"])
@@ -134,23 +144,6 @@ def test_zeros_stay_zeros_whatever_the_factor(solo_worker, as_factor):
     flats = FlatAverage(solo_worker, [torch.zeros(3, dtype=torch.float16)], 1, torch.device("cpu"), None)
     flats.scale(as_factor(1e30))
     assert flats.views[0].tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize(("divisor", "quotient"), [(4.0, 1.5), (0.0, None), (1e-30, None)])
-def test_gradients_of_all_dtypes_are_divided(solo_worker, divisor, quotient):
-    """By the mean weight of a step: with 0, or next to nothing, all gradients are zeros and remain so."""
-    from platoon_base.torch_loops import FlatAverage
-
-    dtypes = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-    flats = FlatAverage(solo_worker, [torch.zeros(3, dtype=dtype) for dtype in dtypes], 1, torch.device("cpu"), None)
-    for view in flats.views:
-        view.fill_(0 if quotient is None else 6)
-    flats.header.fill_(7)
-    flats.divide(torch.tensor(divisor))
-    for view, dtype in zip(flats.views, dtypes):
-        assert view.dtype == dtype
-        assert view.tolist() == [quotient or 0] * 3
-    assert flats.header.tolist() == [7]
 
 
 def test_a_bucket_is_filled_together_with_its_header(solo_worker):
