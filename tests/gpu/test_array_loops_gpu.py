@@ -29,7 +29,8 @@ def run(run_job, request):
         require_computing("jax")
     else:
         folder = str(request.getfixturevalue("processor_driver"))
-        places = {"environment": {"LD_LIBRARY_PATH": folder, "PROCESSOR_NCCL": folder}}
+        # JAX would load the NCCL of its own GPUs first.
+        places = {"environment": {"LD_LIBRARY_PATH": folder, "PROCESSOR_NCCL": folder, "JAX_PLATFORMS": "cpu"}}
 
     def start(script, *words, **options):
         options = {"center": "device", **places, **options}
