@@ -29,8 +29,7 @@ def run(run_job, request):
         require_computing("jax")
     else:
         folder = str(request.getfixturevalue("processor_driver"))
-        # JAX would load the NCCL of its own GPUs first.
-        places = {"environment": {"LD_LIBRARY_PATH": folder, "PROCESSOR_NCCL": folder, "JAX_PLATFORMS": "cpu"}}
+        places = {"environment": {"LD_LIBRARY_PATH": folder, "PROCESSOR_NCCL": folder}}
 
     def start(script, *words, **options):
         options = {"center": "device", **places, **options}
