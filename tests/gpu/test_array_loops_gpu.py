@@ -63,9 +63,17 @@ def test_loaders_metrics_and_mistakes(run, mode):
     outcome.require_success()
 
 
-@pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
-def test_errors_within_compiled_steps_are_raised_as_they_are(run, mode, error):
-    outcome, made = run("array_loops_errors", mode)
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("sync", "WorkerLostError"),
+        ("async", "NonFiniteError"),
+        ("negative weight", "ConfigurationError"),
+        ("weight of nan", "ConfigurationError"),
+    ],
+)
+def test_errors_within_compiled_steps_are_raised_as_they_are(run, case, error):
+    outcome, made = run("array_loops_errors", case)
     assert sum(f"raised {error} at" in log for log in outcome.logs) == 1, outcome.logs
     assert any(made[0]), made
 
