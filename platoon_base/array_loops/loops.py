@@ -111,6 +111,7 @@ class Loop:
         steps = worker.advanced.activity[0]
         needed = lambda: worker.advanced.activity[0] >= steps + _STEPS_OF_A_TRAINING  # noqa: E731
         self._intent = worker.advanced.intend("prepare", _NEVER[self.mode], needed)
+        worker.advanced.before_close(_settle_unless_raised)
 
     # Batches.
 
@@ -375,7 +376,7 @@ class Loop:
         ]
 
     def close(self) -> None:
-        if self._failure is None:
+        if not self.raised:
             settle()
         self.center.release()
         self.groups.clear()  # Calls of compiled programs keep this object.
@@ -409,19 +410,24 @@ def settle() -> None:
             jax().block_until_ready([loop.place.device.latest, jax().numpy.zeros(1) + 1])
     if loop is not None:
         loop.require_sound()
+        loop.center.finish()
+
+
+def _settle_unless_raised() -> None:
+    loop = current()
+    if loop is not None and not loop.raised:
+        settle()
 
 
 def _leave() -> None:
     """At the exit, count this worker as failed if the script could not raise an error."""
     loop = current()
-    if loop is None or loop.raised:
+    if loop is None:
         return
     try:
-        settle()
+        loop.worker.close()
     except Exception as exc:
-        if not loop.worker.closed:
-            log.error("%s: %s", type(exc).__name__, exc)
-            loop.worker.close(failed=True)
+        log.error("%s: %s", type(exc).__name__, exc)
         sys.stdout.flush()
         os._exit(1)  # The interpreter has its exit status already.
 

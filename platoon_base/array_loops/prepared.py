@@ -162,6 +162,8 @@ def _loop() -> Loop:
 
 def _loop_for(kinds: list[str], worker: Worker, settings: Any) -> Loop:
     loop = current()
+    if loop is not None and not loop.raised:
+        settle()  # Then it knows of all its steps.
     if begins_anew(loop, worker, settings, trains=bool(set(kinds) - {"loader"})) or loop is None:
         loop = Loop(worker, settings)
         begin(loop)

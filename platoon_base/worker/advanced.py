@@ -333,6 +333,10 @@ class Advanced:
         """Record what the script has made for a training, to warn if it is unused; see `Intent`."""
         return intend(what, unused, needed) if self._connection.identity.size > 1 else Intent(what, unused)
 
+    def before_close(self, finish: Callable[[], None]) -> None:
+        """Let `Worker.close` first call this; if it raises, the worker leaves as one that failed."""
+        self._connection.before_close = finish
+
     @property
     def activity(self) -> tuple[int, int]:
         """Numbers that grow when this worker counts a step or makes a collective call on arrays."""

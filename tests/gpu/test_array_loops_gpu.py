@@ -78,6 +78,14 @@ def test_errors_within_compiled_steps_are_raised_as_they_are(run, case, error):
     assert any(made[0]), made
 
 
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_an_error_of_the_last_step_is_raised_however_a_training_ends(run, end):
+    outcome, _ = run("array_loops_ends", end)
+    assert outcome.result.status
+    assert [outcome.logs[1].count(f"raised by {by}") for by in ("common", "prepare", "close")] == [1, 1, end == "close"]
+    assert end == "close" or "ERROR platoon_base.array_loops.loops: NonFiniteError" in outcome.logs[1]
+
+
 @pytest.mark.parametrize(
     ("case", "error"),
     [

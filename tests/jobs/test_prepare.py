@@ -68,6 +68,17 @@ def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, case, erro
     assert case != "sync" or "if any(connect().gather(bool(loss < 0.1))): break" in logs[0]
 
 
+@needs_jax
+@pytest.mark.backend
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_an_error_of_the_last_step_is_raised_however_a_training_ends(run_job, end):
+    outcome = run_job(script_path("array_loops_ends"), args=[end])
+    assert outcome.result.status
+    assert [outcome.logs[1].count(f"raised by {by}") for by in ("common", "prepare", "close")] == [1, 1, end == "close"]
+    assert "raised by" not in outcome.logs[0]
+    assert end == "close" or "ERROR platoon_base.array_loops.loops: NonFiniteError" in outcome.logs[1]
+
+
 @both
 @modes
 @pytest.mark.promise
