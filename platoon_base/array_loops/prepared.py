@@ -201,6 +201,7 @@ def _is_nnx(each: Any) -> bool:
 
 def _prepare_params(params: Any, loop: Loop) -> Any:
     loop.trained.append(_described(params))
+    loop.prepared[tree_of(params).floats().shape] += 1
     return params if loop.alone else _first_values(params, loop)
 
 

@@ -111,6 +111,8 @@ class Advanced:
         self.stop_votes = StopVotes(connection.job_state, connection.identity.rank)
         self.clock = connection.progress.clock
         self.centers = connection.centers
+        # `Worker.close` calls it first; if it raises, the worker leaves as one that failed.
+        self.before_close: Callable[[], None] = lambda: None
         self._connection = connection
         self._sharing = sharing
         self._data_seen = DataSeen(connection.identity.resume_at)
@@ -332,10 +334,6 @@ class Advanced:
     def intend(self, what: str, unused: str, needed: Callable[[], bool] | None = None) -> Intent:
         """Record what the script has made for a training, to warn if it is unused; see `Intent`."""
         return intend(what, unused, needed) if self._connection.identity.size > 1 else Intent(what, unused)
-
-    def before_close(self, finish: Callable[[], None]) -> None:
-        """Let `Worker.close` first call this; if it raises, the worker leaves as one that failed."""
-        self._connection.before_close = finish
 
     @property
     def activity(self) -> tuple[int, int]:

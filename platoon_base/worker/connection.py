@@ -159,7 +159,6 @@ class Connection:
         # Waits for updates of the center that are queued on a device. Barriers call it first: after
         # a barrier each worker reads the others' updates.
         self.finish_queued: Callable[[], None] = lambda: None
-        self.before_close: Callable[[], None] = lambda: None
         self.closed, self.combined = False, 0
         self.trainings = 0
         self._client = ControlClient(

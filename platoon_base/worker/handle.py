@@ -497,7 +497,7 @@ class Worker:
         """
         if not failed and self._connection.open_here:
             try:
-                self._connection.before_close()
+                self.advanced.before_close()
             except BaseException:
                 self.close(failed=True)
                 raise
