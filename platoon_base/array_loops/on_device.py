@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,16 +16,18 @@ from platoon_base.array_loops.trees import is_traced
 from platoon_base.devices.cuda import primary_driver
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.jax_arrays import BlockArrays, JaxArrays, call_on_stream, sum_over_workers
+from platoon_base.layout import array_on
 from platoon_base.parameters import Borrowed
-from platoon_base.worker import ErrorFeedback, Worker
+from platoon_base.worker import ErrorFeedback, Worker, require_weight
 
 Array = np.ndarray[Any, Any]
 
 _SAMPLE = 1 << 14  # Elements of gradients, to compare workers.
+_WEIGHTS = 1 << 12  # The device is fewer steps behind its programs.
 
 
 def cuda_device() -> int | None:
-    """Return the driver's number of the only device that JAX has here; None if it is no CUDA device."""
+    """Return the driver's number of JAX's only local device; None if it has several, or it is no CUDA device."""
     device, *others = jax.local_devices()
     return None if others or not is_cuda(device) else int(device.local_hardware_id)
 
@@ -34,19 +37,23 @@ def is_cuda(device: Any) -> bool:
 
 
 class Device:
-    """A CUDA device, on which ``guarded`` calls out of programs change arrays in place."""
+    """A CUDA device, whose arrays compiled programs change in place by calls of ``guarded`` functions."""
 
     def __init__(self, worker: Worker, ordinal: int, guarded: Callable[[Any], Any]) -> None:
         self.ordinal, self._worker, self._guarded = ordinal, worker, guarded
         self._driver = primary_driver(ordinal)
         self._programs: dict[Any, Any] = {}
         self._handlers: dict[Any, Any] = {}
-        self.latest: Any = ()  # An element of what the latest call of a script gave, which is there once it is over.
-        self.sums: Any = None  # A DeviceAllReduce, if workers have devices of their own and NCCL.
+        self.latest: Any = ()  # An element of the latest result: when it is ready, the call has finished.
+        self.sums: Any = None  # A DeviceAllReduce, if each worker has its own device and NCCL.
+        self._weights: Any = None  # The latest ones that programs have computed, in page-locked memory.
+        self._next_weight = 0
 
     def failure(self) -> PlatoonError | None:
-        """Return why sums have failed."""
+        """Return why sums have failed, or what is wrong with their weights."""
         try:
+            if self._weights is not None and not (sound := _weighs(self._weights)).all():
+                require_weight(self._weights[~sound][0])
             if self.sums is not None:
                 self.sums.require_sound()
         except PlatoonError as exc:
@@ -65,6 +72,7 @@ class Device:
     ) -> list[Any]:
         """Return weighted averages over workers; ``begin(sample)`` is called before each."""
         size, rank = self._worker.global_size, self._worker.global_rank
+        is_computed = is_traced([weight])
 
         def queue(blocks: Sequence[Any], stream: int) -> None:
             begin(lambda: self._sample(blocks[0], size if len(blocks) == 1 else 0, stream))
@@ -82,9 +90,11 @@ class Device:
 
         def averaged(values: Sequence[Any]) -> list[Any]:
             *arrays, given = map(jnp.asarray, values)
-            # A weight that is no number makes the averages none.
-            own = jnp.where(given >= 0, given, jnp.nan)
-            header = jnp.zeros(size, np.float32).at[rank].set(own.astype(np.float32))
+            own = given.astype(np.float32)
+            if is_computed:  # What is wrong counts as 0 until the script's next call raises.
+                (own,) = call_on_stream(self._handler("weights", self._note_weights), [own], after=arrays[:1])
+                own = jnp.where(_weighs(own), own, 0)
+            header = jnp.zeros(size, np.float32).at[rank].set(own)
             compressed = None
             if self.sums is not None and self.sums.compresses:
                 kept = [ErrorFeedback(), ErrorFeedback()]
@@ -96,7 +106,7 @@ class Device:
         return self._run(("average", key), averaged, [*leaves, weight])
 
     def change(self, key: Any, leaves: Sequence[Any], call: Callable[[BlockArrays], None]) -> list[Any]:
-        """Return arrays as changed by ``call(arrays)``, which are pairs of floats for complex ones."""
+        """Return arrays as changed by ``call(arrays)``, which gets complex arrays as pairs of floats."""
         shapes: list[tuple[int, ...]] = []
         likes: dict[Any, object] = {}  # Under vmap, or with other dtypes, blocks differ.
 
@@ -121,20 +131,35 @@ class Device:
         return list(found)
 
     def _handler(self, key: Any, call: Callable[..., None]) -> Any:
-        """Return a call for programs, the same for a kind of values; it lasts as long as the process."""
+        """Return the handler by which programs call a function, one for each key; it is never freed."""
         if key not in self._handlers:
             self._handlers[key] = self._guarded(call)
             _kept.append(self._handlers[key])
         return self._handlers[key]
 
+    def _note_weights(self, blocks: Sequence[Any], stream: int) -> None:
+        """Queue the copies of weights to the host, where `failure` looks at them."""
+        if self._weights is None:
+            memory = (ctypes.c_float * _WEIGHTS).from_address(self._driver.allocate_on_host(4 * _WEIGHTS))
+            self._weights = array_on(memory, (_WEIGHTS,), np.float32)
+            self._weights[:] = 1
+        count = min(blocks[0].size, _WEIGHTS)
+        start = self._next_weight if self._next_weight + count <= _WEIGHTS else 0
+        self._next_weight = start + count
+        self._driver.queue_read(self._weights[start:].ctypes.data, blocks[0].address, 4 * count, stream)
+
     def _sample(self, block: Any, behind: int, stream: int) -> Array:
-        """Return the first elements of a block, without the last ones."""
+        """Return the first elements of a block, of which the last ``behind`` are left out."""
         few = block._replace(size=min(block.size - behind, _SAMPLE))
         return np.asarray(BlockArrays([few], [(few.size,)], stream, self._driver, self.ordinal)[0])
 
 
-# Compiled programs only have the numbers of these.
+# Compiled programs know these handlers by number only, so they must stay alive.
 _kept: list[Any] = []
+
+
+def _weighs(weights: Any) -> Any:
+    return (weights >= 0) & (weights < np.inf)
 
 
 def _marked(arrays: list[Any]) -> tuple[list[Any], Any]:
@@ -158,7 +183,7 @@ def _like(array: Any, found: Any) -> Any:
 
 
 class Lent:
-    """Parameters that lie in other memory at each use; see `platoon_base.parameters.Group`."""
+    """Parameters whose memory differs at each use; see `platoon_base.parameters.Group`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.parameters = [_LentParameter(name, i, self) for i, name in enumerate(names)]
@@ -202,13 +227,14 @@ class _LentParameter:
     def on_device(self) -> Any:
         if self.group.arrays is None:
             raise ConfigurationError(
-                f"got a call for {self.name}, which only the steps of a loop of JAX have: use common(params)"
+                f"got a call for the values of {self.name} outside of a step: a loop of JAX has them only "
+                "within a step; use common(params)"
             )
         return self.group.arrays[self._index]
 
 
 class Copies(JaxArrays):
-    """Copies of arrays of the host on the device; those behind the first ``count`` are neither there nor changed."""
+    """Copies of host arrays on the device; only the first ``count`` are copied, and changed."""
 
     def __init__(self, arrays: Sequence[Array], count: int) -> None:
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

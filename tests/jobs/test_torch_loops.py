@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this 
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import GradientAverage, average_buffers, moments_of
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.keras, pytest.mark.loops, pytest.mark.timeout(600)]
 
 
 # Each script compares what the workers make with one process, by equations or exact fractions.
@@ -25,7 +25,6 @@ SCRIPTS = [
     ("large_weights", 3, []),
     ("refused", 2, []),
     ("spectral_norm", 2, []),
-    ("closure", 2, []),
     # Parameters that come to differ between workers are refused.
     pytest.param("drift", 2, ["rate"], marks=pytest.mark.promise),
     *(("drift", 2, [case]) for case in ("equal", "loaded by one", "skipped", "one value", "NaN of one")),
