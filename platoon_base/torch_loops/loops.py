@@ -485,6 +485,7 @@ class AsyncLoop(Loop):
         (rule, period), moments = rule_for_loop(self._given, self._sync_every, dtypes), None
         if shares_moments(rule):
             moments = [moment for each in self.optimizers for moment in found_moments(each)[0]]
+        self.fit.bind()
         self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
         self.fit.begin(rule, period)
         self._shared_groups = {id(each): len(each.param_groups) for each in self.optimizers}

@@ -88,6 +88,15 @@ def test_a_loop_that_is_resumed_twice_continues_at_the_epoch_of_both(platoon, tm
         assert f"{end} epochs" in json.loads((tmp_path / "s.json").read_text())["trained"]
 
 
+@pytest.mark.parametrize("loops", ["arrays", pytest.param("torch", marks=TORCH)])
+def test_all_workers_of_an_asynchronous_loop_are_restarted_together(platoon, tmp_path, loops):
+    command = ["launch", "-n", 2, "--log-dir", "logs", "--resume", "kept"]
+    command += ["--checkpoint-every", 0.2, "--max-restarts", 1]
+    done = platoon(*command, script_path("prepare_resumed"), tmp_path, loops, 4, tmp_path / "kept").require()
+    assert "cannot restart rank 1 alone: restarting all workers" in " ".join(done.stdout.split())
+    assert all("started at" in log for log in done.logs)
+
+
 @both
 @modes
 @pytest.mark.promise
