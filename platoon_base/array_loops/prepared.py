@@ -276,7 +276,14 @@ def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if mode == "sync":
-            updates, state = optimizer.update(loop.average(grads, None, number), state, params, **extra)
+            same = extra.get("grad") is grads  # Of a line search.
+            if "value" in extra:  # Some optimizers decide by the loss.
+                grads, extra["value"] = loop.average(grads, None, number, [jax().numpy.asarray(extra["value"])])
+            else:
+                grads = loop.average(grads, None, number)
+            if same:
+                extra["grad"] = grads
+            updates, state = optimizer.update(grads, state, params, **extra)
             return updates if factor == 1.0 else _mapped(lambda u: u * factor, updates), state
         if params is None:
             raise ConfigurationError(

@@ -171,6 +171,29 @@ if "optax" in sys.argv:
     anchored += [optax.contrib.mechanize(optax.sgd(0.1)), optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))]
     for made in anchored:
         compare("parameters in the state", optax_loop(lambda made=made: made))
+    plateau = lambda: optax.contrib.reduce_on_plateau(factor=0.5, patience=1, accumulation_size=2)
+    by_losses = [optax.chain(optax.adam(0.1), plateau()), optax.polyak_sgd(0.1), optax.lbfgs()]
+
+    def decides(made):
+        def train(ready, rows, seed, average, common):
+            params, optimizer = ready(first(seed), made)
+            state = optimizer.init(params)
+
+            @jax.jit
+            def step(params, state, x, y):
+                loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+                mean = lambda params: average(loss_of(params, x, y))
+                updates, state = optimizer.update(grads, state, params, value=loss, grad=grads, value_fn=mean)
+                return optax.apply_updates(params, updates), state
+
+            for row in rows():
+                params, state = step(params, state, X[row], Y[row])
+            return common(params)
+
+        return train
+
+    for made in by_losses:
+        compare("decides by the loss", decides(optax.with_extra_args_support(made)))
     compare("injected", optax_loop(lambda: optax.inject_hyperparams(optax.adamw)(0.05)))
 
     def ensemble(ready, rows, seed, average, common):
