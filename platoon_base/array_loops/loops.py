@@ -234,7 +234,7 @@ class Loop:
         self._before(tree.leaves)
         self._averaged.update(tree.names)
         tree = tree.beside(values) if values else tree
-        computed = [weight] if is_traced([weight]) else []  # within the compiled step
+        computed = [weight] if is_traced([weight]) else []  # The compiled step computes it.
         known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
         count, key = len(tree.leaves), (number, tree.shape)
         if not self._met:

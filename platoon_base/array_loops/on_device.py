@@ -27,7 +27,7 @@ _WEIGHTS = 1 << 12  # The device is fewer steps behind its programs.
 
 
 def cuda_device() -> int | None:
-    """Return the driver's number of the only device that JAX has here; None if it is no CUDA device."""
+    """Return the driver's number of JAX's only local device; None if it has several, or it is no CUDA device."""
     device, *others = jax.local_devices()
     return None if others or not is_cuda(device) else int(device.local_hardware_id)
 
@@ -37,15 +37,15 @@ def is_cuda(device: Any) -> bool:
 
 
 class Device:
-    """A CUDA device, on which ``guarded`` calls out of programs change arrays in place."""
+    """A CUDA device, whose arrays compiled programs change in place by calls of ``guarded`` functions."""
 
     def __init__(self, worker: Worker, ordinal: int, guarded: Callable[[Any], Any]) -> None:
         self.ordinal, self._worker, self._guarded = ordinal, worker, guarded
         self._driver = primary_driver(ordinal)
         self._programs: dict[Any, Any] = {}
         self._handlers: dict[Any, Any] = {}
-        self.latest: Any = ()  # An element of what the latest call of a script gave, which is there once it is over.
-        self.sums: Any = None  # A DeviceAllReduce, if workers have devices of their own and NCCL.
+        self.latest: Any = ()  # An element of the latest result: when it is ready, the call has finished.
+        self.sums: Any = None  # A DeviceAllReduce, if each worker has its own device and NCCL.
         self._weights: Any = None  # The latest ones that programs have computed, in page-locked memory.
         self._next_weight = 0
 
@@ -106,7 +106,7 @@ class Device:
         return self._run(("average", key), averaged, [*leaves, weight])
 
     def change(self, key: Any, leaves: Sequence[Any], call: Callable[[BlockArrays], None]) -> list[Any]:
-        """Return arrays as changed by ``call(arrays)``, which are pairs of floats for complex ones."""
+        """Return arrays as changed by ``call(arrays)``, which gets complex arrays as pairs of floats."""
         shapes: list[tuple[int, ...]] = []
         likes: dict[Any, object] = {}  # Under vmap, or with other dtypes, blocks differ.
 
@@ -131,7 +131,7 @@ class Device:
         return list(found)
 
     def _handler(self, key: Any, call: Callable[..., None]) -> Any:
-        """Return a call for programs, the same for a kind of values; it lasts as long as the process."""
+        """Return the handler by which programs call a function, one for each key; it is never freed."""
         if key not in self._handlers:
             self._handlers[key] = self._guarded(call)
             _kept.append(self._handlers[key])
@@ -149,12 +149,12 @@ class Device:
         self._driver.queue_read(self._weights[start:].ctypes.data, blocks[0].address, 4 * count, stream)
 
     def _sample(self, block: Any, behind: int, stream: int) -> Array:
-        """Return the first elements of a block, without the last ones."""
+        """Return the first elements of a block, of which the last ``behind`` are left out."""
         few = block._replace(size=min(block.size - behind, _SAMPLE))
         return np.asarray(BlockArrays([few], [(few.size,)], stream, self._driver, self.ordinal)[0])
 
 
-# Compiled programs only have the numbers of these.
+# Compiled programs know these handlers by number only, so they must stay alive.
 _kept: list[Any] = []
 
 
@@ -183,7 +183,7 @@ def _like(array: Any, found: Any) -> Any:
 
 
 class Lent:
-    """Parameters that lie in other memory at each use; see `platoon_base.parameters.Group`."""
+    """Parameters whose memory differs at each use; see `platoon_base.parameters.Group`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.parameters = [_LentParameter(name, i, self) for i, name in enumerate(names)]
@@ -227,13 +227,14 @@ class _LentParameter:
     def on_device(self) -> Any:
         if self.group.arrays is None:
             raise ConfigurationError(
-                f"got a call for {self.name}, which only the steps of a loop of JAX have: use common(params)"
+                f"got a call for the values of {self.name} outside of a step: a loop of JAX has them only "
+                "within a step; use common(params)"
             )
         return self.group.arrays[self._index]
 
 
 class Copies(JaxArrays):
-    """Copies of arrays of the host on the device; those behind the first ``count`` are neither there nor changed."""
+    """Copies of host arrays on the device; only the first ``count`` are copied, and changed."""
 
     def __init__(self, arrays: Sequence[Array], count: int) -> None:
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

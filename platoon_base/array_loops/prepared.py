@@ -252,7 +252,7 @@ def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
     if hasattr(optimizer.update, "platoon_prepared") or loop.alone:
         return optimizer
     given, optax, number = optimizer, sys.modules["optax"], next(_optimizers)
-    if not _is_optax(given):  # such as MultiSteps
+    if not _is_optax(given):  # MultiSteps is an example.
         optimizer = given.gradient_transformation()
     optimizer = optax.with_extra_args_support(optimizer)
     worker, mode, how = loop.worker, loop.mode, loop.settings[3]

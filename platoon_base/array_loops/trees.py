@@ -25,7 +25,7 @@ def has_gpu() -> bool:
 
 
 class Tree(NamedTuple):
-    names: list[str]  # of the leaves, such as "layers/0/weight"
+    names: list[str]  # Names of the leaves, such as "layers/0/weight".
     leaves: list[Any]
     rebuild: Callable[[Sequence[Any]], Any]
 

@@ -112,7 +112,7 @@ class DeviceCenter:
         begin: bool = False,
         averaged: bool = False,
     ) -> None:
-        """Copy the center into ``out``; ``begin`` resets this worker's states atomically."""
+        """Copy the center into ``out``; ``begin`` also resets this worker's states, at the same moment."""
         self._launch_all()
         average = self._average if averaged else None
         if self._directory.complete:
@@ -120,7 +120,7 @@ class DeviceCenter:
             kernel = "take_over" if begin else "pull"
             self._launch(_Call(kernel if average is None else f"{kernel}_average"), out, _Call(kernel))
             return
-        self._directory.read_buffer(0, out)  # Valid: no worker has synchronized yet.
+        self._directory.read_buffer(0, out)  # The mirror is valid: no worker has synchronized yet.
         if average is not None:
             self._directory.read_buffer(1 + average, out[: self._trained])
         if begin:
@@ -142,7 +142,7 @@ class DeviceCenter:
         self._start_from_mirror()
 
     def _start_from_mirror(self, values: int = 0) -> None:
-        """Reset this worker's states from the mirror, valid until the first synchronization."""
+        """Reset this worker's states from the mirror, which is valid until the first synchronization."""
         if self._sources:
             buffers = [values if source is None else 1 + source for source in self._sources]
             self._states.write(np.concatenate([self._directory.buffer_as_state(buffer) for buffer in buffers]))
@@ -190,7 +190,7 @@ class DeviceCenter:
     def close(self, over: bool = False) -> None:
         if self._directory.closed:
             return
-        self._put_off = []  # A worker that leaves drops deferred launches.
+        self._put_off = []  # Deferred launches are dropped.
         self._launches = []
         with contextlib.ExitStack() as always:  # Callbacks run in reverse order.
             always.callback(self._directory.close)
@@ -386,7 +386,7 @@ class DeviceCenters(Named):
         return center
 
 
-_PATIENCE_S = 20.0  # After this time another worker makes a missing partition.
+_PATIENCE_S = 20.0  # After this time any worker makes a missing partition.
 _PAUSE_S = 0.002
 
 
@@ -498,10 +498,10 @@ class Partitions:
             known = self._open.get(partition)
             if known is not None:
                 self._finish()
-            # Memory of the dead owner that is open here is newer than the mirror.
+            # If the dead owner's memory is open here, it is newer than the mirror.
             if known is not None and known[0] == generation:
                 memory.copy(known[1], start)
-            else:  # Open memory of an earlier owner may be outdated.
+            else:  # The memory of an earlier owner may be outdated.
                 memory.write(start, self._directory.mirror(partition))
             if known is not None:
                 self._close_borrowed(partition, known[1])
@@ -528,4 +528,4 @@ class Partitions:
             elif over:
                 memory.reuse()
         self._open = {}
-        self._finish = _nothing  # Breaks a reference cycle with the center.
+        self._finish = _nothing  # This breaks a reference cycle with the center.

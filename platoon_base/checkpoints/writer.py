@@ -21,12 +21,12 @@ from platoon_base.timeouts import POLL_S, timeout
 
 log = logging.getLogger(__name__)
 
-# The workers have just released their parameters, or devices did not answer.
+# These occur if workers have just released their parameters, or devices do not answer.
 _SKIPPED_ERRORS = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)
 
 
 class Saving(NamedTuple):
-    """Where checkpoints are written, and how often; infinite ``every_s``: at the end only."""
+    """Where checkpoints are written, and how often; only at the end if ``every_s`` is infinite."""
 
     folder: CheckpointFolder
     every_s: float
@@ -46,7 +46,7 @@ class Readable(Protocol):
 
 
 class Tally(NamedTuple):
-    """Numbers of checkpoints, written and missed, and why the newest is outdated, if it is."""
+    """Numbers of checkpoints that were written and missed, and why the newest is outdated, if it is."""
 
     written: int = 0
     missed: int = 0
@@ -97,7 +97,7 @@ class CheckpointWriter:
     def due(self, now: float, layout: Layout | None) -> bool:
         """Return whether a checkpoint is due: by the period, or because of a new center."""
         if layout is not None and not self._over:
-            # The later read reports the error.
+            # A later read reports the error.
             with contextlib.suppress(OSError, *_SKIPPED_ERRORS):
                 self._watch(layout)
         if self._over and layout is not None and not self._warned_of_second_job:
@@ -128,7 +128,7 @@ class CheckpointWriter:
         self.next_due = until
 
     def begin(self, about: About, layout: Layout | None, at_once: bool = False) -> None:
-        """Begin a checkpoint; with ``at_once`` read the center before the return."""
+        """Begin a checkpoint; with ``at_once`` the center is read before this call returns."""
         self.next_due = time.monotonic() + self._saving.every_s
         # A checkpoint without a center must not replace one with a center.
         if self._over or (layout is None and self._keeps_center):
@@ -173,7 +173,7 @@ class CheckpointWriter:
             self._count_missed(CollectiveTimeoutError(why))
 
     def take_problem(self) -> str:
-        """Return, once, why the first checkpoint, or first with a center, was not written."""
+        """Return, once, why the first checkpoint, or the first one with a center, was not written."""
         if self._problem is None or self.writing:
             return ""
         problem, self._problem = self._problem, None

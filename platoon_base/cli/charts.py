@@ -18,12 +18,12 @@ _STYLE = {
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     **{"axes.grid": True, "grid.color": "#8b949e", "grid.alpha": 0.3, "lines.linewidth": 1.3},
     **{"font.size": 9, "font.family": "sans-serif", "text.parse_math": False},
-    **{"svg.fonttype": "none", "svg.hashsalt": "platoon"},  # texts stay texts, ids repeat
+    **{"svg.fonttype": "none", "svg.hashsalt": "platoon"},  # Texts stay texts, and ids repeat.
 }
-_SIZE = (5.6, 3.4)  # inches
-_MOST_NAMED, _LONGEST_NAME = 9, 60  # entries of a legend and their characters
+_SIZE = (5.6, 3.4)  # In inches.
+_MOST_NAMED, _LONGEST_NAME = 9, 60  # Entries of a legend, and characters of each.
 _MOST_POINTS = 300
-_LARGEST = 1e100  # axes with larger values overflow
+_LARGEST = 1e100  # Axes with larger values overflow.
 _MANY = 40  # With so many values, the highest may lie outside the panel.
 _UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 _MARKS = {"good": ("o", "#1a7f37", "joined, saved"), "bad": ("X", "#cf222e", "lost")}

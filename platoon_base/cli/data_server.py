@@ -26,7 +26,7 @@ from platoon_base.worker_process.program import Program, python_main
 
 log = logging.getLogger(__name__)
 
-_EXIT_GRACE_S = 1.0  # to exit by itself after all workers
+_EXIT_GRACE_S = 1.0  # The server may exit by itself for this time after all workers.
 
 
 def split_words(text: str | None) -> list[str]:
@@ -91,7 +91,7 @@ def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> Non
         how += ", by a user or by the kernel because memory ran out"
     if status not in (0, -signal.SIGTERM):
         log.warning("the data server ended (%s): see %s", how, log_file)
-    with contextlib.suppress(OSError):  # the job has ended
+    with contextlib.suppress(OSError):  # The job has ended.
         report_failure(folder, f"ended ({how}); see {log_file}", keep=True)
 
 

@@ -19,8 +19,8 @@ from platoon_base.system.limits import available_cores
 # Frameworks and their libraries read these variables when they start.
 _VARIABLES = {
     "PYTHONHASHSEED": "0",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # see NVIDIA, cuBLAS, "Results Reproducibility"
-    "MKL_CBWR": "AUTO",  # fixed reductions and scheduling, on the same processor
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # See NVIDIA, cuBLAS, "Results Reproducibility".
+    "MKL_CBWR": "AUTO",  # Reductions and scheduling are fixed on the same processor.
     "TF_DETERMINISTIC_OPS": "1",
     # NCCL chooses an algorithm by size and topology. A ring adds in a fixed order; NVLink's
     # switches (NVLS) do not.

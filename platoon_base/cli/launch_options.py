@@ -173,12 +173,12 @@ def given_options(context: click.Context, without: Container[str]) -> list[str]:
         from_user = context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
         if isinstance(parameter, click.Option) and name not in without and from_user:
             value = context.params.get(name)
-            if value is None:  # ignored value of the file, or one that is in the environment
+            if value is None:  # The value of the file is ignored, or comes from the environment.
                 continue
             option = max(parameter.opts, key=len)
             if parameter.is_flag:
                 words += [option] if value else []  # A file may contain false.
-            elif isinstance(value, list):  # split by a callback
+            elif isinstance(value, list):  # A callback splits it.
                 words += [option, shlex.join(value)]
             elif parameter.multiple:
                 words += [word for each in value for word in (option, str(each))]
@@ -236,9 +236,9 @@ log = logging.getLogger(__name__)
 
 class HostOptions(NamedTuple):
     place: Place
-    endpoint: str  # the given address of the first host, or ''
+    endpoint: str  # The given address of the first host, or ''.
     encrypted: bool  # Workers encrypt arrays for other hosts.
-    compression: str = NONE  # see `platoon_base.compression.codecs.codec_of`
+    compression: str = NONE  # See `platoon_base.compression.codecs.codec_of`.
 
     def endpoint_here(self) -> str:
         """Return the first host's address, and publish it where needed."""

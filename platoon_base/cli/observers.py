@@ -28,12 +28,12 @@ class Observer(Protocol):
     end.
     """
 
-    name: str  # for a warning
-    opening: str  # a line to print before the job; may be empty
+    name: str  # Shown in warnings.
+    opening: str  # A line to print before the job; may be empty.
 
     @property
     def limit_s(self) -> float | None:
-        """Seconds for its end; None for no limit."""
+        """Seconds that its end may take; None for no limit."""
 
     def take(self, snapshot: Snapshot) -> None: ...
 
@@ -45,8 +45,8 @@ class Observed(NamedTuple):
 
     script: str
     command: str
-    folder: Path  # of its logs
-    settings: Mapping[str, float | str] = MappingProxyType({})  # what the job was started with
+    folder: Path  # Its logs are here.
+    settings: Mapping[str, float | str] = MappingProxyType({})  # Hyperparameters known at the start.
 
 
 class Option(NamedTuple):
@@ -121,10 +121,10 @@ class _Thread(threading.Thread):
         try:
             call(value)
         except Exception as exc:
-            if not self._failed:  # One that failed before cannot end in order.
+            if not self._failed:  # The end of an observer that has failed may fail too.
                 self._failed = True
                 what = (self._observer.name, type(exc).__name__, exc)
-                is_bug = not isinstance(exc, OSError)  # A full disk is none.
+                is_bug = not isinstance(exc, OSError)  # A full disk is not a bug.
                 log.warning("stopped writing for %s: %s: %s", *what, exc_info=is_bug)
 
 

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(_attached(sys.argv[1:] if argv is None else argv))
         with default_sigchld():
             return _run(args)
-    except SystemExit as exc:  # raised by argparse
+    except SystemExit as exc:  # argparse raises it.
         return OK if not exc.code else WRONG_ARGUMENTS
     except ConfigurationError as exc:
         click.echo(f"platoon-launcher: {exc}", err=True)
@@ -99,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
     own = None if controller.files() else _own_controller_arguments(words)
     folder = _new_folder(Path(args.experiment_name).name)
     report.print_line(console, report.opening(chosen, "host", folder))
-    screen = Screen(console, folder, len(chosen.devices), tee="none")  # shows warnings and failures
+    screen = Screen(console, folder, len(chosen.devices), tee="none")  # It shows warnings and failures.
     if own is None:
         words = [args.experiment_name, str(folder), "-D", *chosen.devices, *words]
         with screen:

@@ -12,7 +12,7 @@ from platoon_base.shm.job_state import Progress
 
 _HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
 _VALIDATION = {"val", "valid", "validation", "validate", "test", "testing", "dev", "eval", "evaluation", "heldout"}
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")  # so valLoss is two
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")  # So valLoss has two words.
 _LOSS = re.compile(r"loss|cost|error|nll|perplexity|mse|mae", re.IGNORECASE)
 
 
@@ -99,21 +99,21 @@ _WINDOW_S = 10.0
 _MIN_S = 1.0  # Rates over shorter windows are not reliable.
 _MIN_TO_ESTIMATE_S = 3.0
 _WAITS_S = 3.0  # A shorter wait is part of training.
-_CORRECTION_S = 1.0  # for another host's clock
+_CORRECTION_S = 1.0  # Another host's clock may be corrected by this much.
 # A wait for arrays that was not observed for this long is over.
 _FRESH_S = 2.0
-TREND_POINTS, _TREND_EVERY_S = 8, 3.0  # for a worker's rate
+TREND_POINTS, _TREND_EVERY_S = 8, 3.0  # Points of a worker's rate, and their distance.
 
 
 class _Course:
     """The latest steps of one worker, without the first ones, in which frameworks compile."""
 
     def __init__(self, seen_late: bool) -> None:
-        self._seen_late = seen_late  # steps before the first snapshot
+        self._seen_late = seen_late  # Whether steps were made before the first snapshot.
         self.first: Progress | None = None
         self.points: deque[Progress] = deque()
         self.waits, self.waits_since = -1, 0.0
-        self.longest_pause_s = 0.0  # such as a validation
+        self.longest_pause_s = 0.0  # A validation is such a pause.
         self.rates: deque[float] = deque(maxlen=TREND_POINTS)
 
     def take(self, progress: Progress, now: float) -> None:
@@ -161,10 +161,10 @@ class Recent:
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
-        self.now = 0.0  # monotonic time of the snapshot, in seconds
-        self.tracks: dict[str, Track] = {}  # the reported numbers over the whole job
-        self.loss = Course()  # the mean of the workers' losses
-        self._steps = 0  # sum over all workers at the latest `loss`
+        self.now = 0.0  # Monotonic time of the snapshot, in seconds.
+        self.tracks: dict[str, Track] = {}  # Reported numbers over the whole job.
+        self.loss = Course()  # Mean of the workers' losses.
+        self._steps = 0  # Steps of all workers at the latest `loss`.
         self._is_first = True
         self._courses: dict[int, _Course] = {}
         self._next_trend = 0.0
@@ -267,7 +267,7 @@ class Recent:
         if self.snapshot is None:
             return math.nan
         here = [each.rank for each in self.snapshot.participants if not each.phase.gone]
-        if any(self.stalled_s(rank) for rank in here):  # unknown
+        if any(self.stalled_s(rank) for rank in here):  # The remaining time is unknown then.
             return math.nan
         # The rates are those of the whole run: pauses, such as validations, count.
         left = [self._left(rank) for rank in here]
@@ -281,7 +281,7 @@ class Recent:
             return math.nan
         last = course.points[-1]
         left = steps_left(last) * window[0] / window[2] - (self.now - last.updated)
-        return left if left > 0 else math.nan  # at the end, or an overdue step
+        return left if left > 0 else math.nan  # It is not positive at the end, or if a step is overdue.
 
 
 def _share(progress: Progress) -> float:

@@ -30,7 +30,7 @@ from platoon_base.hosts import World
 from platoon_base.system.output import lost_output
 from platoon_base.worker_process.failure import INTERRUPTED
 
-_STYLES = {"title": "bold", "heading": "dim"}  # whole lines
+_STYLES = {"title": "bold", "heading": "dim"}  # Styles of whole lines.
 _TREND = (rf"[{BLOCKS}]+", "cyan")
 _PARTS = {
     "bar": ((r"^[█#]+", "green"), (r"[░-]+(?=  )", "dim")),
@@ -67,8 +67,8 @@ def shows_ascii_only(console: Console, environment: Mapping[str, str] | None = N
     return any(name.lower().replace("-", "") != "utf8" for name in names)
 
 
-_LINES_ABOVE, _MIN_HEIGHT = 3, 4  # leaves room for the workers' output
-_MIN_S, _MAX_S = 2.0, 60.0  # between two lines in a pipe
+_LINES_ABOVE, _MIN_HEIGHT = 3, 4  # This leaves room for the workers' output.
+_MIN_S, _MAX_S = 2.0, 60.0  # Time between two lines in a pipe.
 
 
 class Display:
@@ -82,7 +82,7 @@ class Display:
         self._table = _Table()
         if is_live(console):
             self._live = Live(self._table, console=console, auto_refresh=False, vertical_overflow="crop")
-        self.unfinished = ""  # a temporary line above the table, such as a progress bar
+        self.unfinished = ""  # A temporary line above the table, such as a progress bar.
         self._paused = False
         self._recent = Recent()
         self._printed: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ from platoon_base.shm.phases import (
 )
 
 _WINDOW_S = 2.0
-_LEAST_STEPS = 3  # required of each worker in a window
+_LEAST_STEPS = 3  # Each worker must make this many in a window.
 _TIMES_AS_LONG, _LEAST_S = 2.0, 0.005  # Times of steps vary by less.
 # A worker's own time: waits and collective calls depend on others.
 _OWN = (COMPUTE, SYNC, LOADING)
@@ -37,11 +37,11 @@ PHASE_NAMES = {COMPUTE: "computation", SYNC: "synchronization with the center", 
 
 class Straggler(NamedTuple):
     rank: int
-    phase: int  # the phase in which it loses most time
-    seconds: float  # per step in this phase
-    others: float  # the median of the others, per step in this phase
-    waiting: float  # the others' share of time in waits and collective calls
-    loading_known: bool  # otherwise loading is a part of the computation
+    phase: int  # The phase in which it loses most time.
+    seconds: float  # Seconds per step in this phase.
+    others: float  # Median of the others' seconds per step in this phase.
+    waiting: float  # The others' share of time in waits and collective calls.
+    loading_known: bool  # If not, loading is a part of the computation.
 
     @property
     def line(self) -> str:
@@ -170,20 +170,20 @@ def _without_longest(seconds: float, counts: Any, steps: int) -> float:
     return max(0.0, seconds - length) / (steps - 1)
 
 
-_MOST_POINTS = 1200  # of a worker; then every second one is dropped
+_MOST_POINTS = 1200  # If a worker has more points, every second one is dropped.
 _MOST_VALUES, _MOST_NAMES = 1200, 64
 _LEAST_RATE_S = 0.5
-_SPLIT_STEPS, _SPLIT_S = 20, 10.0  # enough to separate waits from the exchange in collective calls
+_SPLIT_STEPS, _SPLIT_S = 20, 10.0  # These suffice to separate waits from the exchange in collective calls.
 SHOWN = ("compute", "synchronization", "waiting", "loading", "validation")
 
 
 class Shares(NamedTuple):
     """The seconds of one worker by phase."""
 
-    compute: float = 0.0  # with the loading of data where the loop does not say when it loads
+    compute: float = 0.0  # It includes the loading of data if the loop does not tell when it loads.
     # Exchange with the center, and collective calls on arrays without the wait for the slowest worker.
     synchronization: float = 0.0
-    waiting: float = 0.0  # for other workers
+    waiting: float = 0.0  # Waits for other workers.
     loading: float = 0.0
     validation: float = 0.0
 
@@ -220,10 +220,10 @@ class Lane:
         self.rank, self.device = rank, device
         self.points: list[Point] = []
         self.shares = Shares()
-        self.counts: Any = np.zeros((len(PARTS), BINS), np.int64)  # see `PhaseTimes`
+        self.counts: Any = np.zeros((len(PARTS), BINS), np.int64)  # See `PhaseTimes`.
         self.steps = 0
         self.first: Progress | None = None
-        self.pending, self.pending_steps = 0.0, 0  # collective calls that are not split yet
+        self.pending, self.pending_steps = 0.0, 0  # Collective calls that are not split yet.
         self.calls_collectives = self.gone = False
         self._latest: tuple[Progress, PhaseTimes] | None = None
 
@@ -293,7 +293,7 @@ class RunRecorder:
         self._take_values(snapshot.reported, at)
         if snapshot.saved_checkpoints > self._saved:
             self.checkpoints = _halved([*self.checkpoints, at], _MOST_VALUES)
-        self._saved = snapshot.saved_checkpoints  # a restart of all workers counts anew
+        self._saved = snapshot.saved_checkpoints  # After a restart of all workers the count starts anew.
         if at >= self._next_point:
             self._add_points(at)
 
@@ -348,7 +348,7 @@ def rates(lane: Lane) -> list[tuple[float, float]]:
     found, before = [], lane.points[0] if lane.points else None
     for point in lane.points:
         if before is not None and point.at - before.at >= _LEAST_RATE_S:
-            if point.steps >= before.steps:  # a worker that is started again may go back
+            if point.steps >= before.steps:  # A restarted worker may go back.
                 found.append((point.at, (point.steps - before.steps) / (point.at - before.at)))
             before = point
     return found

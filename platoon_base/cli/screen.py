@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 TEES = ("0", "all", "none")
 # Failures are shown at the next poll; drawing is slow, so it is less frequent.
 _POLL_INTERVAL_S, _DRAW_S = 0.2, 0.9
-_TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # maximum output per worker and poll
+_TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # Maximum output per worker and poll.
 
 
 class Screen:

@@ -15,9 +15,9 @@ from platoon_base.shm.job_state import Progress
 
 GAP, _BETWEEN = "  ", " |  "
 _VALUE_CHARACTERS, _MOST_VALUE_LINES, _LINE_CHARACTERS = 60, 4, 120
-_WORDS = 2  # columns
+_WORDS = 2  # Number of columns.
 _STALLED = "no step for"
-_LOWEST_FULL = 9  # minimum rows for a title and a bar
+_LOWEST_FULL = 9  # A title and a bar need at least this many rows.
 _BAR_CHARACTERS, _SHORTEST_BAR, _TRACK_CHARACTERS, _SHORT_TRACK_CHARACTERS = 40, 5, 20, 8
 
 
@@ -215,7 +215,7 @@ def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> s
 
 
 def _epoch(progress: Progress) -> str:
-    if not progress.epoch and progress.steps:  # not reported; epochs start at 1
+    if not progress.epoch and progress.steps:  # The epoch is not reported, since epochs start at 1.
         return "-"
     return f"{progress.epoch}/{progress.last_epoch}" if progress.last_epoch else str(progress.epoch)
 

@@ -45,7 +45,7 @@ class Method(NamedTuple):
     workers: int
     rule: str = ""
     period: int | None = None
-    words: tuple[str, ...] = ()  # extra arguments of the script
+    words: tuple[str, ...] = ()  # Extra arguments of the script.
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class Watched(NamedTuple):
     """The reported value to compare."""
 
     name: str
-    higher: bool  # whether higher is better
+    higher: bool  # Whether higher is better.
 
     def cost(self, value: float) -> float:
         """Return a number to minimize; NaN becomes infinity."""
@@ -140,7 +140,7 @@ def value_at(points: Sequence[Point], at: float, by: str) -> Point | None:
 
 
 _DROPPED = "dropped: other methods were better"
-_ENDED = ("batches >=", "seconds >=", "no end within", _DROPPED)  # reasons that are no failures
+_ENDED = ("batches >=", "seconds >=", "no end within", _DROPPED)  # These reasons are no failures.
 _PERCENTS = range(30, 100, 10)  # Methods are compared at these percentages of the budget.
 
 
@@ -150,7 +150,7 @@ class Tuning(NamedTuple):
     start: StartOptions
     devices: Sequence[str]
     methods: list[Method]
-    default: Method  # the method of a script that names no rule
+    default: Method  # The method of a script that names no rule.
     folder: Path
     load: float  # The machine's load before the first run.
     seeds: int
@@ -182,9 +182,9 @@ class Run(NamedTuple):
     method: Method
     seed: int
     points: list[Point]
-    failed: str = ""  # the reason why there is nothing to compare
-    dropped: Point | None = None  # the point at which the run was dropped
-    rule: str = ""  # as the workers report it
+    failed: str = ""  # Why there is nothing to compare.
+    dropped: Point | None = None  # Point at which the run was dropped.
+    rule: str = ""  # The workers report it.
     steps: float = 0.0  # Both `steps` and `syncs` are from the latest report.
     syncs: float = 0.0
 
@@ -230,7 +230,7 @@ class _Runs:
         self._tuning, self._console, self._signals = tuning, console, signals
         self._warnings = WorkerWarnings(len(tuning.devices))
         self._optuna = require_optuna()
-        self._study: Any = None  # created once it is known whether higher is better
+        self._study: Any = None  # It is created once it is known whether higher is better.
         self.watched: Watched | None = None
         self.done: list[Run] = []
 
@@ -363,7 +363,7 @@ def _environment(method: Method, workers: int) -> Iterator[None]:
     """Make a method the script's default, and give plain training the threads of one worker."""
     wanted = {RULE: method.rule, EVERY_N_BATCHES: str(method.period)} if method.rule else {}
     wanted.update(thread_limits(workers, os.environ))
-    wanted[REPORTS_AT_ONCE] = "1"  # so that each value belongs to its step
+    wanted[REPORTS_AT_ONCE] = "1"  # Then each value belongs to its step.
     before = dict(os.environ)
     os.environ.update(wanted)
     try:

@@ -21,8 +21,8 @@ from platoon_base.frameworks.registered import registered
 from platoon_base.job.starting import thread_limits
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
-_BUSY = 0.5  # load average per core
-_SIZE = (10.5, 4.2)  # inches
+_BUSY = 0.5  # Load average per core.
+_SIZE = (10.5, 4.2)  # In inches.
 _AXES = (("seconds", "seconds of training"), ("steps", "steps of each worker"))
 
 
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     """All runs of one method; numbers are medians of the runs that did not fail."""
 
     method: Method
-    values: list[float]  # one for each run; NaN counts as the worst infinity
+    values: list[float]  # One value for each run; NaN counts as the worst infinity.
     value: float
     steps: float
     seconds: float

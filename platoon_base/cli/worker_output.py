@@ -17,7 +17,7 @@ from platoon_base.system.job_paths import path_of
 from platoon_base.system.own_files import open_regular
 from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, read_failure, write_error_file
 
-CHUNK_BYTES = 2**20  # the most that is read from a file at once
+CHUNK_BYTES = 2**20  # At most this is read from a file in one call.
 
 
 class LogFollower:
@@ -25,8 +25,8 @@ class LogFollower:
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
-        self.offset = offset  # the next byte to read
-        self.rest = b""  # an incomplete line
+        self.offset = offset  # The next byte to read.
+        self.rest = b""  # An incomplete line.
 
     def size(self) -> int:
         try:
@@ -72,9 +72,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
 
 class NewLine(NamedTuple):
-    file: int  # the number of the file
-    text: str  # at most 2000 bytes; only the message of a warning
-    is_warning: bool  # a warning of this package
+    file: int  # Number of the file.
+    text: str  # At most 2000 bytes; of a warning only its message.
+    is_warning: bool  # Whether it is a warning of this package.
 
 
 class _Log(LogFollower):
@@ -181,8 +181,8 @@ def _plain(line: bytes) -> str:
     return _CONTROL.sub("", cut.decode(errors="replace"))
 
 
-_HELD_S = 1.0  # delay to collect the same warning from others
-_MAX_ALIKE = 5  # limit on texts of one worker that differ only in numbers
+_HELD_S = 1.0  # The same warning of other workers is collected for this time.
+_MAX_ALIKE = 5  # Limit on texts of one worker that differ only in numbers.
 _MAX_KINDS = 1000
 _AGAIN_CHARACTERS = 60
 
@@ -199,7 +199,7 @@ class WorkerWarnings:
     """Collects warnings of workers; texts that differ only in numbers count as one."""
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers  # also the number of the data server's log
+        self._workers = workers  # The data server's log has this number.
         self._texts: dict[tuple[int, str], list[str]] = {}  # keys: worker and common pattern
         self._warnings: dict[tuple[str, int], _Warning] = {}
 
@@ -242,7 +242,7 @@ class WorkerWarnings:
 
 # Delay of a failure that another worker caused: that worker's failure is shown first.
 _FAILURE_HELD_S = 0.5
-_KEPT = 50  # maximum number of earlier failures to compare with
+_KEPT = 50  # Failures are compared with at most this many earlier ones.
 _CODE_CHARACTERS = 200
 
 
@@ -292,8 +292,8 @@ class Failures:
         self._known: set[tuple[int, float]] = set()  # (rank, time) of returned or delayed ones
         self._said: list[Failure] = []
         self._held: list[Failure] = []
-        self.latest: dict[int, Failure] = {}  # failures by rank; the caller empties it
-        self.failing: set[int] = set()  # ranks with an exception other than Ctrl-C's
+        self.latest: dict[int, Failure] = {}  # Failures by rank; the caller empties it.
+        self.failing: set[int] = set()  # Ranks with an exception other than Ctrl-C's.
 
     def new(self, failed: Sequence[Exit] = (), stopping: bool = False, last: bool = False) -> Iterator[str]:
         """Yield a text for each failure since the last call, also of processes in ``failed``."""

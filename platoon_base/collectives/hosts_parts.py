@@ -221,7 +221,7 @@ class Reduction:
         self._combined = [0] * len(widths)  # Number of combined pieces per chunk.
         self._reach = {link.to.host: 0 for link in links.all}  # Bytes received from each host.
         self._part_bytes = [self._pieces.part_bytes(chunk) for chunk in range(len(widths))]
-        self._whole = 2 * sum(self._part_bytes)  # shares and results
+        self._whole = 2 * sum(self._part_bytes)  # Bytes of shares and results.
 
     def owes(self, host: int) -> bool:
         return bool(self._reach[host] < self._whole)

@@ -38,8 +38,8 @@ class Ending:
     """Stops the workers: a first signal starts the grace period, a second one kills them."""
 
     def __init__(self, children: WorkerProcesses, job_state: JobState, story: Story, grace_s: float) -> None:
-        self.signal: signal.Signals | None = None  # the first one received
-        self.asked = 0  # how often the end was requested
+        self.signal: signal.Signals | None = None  # The first signal received.
+        self.asked = 0  # How often the end was requested.
         self._children = children
         self._job_state = job_state
         self._story = story
@@ -125,7 +125,7 @@ class Reporting:
         self._on_report = options.on_report
         self._began = time.monotonic()
         self._shown_failures = 0
-        self._epochs: dict[str, int] = {}  # the epoch of each reported value
+        self._epochs: dict[str, int] = {}  # Epoch of each reported value.
         self.next_due = math.inf if self._observer is None else self._began
 
     def seconds(self) -> float:

@@ -102,9 +102,9 @@ class Departures:
         options: ControllerOptions,
         saving: JobSaving | None,
     ) -> None:
-        self.exits: list[Exit] = []  # exits of workers that are not restarted
-        self.failed: list[Exit] = []  # failures in order, also of restarted workers
-        self.adopted: set[int] = set()  # workers that the controller did not start
+        self.exits: list[Exit] = []  # Exits of workers that are not restarted.
+        self.failed: list[Exit] = []  # Failures in order, also of restarted workers.
+        self.adopted: set[int] = set()  # Workers that the controller did not start.
         self._job_state = job_state
         self._coordinator = coordinator
         self._children = children
@@ -113,8 +113,8 @@ class Departures:
         self._shows = options.observer is not None
         self._saving = saving
         self._policy = RestartPolicy(options.max_restarts, has_checkpoints=saving is not None)
-        self._fatal: Exit | None = None  # the failure that ended the job
-        self._ends_all: Exit | None = None  # the failure that led to a restart of all workers
+        self._fatal: Exit | None = None  # The failure that ended the job.
+        self._ends_all: Exit | None = None  # The failure that led to a restart of all workers.
 
     def worker_ended(self, ended: Exit) -> None:
         """Report the end of a worker to the coordinator; restart it or end the job where needed."""

@@ -17,8 +17,8 @@ from platoon_base.shm.job_state import Progress
 from platoon_base.shm.phases import PhaseTimes
 from platoon_base.timeouts import timeout
 
-_SENT = 500  # characters of a value in a message
-STOPPED_FROM_OUTSIDE = "platoon stop"  # the reason to stop
+_SENT = 500  # Characters of a value in a message.
+STOPPED_FROM_OUTSIDE = "platoon stop"  # A reason to stop.
 # Exit status: the workers ended well, but the last checkpoint could not be written.
 UNSAVED = 2
 
@@ -32,14 +32,14 @@ class Snapshot(NamedTuple):
     stop_reason: str | None
     seconds: float
     missed_checkpoints: int = 0
-    failed: Sequence[Exit] = ()  # including workers that were restarted
-    interrupted: bool = False  # by a signal or ``platoon stop``
+    failed: Sequence[Exit] = ()  # Failures, also of restarted workers.
+    interrupted: bool = False  # Whether a signal or ``platoon stop`` ended the job.
     saved_checkpoints: int = 0
-    phases: Mapping[int, PhaseTimes] = MappingProxyType({})  # by rank; empty in an observer
+    phases: Mapping[int, PhaseTimes] = MappingProxyType({})  # Times by rank; empty in an observer.
     # Workers whose script has raised an exception; their processes may still run.
     failing: Collection[int] = ()
-    reported_in: Mapping[str, int] = {}  # the epoch of each value
-    settings: Mapping[str, float | str] = MappingProxyType({})  # hyperparameters; empty in an observer
+    reported_in: Mapping[str, int] = {}  # Epoch of each value.
+    settings: Mapping[str, float | str] = MappingProxyType({})  # Hyperparameters; empty in an observer.
 
     def to_message(self) -> msg.Seen:
         """Return a message for observers of the job, without the failures."""
@@ -88,26 +88,26 @@ class Reported(NamedTuple):
 
     values: Mapping[str, float | str]
     spent: Spent
-    syncs: float  # mean number of synchronizations of a launched worker
-    rule: str  # with known arguments; '' while no parameters are shared
+    syncs: float  # Mean number of synchronizations of a launched worker.
+    rule: str  # The rule with its known arguments; '' while no parameters are shared.
 
 
 class Result(NamedTuple):
     """How a job ended."""
 
-    status: int  # the worst of all workers; 128 + n if signal n ended the job
-    seconds: float  # from the start of the controller to the end of the last worker
-    stopped_by: str  # see `stop_cause`
-    reported: Mapping[str, float | str]  # the last value of each name
-    exits: list[Exit]  # in order of time, without workers that were restarted
-    interrupted: bool = False  # by a signal to the controller
+    status: int  # The worst status of all workers; 128 + n if signal n ended the job.
+    seconds: float  # Time from the controller's start to the end of the last worker.
+    stopped_by: str  # See `stop_cause`.
+    reported: Mapping[str, float | str]  # Last value of each name.
+    exits: list[Exit]  # Exits in order of time, without those of restarted workers.
+    interrupted: bool = False  # Whether a signal to the controller ended the job.
     restarts: int = 0  # A restart of all workers counts as one.
-    again: bool = False  # whether all workers are to be restarted
+    again: bool = False  # Whether all workers are to be restarted.
     shared_nothing: tuple[int, ...] = ()
     checkpoints: Tally | None = None  # A job without its last checkpoint fails.
-    failed: Exit | None = None  # the first failure, even if other workers ended well
-    lost_leader: str = ""  # what was not done because rank 0 failed
-    joined: int = 0  # number of late joiners
+    failed: Exit | None = None  # The first failure, even if other workers ended well.
+    lost_leader: str = ""  # What was not done because rank 0 failed.
+    joined: int = 0  # Number of late joiners.
 
     @property
     def first_failure(self) -> str:
@@ -147,12 +147,12 @@ def epochs_reached(progress: Iterable[Progress]) -> str:
 
 @dataclass(frozen=True)
 class ControllerOptions:
-    handler: UserHandler | None = None  # answers the requests of `Worker.send_req`
+    handler: UserHandler | None = None  # It answers the requests of `Worker.send_req`.
     observer: Callable[[Snapshot], None] | None = None
     observe_every_s: float = 0.5
     on_report: Callable[[Reported], None] | None = None  # A reporting worker waits for this call.
     budget: Budget | None = None
-    max_restarts: int = 0  # in all
+    max_restarts: int = 0  # The limit for the whole job.
     # Failures of one worker that end the job: "never", "early" (before its first step), "always".
     fail_fast: str = "never"
     grace_s: float | None = None  # Time for workers to end after a signal; None for the timeout.

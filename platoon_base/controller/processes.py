@@ -39,10 +39,10 @@ class Exit(NamedTuple):
     # 128 + n after signal n. 0 for an adopted process: only its own parent can read its status.
     status: int
     log_file: Path | None = None  # None if it was not started here
-    why: str = ""  # why the status is not the process's own, such as a signal to all workers
-    failure: Failure | None = None  # the exception that ended its script, if one was recorded
-    log_begin: int = 0  # offset of its output in the log, in bytes
-    at: float = 0.0  # when it failed or ended, in seconds since the epoch
+    why: str = ""  # Why the status is not the process's own, such as a signal to all workers.
+    failure: Failure | None = None  # The exception that ended its script, if one was recorded.
+    log_begin: int = 0  # Offset of its output in the log, in bytes.
+    at: float = 0.0  # When it failed or ended, in seconds since the epoch.
 
     def __str__(self) -> str:
         if self.why:
@@ -110,9 +110,9 @@ class WorkerProcesses:
         self._stages: list[tuple[float, signal.Signals | None]] = []
         self._stopping = False
         self._output_watch = _OutputWatch()
-        self._killed_by: dict[int, str] = {}  # signals sent to all, except SIGINT; the reason
+        self._killed_by: dict[int, str] = {}  # Signals that were sent to all, except SIGINT, with the reason.
         self._oom_kills = oom_kills()
-        self._collected: list[Exit] = []  # not yet returned by `reap`
+        self._collected: list[Exit] = []  # `reap` has not returned these yet.
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
         """Start one worker; its output goes to ``log_file``, or to this process's own output."""
@@ -240,7 +240,7 @@ class WorkerProcesses:
             self._children[rank] = LockHolder(holds_lock, has_left) if pid is None else ForeignProcess(pid)
         except ProcessLookupError:
             self._collected.append(Exit(rank, 0))
-        except (OSError, OverflowError, ValueError):  # for instance too many open files
+        except (OSError, OverflowError, ValueError):  # Too many files may be open.
             self._children[rank] = LockHolder(holds_lock, has_left)
 
     @property

@@ -9,9 +9,9 @@ from typing import NamedTuple
 class WorkerFailed(NamedTuple):
     rank: int
     adopted: bool  # It joined by itself: its command is unknown.
-    stopping: bool  # the job is ending already
+    stopping: bool  # Whether the job is ending already.
     bound: bool  # The workers need each other: this one cannot be restarted alone.
-    centers_dropped: int  # released centers, from which a restarted worker cannot continue
+    centers_dropped: int  # Number of released centers: a restarted worker cannot continue from these.
     host_lost: bool = False  # With a lost host, not all workers can be restarted.
     some_host_lost: bool = False
 
@@ -43,7 +43,7 @@ class RestartPolicy:
     """
 
     def __init__(self, max_restarts: int, has_checkpoints: bool) -> None:
-        self.restarts = 0  # of single workers
+        self.restarts = 0  # Restarts of single workers.
         self._max_restarts = max_restarts
         self._has_checkpoints = has_checkpoints
         self._all = _AllAgain.NO

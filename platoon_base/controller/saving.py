@@ -22,7 +22,7 @@ from platoon_base.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 2e-3  # between two attempts to save between turns
+_AGAIN_S = 2e-3  # Pause between two attempts to save between turns.
 _NO_PARAMETERS = (
     "the checkpoints of this job have no parameters, since its workers share none (averaged "
     "gradients need no center): a job resumed from them starts with new values. docs/saving.md "
@@ -59,7 +59,7 @@ class JobSaving:
         self._hosts = hosts
         self._began = time.monotonic() - seconds_before
         self._turns = turns
-        self._missed = 0  # missed checkpoints in the event log
+        self._missed = 0  # Missed checkpoints in the event log.
         self._warned_of_no_parameters = False
 
     @property

@@ -25,7 +25,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._handlers: dict[signal.Signals, Any] = {}
-        self._came: list[tuple[signal.Signals, float]] = []  # requests to end, with their times
+        self._came: list[tuple[signal.Signals, float]] = []  # Requests to end, with their times.
         self._for_workers: list[signal.Signals] = []
 
     def __enter__(self) -> StopSignals:

@@ -37,7 +37,7 @@ def _plain(value: Any) -> Any:
     if isinstance(item, (bool, int, float, str, bytes)):
         return item
     if isinstance(item, np.floating):
-        return float(item)  # A long double's item is a long double.
+        return float(item)  # `item` of a long double returns a long double.
     raise TypeError(f"got {type(value).__name__}")
 
 
@@ -73,7 +73,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def _encodable(value: Any) -> Any:
-    """Make text of fields legible; put users' text into extensions that decode to the same text."""
+    """Return a value that UTF-8 can hold: users' text is kept exactly, by extensions; other text is made legible."""
     if isinstance(value, Message):
         fields = msgspec.structs.asdict(value).items()
         users = ("info", "answer")

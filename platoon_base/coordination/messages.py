@@ -23,7 +23,7 @@ MAX_REPORTED = 1000  # Names.
 MAX_FINGERPRINTS = 4096  # Older ones are dropped.
 MAX_VECTOR_BYTES = 1 << 19  # Pairs and shapes may take about as much again.
 
-# The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
+# msgspec reads the annotations at run time, also on Python 3.9, so they need Optional and Union.
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class _NamedCall(CollectiveCall, frozen=True, kw_only=True):
 
 
 class Sum(_NamedCall, frozen=True, kw_only=True, tag="sum"):
-    """Pairs to add, and little-endian float64; ``shapes`` must be equal on all workers."""
+    """Pairs and a vector to add, little-endian float64; ``shapes`` must be equal on all workers."""
 
     pairs: dict[str, tuple[float, float]] = {}
     vector: Annotated[bytes, msgspec.Meta(max_length=MAX_VECTOR_BYTES)] = b""
@@ -100,7 +100,7 @@ class Gather(_NamedCall, frozen=True, kw_only=True, tag="gather"):
 
 
 class FormGroup(_NamedCall, frozen=True, kw_only=True, tag="form-group"):
-    """A few bytes for the group of all launched workers; a lost member cannot restart alone."""
+    """Form the group of all launched workers by a few bytes of each; no member can restart alone then."""
 
     note: Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)] = b""
 
@@ -114,7 +114,7 @@ class Barrier(_NamedCall, frozen=True, kw_only=True, tag="barrier"):
 
 
 class Meet(_NamedCall, frozen=True, kw_only=True, tag="meet"):
-    """Wait for all, and return the ranks; ``binds``: a lost one cannot be restarted alone."""
+    """Wait for all, and return the ranks; with ``binds`` a lost worker cannot be restarted alone."""
 
     binds: bool = False
 
@@ -180,7 +180,7 @@ _RELEASE_TITLES = {
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
     metrics: Annotated[dict[str, Union[int, float, str]], msgspec.Meta(max_length=MAX_REPORTED)]
-    settings: bool = False  # Hyperparameters, which trackers show, and not results.
+    settings: bool = False  # True for hyperparameters, which only trackers show.
 
 
 class StopVote(Message, frozen=True, kw_only=True, tag="stop-vote"):
@@ -285,7 +285,7 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
 
 class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
-    """Create the center or attach to it; ``resume``: from the checkpoint of the job."""
+    """Create the center or attach to it; with ``resume`` it starts from the checkpoint of the job."""
 
     create: bool
     resume: bool = False

@@ -23,9 +23,9 @@ from platoon_base.system.process import readable
 
 _LONGEST = 107  # The bytes of sun_path, without its final zero.
 _BACKLOG = 256
-_CREDENTIALS = struct.Struct("3i")  # These are pid, uid and gid.
+_CREDENTIALS = struct.Struct("3i")  # The numbers are pid, uid and gid.
 _FD = struct.calcsize("i")
-_MAX_FDS = 4  # One is expected; others are received in order to close them.
+_MAX_FDS = 4  # A message should have one; more are received only to close them.
 # Plain numbers: the operators of Python's enumerations take longer than the system call.
 _NO_SIGNAL, _ROOM = int(socket.MSG_NOSIGNAL), socket.CMSG_SPACE(_MAX_FDS * _FD)
 _CLOEXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
@@ -62,7 +62,7 @@ class Link:
             except ProcessLookupError:
                 self.dead = True
             except OSError:
-                pass  # An old kernel has no pidfds: only the socket shows the end.
+                pass  # An old kernel has no pidfds: only the socket shows the end of the process.
 
     def fileno(self) -> int:
         return self._sock.fileno()

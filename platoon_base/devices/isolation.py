@@ -1,4 +1,4 @@
-"""The GPU of a worker: frameworks are kept to it, and computing elsewhere is warned of.
+"""The GPU of a worker: frameworks are kept to it, and a warning reports computing elsewhere.
 
 Each framework is configured right after the script imports it, by a registered function. Theano
 receives its device through its flags.
@@ -23,7 +23,7 @@ from platoon_base.system.warn import warn_once
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
-_MAX_DEVICES = 64  # The driver stops at the first missing number.
+_MAX_DEVICES = 64  # The driver ignores numbers from the first missing one on.
 
 
 def keep_to(device: str) -> None:
@@ -43,14 +43,14 @@ def keep_to(device: str) -> None:
 
 
 class WorkerGpu:
-    """GPU of a worker; ``number`` is its number in this process's CUDA."""
+    """GPU of a worker; ``number`` is its index among the devices that CUDA has in this process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def bring_to_front(self) -> bool:
         """Make this GPU CUDA's first; False if the script itself has chosen other devices."""
-        # CUDA_VISIBLE_DEVICES has no effect once CUDA is initialized: then the number stays.
+        # Once CUDA is initialized, CUDA_VISIBLE_DEVICES has no effect and the number stays.
         if self.number and _cuda_waits():
             visible = brought_to_front(self.number, os.environ.get(_VISIBLE))
             if visible is None:
@@ -112,7 +112,7 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
     if device == "cpu":
         return
     params = list(params)
-    # Pairs have names.
+    # A parameter may be a pair of name and value.
     values = [_internal(param[1] if isinstance(param, tuple) else param) for param in params]
     on_host = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if isinstance(value, np.ndarray)]
     if on_host and len(on_host) == len(params):
@@ -146,7 +146,7 @@ def _internal(param: Any) -> Any:
 
 
 def _is_float64(value: Any) -> bool:
-    # Torch has dtypes of its own.
+    # A dtype of torch is compared by its text.
     return value is not None and str(value.dtype).endswith("float64")
 
 

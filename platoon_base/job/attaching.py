@@ -23,7 +23,7 @@ from platoon_base.worker.handle import Worker
 from platoon_base.worker.progress_row import SpanRecorder
 
 _SPIN_S = 150e-6
-_DESCRIPTORS = 48  # for ZeroMQ, shared memory and the log
+_DESCRIPTORS = 48  # ZeroMQ, shared memory and the log need at most this many.
 
 
 def attach(

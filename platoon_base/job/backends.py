@@ -208,7 +208,7 @@ class JobCollectives(CollectiveFactory):
         try:
             runtime = pygpu_runtime(context)
             ordinal = runtime.driver.ordinal()
-        except BackendUnavailableError as exc:  # must be reported to the other ranks
+        except BackendUnavailableError as exc:  # The other ranks must learn of it.
             log.warning("%s: all-reduces use host memory", exc)
             self.nccl(None, timeout_s)
             return StagedCollective(host())
@@ -298,6 +298,6 @@ class _Device(NamedTuple):
     """The device of a rank, as sent to the other ranks."""
 
     identity: str = ""
-    unique_id: bytes = b""  # of a group; that of the first rank counts
-    why: str = ""  # why it cannot use NCCL
-    exact: str = ""  # why it cannot compress gradients
+    unique_id: bytes = b""  # The id of a group; that of the first rank counts.
+    why: str = ""  # Why it cannot use NCCL.
+    exact: str = ""  # Why it cannot compress gradients.

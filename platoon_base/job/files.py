@@ -43,11 +43,11 @@ _JOB_START_S = 5.0  # A starting job has not locked its folder yet.
 class Origin(msgspec.Struct, frozen=True):
     """How a job was started, for observers in other terminals."""
 
-    program: list[str] = []  # script, or -m and module, and arguments; may be unknown
-    devices: list[str] = []  # one for each worker
-    log_folder: str = ""  # absolute; empty if the workers write no logs
-    began: float = 0.0  # seconds since the epoch
-    pid: int = 0  # of the controller, within its PID namespace
+    program: list[str] = []  # Script, or -m and module, and arguments; may be unknown.
+    devices: list[str] = []  # One device for each worker.
+    log_folder: str = ""  # An absolute path; empty if the workers write no logs.
+    began: float = 0.0  # In seconds since the epoch.
+    pid: int = 0  # The controller's id in its PID namespace.
     pid_namespace: int = 0
     working_folder: str = ""
 
@@ -56,14 +56,14 @@ class JobFiles(msgspec.Struct, frozen=True):
     """The description of a job, as JSON in the job's folder, which only its user can enter."""
 
     job: str  # 12 hexadecimal digits
-    folder: str  # as the reader knows it; the writer may have another path
-    size: int  # number of launched workers
+    folder: str  # The reader's path; the writer may have another one.
+    size: int  # Number of launched workers.
     center_memory: str = "host"  # "host" or "device"
     checkpoint: str = ""  # The job is resumed from this file.
     port: int = 0  # The TCP port that names the job, see `at_port`; 0 for none.
     origin: Origin = Origin()
     world: World = ONE_HOST  # All hosts; these files belong to one of them.
-    takes_turns: bool = False  # see `platoon_base.shm.turns`
+    takes_turns: bool = False  # See `platoon_base.shm.turns`.
     training: Optional[dict[str, str]] = None  # `training_variables`; None with external workers
 
     @property
@@ -242,7 +242,7 @@ def _why_not(job: str, jobs: list[str]) -> str:
     owner = _owner_of(job)
     if owner:
         return f"job {job} belongs to user {owner}: you can list, watch and stop only your own jobs"
-    import difflib  # needed for this error only
+    import difflib  # Only this error needs it.
 
     close = difflib.get_close_matches(job, jobs, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else ": `platoon jobs` lists them"

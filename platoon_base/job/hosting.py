@@ -49,14 +49,14 @@ class JobOptions(ControllerOptions):
     # "host", or "device" if all workers compute on CUDA devices that reach each other.
     center: str = "host"
     saving: Saving | None = None
-    resume: tuple[Path, About] | None = None  # checkpoint to resume from
+    resume: tuple[Path, About] | None = None  # The checkpoint to resume from.
     port: int = 0  # A TCP port that names the job for workers that are started by hand; 0 for none.
     # Users start the workers; the job ends when all ended and none is expected, or one failed.
     external: bool = False
     origin: Origin | None = None
     hosts: OtherHosts | None = None
     deterministic: bool = False  # Workers take turns, see `platoon_base.shm.turns`.
-    story: Story | None = None  # the event log; may contain events of an earlier run
+    story: Story | None = None  # The event log, which may contain events of an earlier run.
 
 
 _DEFAULT = JobOptions()

@@ -3,11 +3,12 @@
 A caller sends a greeting: a new public key, its rank and the rank that it connects to. The listener
 answers with its own new public key and a proof: an HMAC of all bytes so far, keyed by its secret.
 Then the caller proves itself in the same way, and the listener confirms. No secret is ever sent.
-Other processes learn only that the port is open, and cost a socket for at most the timeout ``handshake``. The
-secret is derived from a key of the job or user and a token of the listener, which publishes it over
-the control plane. Records are encrypted with keys from this secret and the two public keys. Without
-encryption there is no key, and random numbers in place of the public ones: then only the token
-authenticates, and the data are neither encrypted nor protected against changes.
+Other processes learn only that the port is open, and occupy a socket for at most the timeout
+``handshake``. The secret is derived from a key of the job or user and a token of the listener,
+which publishes the token over the control plane. Records are encrypted with keys from this secret
+and the two public keys. Without encryption there is no key, and random numbers replace the public
+keys: then only the token authenticates, and data are neither encrypted nor protected against
+changes.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _read(sock: socket.socket, size: int) -> Generator[int, None, bytes]:
 
 
 class _Numbers:
-    """What both sides prove, and the keys that follow from it; ``mine`` is this side's number."""
+    """The secret that both sides prove to know, and its keys; ``mine`` is this side's public number."""
 
     def __init__(self, data_key: bytes, token: bytes) -> None:
         self._secret = hmac.new(data_key, token, hashlib.sha256).digest()
@@ -138,7 +139,7 @@ def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[],
     """Serve an incoming connection; call ``greet()`` when its greeting fits this job."""
     magic = yield from _read(sock, len(_MAGIC))
     if magic != _MAGIC:
-        raise _RefusedError("it is not a process of a job, or of another version")
+        raise _RefusedError("it is not a process of a job, or has another version")
     greeting = magic + (yield from _read(sock, _GREETING.size - len(magic)))
     _, theirs, caller, called = _GREETING.unpack(greeting)
     if called != mine.rank or (mine.expected is not None and caller not in mine.expected):
@@ -261,7 +262,7 @@ class Opening:
         for key, _ in self._selector.select(max(0.0, soonest - awake())):
             if self._listener is not None and key.fileobj is self._listener.sock:
                 self._accept(self._listener)
-            elif key.fileobj in self._pending:  # It may have been dropped for another one.
+            elif key.fileobj in self._pending:  # An earlier event may have dropped it.
                 self._go_on(key.fileobj)
         now = awake()
         for sock in [sock for sock, pending in self._pending.items() if pending.until <= now]:
@@ -274,8 +275,8 @@ class Opening:
         except OSError as exc:  # There is no free descriptor.
             self._call_later(rank, str(exc))
             return
-        # With many callers, the system may have dropped the first packet. The timeout grows up to
-        # 8 s, which suffices for three round trips of 2 s.
+        # The system of a listener with many callers may drop the first packet, so the first timeouts are
+        # short. They grow to 8 s, which suffices for three round trips of 2 s.
         patience_s = _FIRST_CALL_S * 2 ** (self._tries.get(rank, 0) % _CALLS)
         self._begin(sock, _Pending(_call(sock, self._mine, rank, address), rank, awake() + patience_s))
 

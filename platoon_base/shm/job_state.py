@@ -37,11 +37,7 @@ ROW = np.dtype(
         ("lives", "i8"),
         ("steps_before_epoch", "i8"),
         ("steps_before_start", "i8"),
-        (
-            "synced",
-            "i8",
-            (2, 3),
-        ),  # Positions: the latest and the one before; one is always complete.
+        ("synced", "i8", (2, 3)),  # The latest two positions, one of which is always complete.
         ("synced_slot", "i8"),
         ("epoch_steps", "i8"),
         ("last_epoch", "i8"),
@@ -112,9 +108,9 @@ class Progress(NamedTuple):
     last_epoch: int = 0
     last_step: int = 0
     bound: int = 0  # 1 after the barrier before training; 2 if the worker then compiles nothing.
-    waits: int = 0  # Number of begins and ends of collective calls: odd within one.
+    waits: int = 0  # Counts the start and the end of each collective call, so it is odd within one.
     waited_at: float = 0.0  # Monotonic clock of the latest wait in a collective call on arrays.
-    limit: str = ""  # Such as "patience 3/15". Last field: `progress` reads it as text.
+    limit: str = ""  # Such as "patience 3/15". It must be the last field: `progress` reads it as text.
 
     @property
     def exchanges(self) -> int:
@@ -192,7 +188,7 @@ class JobState:
     def start_row(self, rank: int, position: Position = START) -> None:
         """Reset the row of a worker that joins at a position."""
         row = self.table[rank]
-        _put(row, position)  # First: `position` can be called at any moment.
+        _put(row, position)  # This comes first, since `position` can be called at any moment.
         new = np.zeros((), dtype=ROW)
         new["loss"] = np.nan
         new["epoch"], new["steps"], new["steps_before_start"] = position.epoch, position.steps, position.steps
@@ -250,7 +246,7 @@ class JobState:
         return PhaseTimes(tuple(row["phase_seconds"].tolist()), row["phase_counts"].copy())
 
 
-# Last fields of a row: large, or of one host.
+# The last fields of a row are large, or have a meaning on one host only.
 _OWN_HOST = ("ending", "phase_counts", "turn_clock", "round")
 _TIMES = ("started", "updated", "waited_at")  # By the monotonic clock of the worker's host.
 # Part of a row visible to other hosts, and the worker's vote.
@@ -295,7 +291,7 @@ class StopVotes:
         self._votes = job_state.stop_votes
         self._closed = False
         self._rank = rank
-        self._seen = b""  # Votes at the last poll; `_voters` had cast them.
+        self._seen = b""  # All votes at the last poll, of which `_voters` belong to this round.
         self._voters: frozenset[int] = frozenset()
 
     def open(self, number: int) -> None:

@@ -9,28 +9,28 @@ PREFIX = "PLATOON_"
 
 # Set by the launcher.
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
-WORKERS = "PLATOON_WORKERS"  # number of launched workers
+WORKERS = "PLATOON_WORKERS"  # Number of launched workers.
 LAUNCHER = "PLATOON_LAUNCHER_PID"  # This process ends with that one.
-REPORTS_AT_ONCE = "PLATOON_REPORTS_AT_ONCE"  # send every reported value, for `platoon tune`
+REPORTS_AT_ONCE = "PLATOON_REPORTS_AT_ONCE"  # Each reported value is sent, as `platoon tune` needs.
 ERROR_FILE = "PLATOON_ERROR_FILE"  # A worker writes the exception that ends it there.
-TERMINAL = "PLATOON_TERMINAL"  # for a debugger of rank 0
-DETERMINISTIC = "PLATOON_DETERMINISTIC"  # the seed of a reproducible run
-TRACE = "PLATOON_TRACE"  # folder for the times of the workers' phases
-TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # used under torchrun
-FRAMEWORK_RANK = "KERAS_DISTRIBUTION_PROCESS_ID"  # for the framework's own group
+TERMINAL = "PLATOON_TERMINAL"  # A debugger of rank 0 uses this terminal.
+DETERMINISTIC = "PLATOON_DETERMINISTIC"  # The seed of a reproducible run.
+TRACE = "PLATOON_TRACE"  # Folder for the times of the workers' phases.
+TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun sets it too.
+FRAMEWORK_RANK = "KERAS_DISTRIBUTION_PROCESS_ID"  # The framework's own group reads it.
 
 # Set by users.
-HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # defaults of the command line
-RC_FILES = "PLATOONRC"  # more files like .platoonrc
-TIMEOUTS, TIMEOUT_S = "PLATOON_TIMEOUTS", "PLATOON_TIMEOUT_S"  # see `platoon_base.timeouts`
-RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # defaults for scripts
-KEY_FILE = "PLATOON_KEY_FILE"  # key of this user's jobs on several hosts
+HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # Defaults of the command line.
+RC_FILES = "PLATOONRC"  # More files like .platoonrc.
+TIMEOUTS, TIMEOUT_S = "PLATOON_TIMEOUTS", "PLATOON_TIMEOUT_S"  # See `platoon_base.timeouts`.
+RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # Defaults of scripts.
+KEY_FILE = "PLATOON_KEY_FILE"  # Key of this user's jobs on several hosts.
 # How the hosts' centers are exchanged.
 HOSTS_RULE, HOSTS_EVERY_S = "PLATOON_HOSTS_RULE", "PLATOON_HOSTS_EVERY_S"
-HOSTS_COMPRESSION = "PLATOON_HOSTS_COMPRESSION"  # default of the option
-NAMESPACE = "PLATOON_NAMESPACE"  # separates the jobs of tests from others
+HOSTS_COMPRESSION = "PLATOON_HOSTS_COMPRESSION"  # Default of the option.
+NAMESPACE = "PLATOON_NAMESPACE"  # It separates the jobs of tests from others.
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
-STRICT = "PLATOON_STRICT"  # for tests: raise at an unknown change of phase
+STRICT = "PLATOON_STRICT"  # Tests set it: an unknown change of phase then raises.
 
 MAX_WORKERS = 1024  # A job's state has a row for each.
 

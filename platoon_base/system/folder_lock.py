@@ -75,10 +75,10 @@ def is_locked(folder: Path) -> bool:
             return False
         try:
             if _is_private(fd):  # Otherwise the lock may be another user's.
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # allows concurrent checks
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # A shared lock allows concurrent checks.
         except BlockingIOError:
             return True
-        except OSError:  # no locks there
+        except OSError:  # The file system has no locks.
             return False
         finally:
             os.close(fd)

@@ -20,7 +20,7 @@ with contextlib.suppress(ImportError):
 
 _PROBE_BYTES = 1 << 16
 _FIRST_DESCRIPTORS = 1 << 16
-_OLD_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # control groups of version 1
+_OLD_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # Names in control groups of version 1.
 
 
 def require_descriptors(more: int) -> None:

@@ -30,9 +30,9 @@ _watched_pid = 0  # This process has the thread; a forked child has none.
 class OrphanPolicy(NamedTuple):
     """How a process ends; the times of workers, ``None``, are timeouts."""
 
-    notice_s: float  # time to detect the loss
+    notice_s: float  # Time to detect the loss.
     own_end_s: float | None  # "orphan": time to exit after it has detected the loss
-    first: signal.Signals  # sent after that time
+    first: signal.Signals  # The signal that is sent after that time.
     grace_s: float | None  # "grace": from the first signal to SIGKILL
 
 
@@ -116,7 +116,7 @@ def _signal(number: signal.Signals) -> None:
     """Signal this process, and its descendants if it leads its process group."""
     pid = os.getpid()
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if os.getpgrp() == pid and os.getsid(0) == pid:  # not the group of a shell's job
+        if os.getpgrp() == pid and os.getsid(0) == pid:  # It is not the group of a shell's job.
             os.killpg(pid, number)
         else:
             os.kill(pid, number)

@@ -31,8 +31,8 @@ class OutputBuffer(io.BufferedIOBase):
         super().__init__()
         self._descriptor, self._on_loss, self._unbuffered = descriptor, on_loss, unbuffered
         self._file = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - for as long as the process lives
-        self.error: OSError | None = None  # the first one
-        self.lenient = False  # drop data that cannot be written instead of raising an error
+        self.error: OSError | None = None  # The first error.
+        self.lenient = False  # If so, data that cannot be written are dropped, without an error.
 
     def writable(self) -> bool:
         return True

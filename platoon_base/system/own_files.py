@@ -134,7 +134,7 @@ def _replace_all() -> None:
     empty = os.memfd_create("platoon") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
     for fd, (status, twin) in _owned.items():
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(fd), status):  # not reused for another file
+            if os.path.samestat(os.fstat(fd), status):  # The number was not reused for another file.
                 os.dup2(empty if twin is None else twin, fd, inheritable=False)
     os.close(empty)
     _owned.clear()

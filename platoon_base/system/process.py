@@ -139,7 +139,7 @@ def default_sigchld() -> Iterator[None]:
         changed = before is signal.SIG_IGN
         if changed:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    except ValueError:  # not the main thread
+    except ValueError:  # This is not the main thread.
         changed = False
     try:
         yield

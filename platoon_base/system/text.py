@@ -23,4 +23,4 @@ def to_bytes(text: str, size_bytes: int | None = None) -> bytes:
     raw = text.encode(errors="backslashreplace").replace(b"\0", b"\\x00")
     if size_bytes is None or len(raw) <= size_bytes:
         return raw
-    return raw[:size_bytes].decode(errors="ignore").encode()  # drop a partial character
+    return raw[:size_bytes].decode(errors="ignore").encode()  # A partial character is dropped.

@@ -10,7 +10,7 @@ from platoon_base.errors import PlatoonWarning
 
 log = logging.getLogger(__name__)
 
-said: set[str] = set()  # texts already used in this process
+said: set[str] = set()  # Texts that this process has used already.
 _logged = False
 
 

@@ -59,12 +59,12 @@ class AllReduce(JobOp):
         return self.worker
 
     def fusion_key(self) -> Any:
-        """Return a key of the call; None keeps a call that a user made in place alone."""
+        """Return a key: calls with equal keys are fused. None, for calls that work in place, prevents it."""
         return None if self.inplace else (type(self), self.reduction, self._compresses)
 
     @property
     def _compresses(self) -> bool:
-        """Whether this job compresses these values; otherwise they may share a call with others."""
+        """Whether this job compresses these values; if not, other values may share their call."""
         return self.compress and self.worker.advanced.compresses_gradients
 
     def make_node(self, *values: Any) -> Apply:
@@ -102,7 +102,7 @@ class AllReduce(JobOp):
             grads[i] = inputs[i].zeros_like(dtype=theano.config.floatX)
             used.remove(i)
         if used:
-            # One Op for all of them, so that a model's gradients travel together.
+            # One Op combines them all, so that a model's gradients need one call.
             gradients = _GRADIENTS.get(self.reduction, _of_extreme)
             found = gradients(self, *([source[i] for i in used] for source in (inputs, outputs, grads)))
             for i, gradient in zip(used, found):

@@ -57,7 +57,7 @@ class _Dealt:
         self._part, self._inner = part, inner
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_inner"], name)  # such as set_epoch, batch_size
+        return getattr(vars(self)["_inner"], name)  # Examples are set_epoch and batch_size.
 
     def __len__(self) -> int:
         sampler: Any = getattr(self._inner, "sampler", None)
@@ -76,14 +76,14 @@ class Part:
 
     def __init__(self, loader: Any, worker: Worker, number: int, least: int = 1) -> None:
         self._worker, self._number, self._checked = worker, number, False
-        self.least = least  # rows of a batch
+        self.least = least  # Least number of rows of a batch.
         self.place = worker.global_rank, worker.global_size
         self.batch_size, self.drops = loader.batch_size, loader.drop_last
         self.iterable = isinstance(loader.dataset, IterableDataset)
         self.cut: Cut | None = _TENSORS if self.iterable else None if loader.batch_sampler is None else INDICES
         self.divides = worker.global_size > 1 and not is_divided(loader, worker)
-        self.count: int | None = None  # batches of this worker
-        self.trains = False  # whether a backward pass followed one of its batches
+        self.count: int | None = None  # Number of batches of this worker.
+        self.trains = False  # Whether a backward pass followed one of its batches.
         self.sizes: collections.deque[int] = collections.deque()
         self._dataset = loader.dataset
         self._passes = max(0, worker.resume_at.epoch - 1)  # The epoch of a resumed job is repeated.

@@ -37,7 +37,7 @@ class Pass:
         self.part, self.trained = part, False
         self.batches = self.rows = 0
         self.scheduled: dict[int, tuple[int, int]] = {}  # Batches per step, and steps made, of each scheduler.
-        self.steps: collections.Counter[int] = collections.Counter()  # of each optimizer
+        self.steps: collections.Counter[int] = collections.Counter()  # Steps of each optimizer.
 
 
 class Loop:

@@ -48,8 +48,8 @@ from platoon_base.worker.rounds import WorkerRounds, await_latest_round
 log = logging.getLogger(__name__)
 
 ON_NONFINITE = ("raise", "skip", "restore")
-# With the defaults for one worker, the last of several would almost swap its values with the
-# center's.
+# With a rule's defaults for one worker, the last remaining worker would almost swap its values with
+# the center's.
 _MIN_WORKERS = 2
 # Each sample of values on a device waits for queued work, so samples are rare.
 _DEVICE_POLL_INTERVAL_S = 1.0
@@ -80,7 +80,7 @@ class SharedParameters:
         self._call_lock = CallLock()
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
-        # At least 30 mini-batches by the rule's period, since gradients may be accumulated.
+        # The watch waits for 30 mini-batches or more, since gradients may be accumulated.
         patience = max(3, -(-30 // member(rule, "period")))
         self._unchanged_watch = UnchangedWatch(names, self._rank, patience, parameters.frozen)
         self._watch = DivergenceWatch(self._rank)
@@ -150,7 +150,7 @@ class SharedParameters:
                 self.center.fill(self._borrow_as_shared(), states)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
                 self._unlink = centers.unlink
-                # A role in the reply: the center has been filled from another host's meanwhile.
+                # If the reply is a role, the center has been filled with another host's values.
                 if isinstance(ready, msg.CenterRole):
                     self._take_over(self.center, timeout_s)
             else:
@@ -193,7 +193,7 @@ class SharedParameters:
         whole: bool = False,
         timeout_s: float,
     ) -> None:
-        """Apply the rule to the parameters, or to ``given`` arrays, which are about to be their values."""
+        """Apply the rule to the parameters, or to ``given`` arrays, which the caller then makes their values."""
         center = self.center
         if center is None:
             return
@@ -317,7 +317,7 @@ class SharedParameters:
         return member(self._rule, "at_count")(self.count, self._before)
 
     def shorten_steps(self) -> str:
-        """Halve the lengthening of steps by the rule; return a notice for users, or ""."""
+        """Halve the factor by which the rule lengthens steps; return a notice for users, or ""."""
         shorter = member(self._given, "shortened")()
         if shorter is self._given:
             return ""
@@ -405,7 +405,7 @@ class SharedParameters:
                 self._handle_nonfinite(refused, (), 0.0)
 
     def settle(self) -> None:
-        """Update the copy for the controller a last time; all workers have finished."""
+        """Update the controller's copy for the last time, after all workers have finished."""
         if self.center is not None:
             self.center.settle()
 
@@ -459,13 +459,13 @@ class SharedParameters:
 
 
 def _resolved(rule: Rule, workers: tuple[int, int]) -> Any:
-    """Return a rule with the defaults for the numbers of workers of this center and of the job."""
+    """Return a rule with its defaults for the number of workers of this center, and of the job."""
     of_center, of_job = workers
     return member(rule.resolved(of_center), "in_job")(of_job)
 
 
 def _finish_in(thread: int, finish: Callable[[], None]) -> None:
-    """Finish if called in this thread; a step on the device would wait for work behind it."""
+    """Call ``finish`` in this thread only: a step on the device would wait for work queued behind it."""
     if threading.get_ident() == thread:
         finish()
 

@@ -50,11 +50,11 @@ class Intent:
 class Cooperation(NamedTuple):
     """The part of a worker in its job, as far as the worker knows."""
 
-    combined: bool = False  # values of models were sent, or parameters are shared
-    synced: bool = False  # parameters were synchronized with a center
-    steps: int = 0  # counted by the script or an adapter
+    combined: bool = False  # Whether values of models were sent, or parameters are shared.
+    synced: bool = False  # Whether parameters were synchronized with a center.
+    steps: int = 0  # The script or an adapter counts them.
     joined: bool = True
-    waits: bool = False  # waits for other workers now, as at the start of ``fit``
+    waits: bool = False  # Whether it waits for other workers now, as at the start of ``fit``.
 
 
 _cooperation: Callable[[], Cooperation] = lambda: Cooperation(joined=False)  # noqa: E731 - replaced by `watch`
@@ -126,7 +126,7 @@ class Watch:
         if needed:
             return needed[0].text
         made = sorted(_intents, key=lambda each: each.used)
-        if known.combined or (made and made[0].used):  # such as a fit that builds its model first
+        if known.combined or (made and made[0].used):  # A fit may build its model first.
             return ""
         if made:
             return made[0].text

@@ -45,7 +45,7 @@ def hook_breakpoints() -> None:
 
         # A launcher that has lent its terminal polls for the file five times a second.
         with contextlib.suppress(FileExistsError):
-            wish.touch(exist_ok=False)  # follows no link
+            wish.touch(exist_ok=False)  # This follows no link.
         deadline = time.monotonic() + timeout("answer")
         while wish.exists() and time.monotonic() < deadline:
             time.sleep(SHORT_POLL_S)

@@ -25,10 +25,10 @@ from platoon_base.system.text import legible
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("platoon_base", "platoon_plugins"))
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
-_OF_CYTHON = (".pyx", ".pxi", ".pxd")  # names without files, as "h5py/h5f.pyx"
+_OF_CYTHON = (".pyx", ".pxi", ".pxd")  # These names, such as "h5py/h5f.pyx", belong to no file.
 # Frames shown: the user's at both ends, and the last ones of anybody.
 _USERS_ENDS, _LAST = 5, 2
-_CHAIN = 3  # exceptions of a chain
+_CHAIN = 3  # At most this many exceptions of a chain are shown.
 _LINES, _CHARACTERS = 20, 2000
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -139,18 +139,18 @@ class Failure(msgspec.Struct, frozen=True):
     """The exception that ended a worker's script."""
 
     rank: int
-    kind: str  # the name of its class
-    text: str  # its message, at most a screen of it
-    at: float  # seconds since the epoch
+    kind: str  # Name of its class.
+    text: str  # Its message, at most a screen of it.
+    at: float  # In seconds since the epoch.
     # The origin in the user's code: file, line, function, code.
     file: str = ""
     line: int = 0
     function: str = ""
     code: str = ""
-    shown: str = ""  # the traceback for a screen; empty if the script called exit
-    stack: str = ""  # the end of the whole traceback
-    follows: bool = False  # a consequence of the loss of another process
-    log_begin: int = 0  # bytes in the log before the traceback
+    shown: str = ""  # The traceback for a screen; empty if the script called exit.
+    stack: str = ""  # End of the whole traceback.
+    follows: bool = False  # Whether it follows from the loss of another process.
+    log_begin: int = 0  # Bytes in the log before the traceback.
     log_end: int = 0  # 0 while the traceback is being written
 
     @property
@@ -241,7 +241,7 @@ def recorded(folder: str) -> Iterator[None]:
     named = os.environ.pop(ERROR_FILE, None)
     path = Path(named) if named else None
     if named:
-        os.environ[TORCH_ERROR_FILE] = named  # for functions under PyTorch's record
+        os.environ[TORCH_ERROR_FILE] = named  # Functions under PyTorch's record read it.
     try:
         yield
     except SystemExit as exc:
@@ -286,7 +286,7 @@ def _failure_of(error: BaseException, folder: str) -> Failure:
     stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-_STACK_CHARACTERS:]
     try:
         text = str(error)
-    except Exception:  # as Python's traceback does
+    except Exception:  # Python's traceback does the same.
         text = "<exception str() failed>"
     failure = Failure(
         int(os.environ.get(RANK, "0")),
@@ -321,7 +321,7 @@ def _write_first(path: Path, error: BaseException, folder: str) -> Failure | Non
         failure = _failure_of(error, folder)
         try:
             write_error_file(path, failure)
-        except OSError:  # such as a full disk
+        except OSError:  # The disk may be full.
             second = _second_place(path, os.environ)
             if second is None:
                 raise

@@ -55,7 +55,7 @@ class _Scan:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: set[Path] = set()
-        self.found: dict[str, None] = {}  # used as an ordered set
+        self.found: dict[str, None] = {}  # The dict is used as an ordered set.
         self.prepares_imports = False
 
     def read(self, path: Path) -> None:

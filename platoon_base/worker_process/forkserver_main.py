@@ -68,9 +68,9 @@ def _warm_up() -> None:
     from theano.gof import cc, cmodule
 
     if theano.config.cxx:
-        cmodule.GCC_compiler.compile_args()  # runs g++ three times
+        cmodule.GCC_compiler.compile_args()  # This runs g++ three times.
         cmodule.std_lib_dirs_and_libs()
-    cc.get_module_cache()  # reads all keys on disk
+    cc.get_module_cache()  # This reads all keys on disk.
 
 
 def _require_forkable() -> None:

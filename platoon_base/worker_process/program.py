@@ -21,7 +21,7 @@ class Program(NamedTuple):
 
     name: str
     is_module: bool = False
-    is_typed: bool = False  # from the launcher's standard input, ``-``; ``name`` is a copy
+    is_typed: bool = False  # The script came from the launcher's standard input (``-``), and ``name`` is a copy.
 
     @classmethod
     def of(cls, words: Sequence[str]) -> tuple[Program, list[str]]:
@@ -130,7 +130,7 @@ class Program(NamedTuple):
         return module, loader.source_to_code(loader.get_data(path), path)
 
     def _load_module(self) -> tuple[ModuleType, Any]:
-        spec = importlib.util.find_spec(self.name)  # imports the packages around it
+        spec = importlib.util.find_spec(self.name)  # This imports the packages around it.
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{self.name}.__main__")
         if spec is None or spec.loader is None:
@@ -149,7 +149,7 @@ class Start(NamedTuple):
     """How one worker is started; the environment is complete."""
 
     rank: int
-    command: Sequence[str]  # starts the worker alone
+    command: Sequence[str]  # It starts the worker alone.
     environment: Mapping[str, str]
     log_file: Path | None  # None for this process's own output
 
@@ -180,7 +180,7 @@ def _find_top(name: str, folder: str) -> ModuleSpec | None:
     found = PathFinder.find_spec(name, [folder, *sys.path])
     try:
         return found or importlib.util.find_spec(name)
-    except ValueError:  # such as __main__
+    except ValueError:  # __main__ is an example.
         return None
 
 

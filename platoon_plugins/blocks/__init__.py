@@ -22,7 +22,7 @@ from platoon_base import (
 )
 from platoon_base.errors import BackendUnavailableError
 
-compat.apply()  # before Blocks and Fuel are imported, by this package or by the script
+compat.apply()  # Blocks and Fuel must be imported after this, by this package or by the script.
 
 # Each name is imported at its first use, so that shard_stream works without Blocks.
 _MODULES = {

@@ -87,7 +87,7 @@ def watch_files(worker: Worker) -> None:
     global _worker, _hooked
     _worker = weakref.ref(worker)
     _known.clear()
-    # A hook cannot be removed. It sees no files that C libraries open, such as h5py.
+    # An audit hook cannot be removed. It does not see files that C libraries such as h5py open.
     if not _hooked:
         _hooked = True
         sys.addaudithook(_note)

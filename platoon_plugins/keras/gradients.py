@@ -94,7 +94,7 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
 
 
 def plain_again(optimizer: Any) -> bool:
-    """Make a DistributedOptimizer, or a copy, a plain optimizer; return if it averaged."""
+    """Turn a DistributedOptimizer, or a copy of one, into a plain optimizer; return whether it was one."""
     averages = average_of(optimizer) is not None
     if averages:
         optimizer.__class__ = type(optimizer).__mro__[1]
@@ -124,7 +124,7 @@ class GradientAverage:
     # g := sum_i w_i g_i / sum_i w_i. Workers at the end of their epoch call without gradients, see
     # `ModelAverages`. Unused weights contribute zeros.
 
-    on_device = False  # If so, headers are read after later steps have begun.
+    on_device = False  # On a device the header of a step is read after later steps have begun.
     _lists = False
     _calls_made = 0  # Collective calls on devices, which may still wait there.
 
@@ -261,7 +261,7 @@ class GradientAverage:
     def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
         """Average gradients and the header; with compression sum gradients that workers use."""
         if self._compresses:
-            # The residuals of others would be lost in an unused result.
+            # Gradients that no worker uses are left out: their result is dropped, and residuals with it.
             here = [i for i, array in enumerate(ins) if array.size and self._all.used[i]]
             names = self._names or range(len(ins))
             self._buffers.combine(
@@ -313,7 +313,7 @@ class GradientHeader:
 
     def usual_weight(self, before: float) -> float:
         """Return the largest weight, the next scale of gradients; ``before`` if it is tiny."""
-        # Usual batches need no scaling then. Under --deterministic it is a power of two, which
+        # Batches of this weight then need no scaling. Under --deterministic it is a power of two, which
         # makes the result independent of earlier steps.
         largest = float(self.weights.max())
         if _EXACT and largest > 0:
@@ -354,7 +354,7 @@ class CompiledAverage(GradientAverage):
         self._failure = None
 
     def average(self, batch: Batch) -> list[Any]:
-        """Return averages in a traced program; None for weights without a gradient."""
+        """Return the averages as values of a traced program; None for weights without a gradient."""
         # These weights must be the same in every step and on all workers. Zeros are averaged for
         # them, as a worker without a batch cannot leave them out.
         self.require_attached()

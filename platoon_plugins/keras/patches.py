@@ -41,7 +41,7 @@ def patch_keras() -> None:
 
         patch(training_arrays, "fit_loop", _resumed)
         patch(training_generator, "fit_generator", _resumed)
-    # Workers are warned if the model is not part of a prepared one, as their models may differ.
+    # A warning is given for a model that is not part of a prepared one: the workers' models may differ.
     places = [(keras.Model, name) for name in ("save", "save_weights", "export")]
     modules = [getattr(keras, module, None) for module in ("models", "saving")]
     places += [(module, name) for module in modules for name in ("save_model", "save_weights")]
@@ -118,7 +118,7 @@ def _warn_if_unsynchronized(model: Any) -> None:
 
 def _unsynchronized_worker(model: Any, refuses: bool = False) -> Worker | None:
     """Return the worker if its job has several and nothing synchronizes the model, else None."""
-    # With `refuses`, raise if the model averages gradients and no fit has prepared it.
+    # With ``refuses``, it raises if the model averages gradients and no fit has prepared it.
     worker = connected()
     if model is None or worker is None or worker.global_size == 1:
         return None
@@ -174,6 +174,5 @@ def _replaced(path: str, save: Callable[[str], Any]) -> Any:
 def _warn_if_not_alone(path: str, worker: Worker) -> None:
     try:
         worker.advanced.require_same(f"the writer of {path}", f"rank {worker.global_rank}", _REMEDY)
-    # Raised on the worker that writes later.
-    except ConfigurationError:
+    except ConfigurationError:  # The worker that writes later gets it.
         warn_once(f"this worker writes {path}, which another worker has written too: {_REMEDY}")

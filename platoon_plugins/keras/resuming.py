@@ -23,7 +23,7 @@ class Resumption(NamedTuple):
     stopped_of: int = 0
 
     def first_epoch(self, epochs: int | None, given: int) -> int:
-        """Return the first epoch, from 0, and log it; ``given`` is used if it is later."""
+        """Return the first epoch, counted from 0, and log it; at least ``given``."""
         if epochs and (self.done >= epochs or self.stopped_of == epochs):
             why = "its callbacks had stopped it" if self.done < epochs else "there were no more"
             warn_once(

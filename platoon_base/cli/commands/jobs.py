@@ -25,7 +25,7 @@ from platoon_base.job.observing import Observer
 from platoon_base.system.job_paths import path_of
 from platoon_base.worker_process.program import Program
 
-_MIN_CHARACTERS = 40  # minimum width of the script
+_MIN_CHARACTERS = 40  # The script is at least as wide.
 _LEFT_OUT = "..."
 
 
@@ -80,7 +80,7 @@ def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _script(command: str, room: int) -> str:
-    """Cut a command to ``room`` characters: its folders, then the last arguments, then the name."""
+    """Shorten a command to ``room`` characters: leave out folders first, then the last arguments."""
     if not command:
         return "?"
     program, args = Program.of(shlex.split(command))

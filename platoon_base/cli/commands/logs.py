@@ -139,7 +139,7 @@ def command(follow: bool, rank: int | None, lines: int, job: str) -> None:
         for text in elsewhere:
             click.echo(text, err=True)
     view = LogView(folder, rank, lines, sys.stdout.buffer)
-    with contextlib.suppress(KeyboardInterrupt):  # the usual end
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the usual end.
         view.show(last=not follow or files is None)
         while follow and files is not None:
             ended = not files.alive

@@ -19,7 +19,7 @@ from platoon_base.timeouts import timeout
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, seconds: float | None) -> float | None:
-    if seconds is not None and not 0 <= seconds < math.inf:  # also refuses NaN
+    if seconds is not None and not 0 <= seconds < math.inf:  # This refuses NaN too.
         raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
     return seconds
 
@@ -109,7 +109,7 @@ def _only_job(yes: bool) -> JobFiles:
     if len(jobs) == 1 and (yes or _can_ask()):
         return jobs[0]
     if not jobs:
-        return JobFiles.find()  # raises the error
+        return JobFiles.find()  # This raises the error.
     shown = launched_here or jobs
     listed = ", ".join(f"{files.job} ({program_of(files)}, from {_folder(files)})" for files in shown)
     which = "several jobs were" if launched_here else "no job of yours was"

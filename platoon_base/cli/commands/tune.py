@@ -26,7 +26,7 @@ from platoon_base.cli.tune_report import lines, page, picture, results
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 
-_FEW = 4  # methods without --all, plain training included
+_FEW = 4  # Methods without --all, plain training included.
 _F = Callable[..., Any]
 _COUNT, _POSITIVE = click.IntRange(min=1), click.FloatRange(min=0, min_open=True)
 

@@ -239,7 +239,7 @@ def _story(story: Sequence[Entry]) -> str:
     return f"<details>{summary}<pre>{lines}</pre></details>"
 
 
-_NOTABLE, _HIGH = 0.1, 0.25  # of a worker's time
+_NOTABLE, _HIGH = 0.1, 0.25  # Shares of a worker's time.
 _LEAST_STEPS = 3
 _PHRASES = {
     "synchronization": "synchronization",

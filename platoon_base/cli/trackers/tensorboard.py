@@ -28,7 +28,7 @@ class Tracker:
         self._folder = folder / "tensorboard" if own is None else own
         self.place = str(self._folder) if own is None else ""
         self._writers: dict[str, Any] = {}
-        self._written: dict[str, int] = {}  # the latest step of each run
+        self._written: dict[str, int] = {}  # Latest step of each run.
 
     def configure(self, settings: Mapping[str, float | str]) -> None:
         from tensorboardX.summary import text
@@ -54,7 +54,7 @@ class Tracker:
             self._writers[run] = _new_file(self._folder / run)
         events = []
         if step is not None:
-            if step < self._written.get(run, math.inf):  # the first event of a file, or repeated steps
+            if step < self._written.get(run, math.inf):  # This is the first event of a file, or steps are repeated.
                 events.append(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
             self._written[run] = step
         events += [Event(step=step, summary=each) for each in summaries]

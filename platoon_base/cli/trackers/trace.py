@@ -25,8 +25,8 @@ from platoon_base.worker.progress_row import Spans
 
 log = logging.getLogger(__name__)
 
-_MOST_SPANS = 1_000_000  # limit for all workers; browsers load them in seconds
-_STEPS, _PHASES = 1, 2  # tracks of a worker
+_MOST_SPANS = 1_000_000  # The limit for all workers: browsers load as many in seconds.
+_STEPS, _PHASES = 1, 2  # Tracks of a worker.
 
 
 _option = click.option(

@@ -101,7 +101,7 @@ class Worker:
         self._pid = os.getpid()
         self._timeout_s = _seconds(socket_timeout)
         self._params: list[Any] = []
-        # Only a user-defined rule.
+        # Set for a user-defined rule only.
         self._rule: ParamSyncRule | None = None
         self._update: Callable[[list[Any]], object] | None = None
         self._data_port: int | None = None
@@ -134,7 +134,7 @@ class Worker:
 
     @property
     def global_size(self) -> int:
-        """Number of workers of the job, or if that is not configured, of those that had joined."""
+        """Number of workers of the job; if it is not configured, the number that had joined."""
         return self.handle.global_size
 
     @property
@@ -209,24 +209,24 @@ class Worker:
         return self.handle.center_arrays
 
     def sync_params(self, synchronous: bool = True) -> None:
-        """Apply the rule once; False without locks."""
+        """Apply the rule once; without locks if ``synchronous`` is False."""
         if self._update is not None:
             self.handle.update_center(self._update, synchronous=synchronous)
         else:
             self.handle.sync_params(synchronous)
 
     def copy_to_local(self, synchronous: bool = True) -> None:
-        """Copy the center to the parameters; False without locks."""
+        """Copy the center to the parameters; without locks if ``synchronous`` is False."""
         self._copy(self.handle.copy_to_local, synchronous)
         if self._rule is not None:
             self._rule.took_center_over()
 
     def copy_to_global(self, synchronous: bool = True) -> None:
-        """Copy the parameters to the center; False without locks."""
+        """Copy the parameters to the center; without locks if ``synchronous`` is False."""
         self._copy(self.handle.copy_to_global, synchronous)
 
     def _copy(self, copy: Callable[[], None], synchronous: bool) -> None:
-        """Copy, under the lock of a user-defined rule if any; stripes are always locked."""
+        """Copy; a user-defined rule needs the job's lock, while stripes are always locked."""
         if self._update is None or not synchronous:
             copy()
             return
@@ -305,12 +305,14 @@ class Worker:
         if self._reader is None:
             if self._data_port is None:
                 raise ConfigurationError("this worker has no data channel: pass data_port, or call init_mb_sock(port)")
-            # Bounded, as no controller is known whose failure would end the wait.
+            # The wait is bounded, since no failure of a controller would end it.
             opens_s = min(self._timeout_s, DEFAULT_TIMEOUT_S)
             self._reader = open_reader(self._data_port, self._data_hwm, self.global_rank, opens_s)
         batch = self._reader.receive(timeout_s=self._timeout_s)
         if batch is None:
-            raise WorkerLostError("the controller has ended its mini-batches: leave the loop before, by its answers")
+            raise WorkerLostError(
+                "the controller has ended its mini-batches: let its answers to send_req end the loop before"
+            )
         return unpack(batch)
 
     # The end.

@@ -34,7 +34,7 @@ class _TensorFlowVariable(KerasVariable):
 
     def __init__(self, variable: Any) -> None:
         super().__init__(variable)
-        # Stored, as this property of Keras checks several scopes at each access.
+        # Keras's property checks several scopes at each access.
         self._made = variable.value
         # Address of the memory that `borrow` returned last.
         self._lent = 0
@@ -47,7 +47,7 @@ class _TensorFlowVariable(KerasVariable):
 
     def borrow(self) -> Array:
         """Return the memory itself; TensorFlow copies it first if another tensor shares it."""
-        # It does that before an update of rows. Here no rows are updated.
+        # TensorFlow makes memory exclusive before it updates rows; this update has no rows.
         if not self._has_rows:
             return super().borrow()
         if self._no_rows is None:
