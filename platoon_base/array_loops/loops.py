@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 _APART = (
-    "pass the parameters to prepare, which copies those of the first worker, keep the loop the same on all, and give "
-    "optimizers that decide by a loss the mean of all: value_fn=lambda params: average(loss_of(params, x, y))"
+    "pass the parameters to prepare, which copies those of the first worker, keep the loop the same on all, and let "
+    "no optimizer decide by the loss of one worker"
 )
 _STEPS_OF_A_TRAINING = 20
 _IGNORED = 50  # Programs may be queued ahead of the script.

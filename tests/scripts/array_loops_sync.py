@@ -1,6 +1,6 @@
 """Loops of JAX and NumPy with averaged gradients end as one process with the batches of all workers, to 1e-6."""
 
-from job_preamble import connect, np, sys
+from job_preamble import ConfigurationError, connect, np, raises, sys
 import collections
 import jax
 import jax.numpy as jnp
@@ -172,7 +172,7 @@ if "optax" in sys.argv:
     for made in anchored:
         compare("parameters in the state", optax_loop(lambda made=made: made))
     plateau = lambda: optax.contrib.reduce_on_plateau(factor=0.5, patience=1, accumulation_size=2)
-    by_losses = [optax.chain(optax.adam(0.1), plateau()), optax.polyak_sgd(0.1), optax.lbfgs()]
+    by_losses = [optax.chain(optax.adam(0.1), plateau()), optax.polyak_sgd(0.1)]
 
     def decides(made):
         def train(ready, rows, seed, average, common):
@@ -182,8 +182,7 @@ if "optax" in sys.argv:
             @jax.jit
             def step(params, state, x, y):
                 loss, grads = jax.value_and_grad(loss_of)(params, x, y)
-                mean = lambda params: average(loss_of(params, x, y))
-                updates, state = optimizer.update(grads, state, params, value=loss, grad=grads, value_fn=mean)
+                updates, state = optimizer.update(grads, state, params, value=loss)
                 return optax.apply_updates(params, updates), state
 
             for row in rows():
@@ -194,6 +193,10 @@ if "optax" in sys.argv:
 
     for made in by_losses:
         compare("decides by the loss", decides(optax.with_extra_args_support(made)))
+    if WORKERS > 1:
+        searching = prepare(optax.lbfgs(), mode="sync")
+        with raises(ConfigurationError, "linesearch=None"):
+            searching.update({"w": X[0]}, None, {"w": X[0]}, value=0.0, grad=X[0], value_fn=jnp.sum)
     compare("injected", optax_loop(lambda: optax.inject_hyperparams(optax.adamw)(0.05)))
 
     def ensemble(ready, rows, seed, average, common):
