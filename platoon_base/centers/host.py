@@ -61,7 +61,7 @@ CENTER = Schema(
         ("average", "i4"),  # Index of the state that averages the center, or -1.
         ("written", "u8"),
         ("spread", "u8"),
-        ("stamp", "u8"),
+        ("center_version", "u8"),
         ("mean", "u8"),
         ("slots", "u4"),  # Workers with memory for their contributions to rounds.
     ],
