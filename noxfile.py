@@ -42,6 +42,12 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 ON_THE_CPU = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 # A third of the time of JAX's tests is LLVM's, which optimizes programs that run for milliseconds.
 QUICKLY_COMPILED = "--xla_backend_optimization_level=0"
+# Workers and tests have many programs in common. Calls of this package are in them by name and number, and handlers are
+# found at run time, so any process may take a program from the cache.
+JAX_CACHE = {
+    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
 KERAS = ("setuptools", "wheel", "keras", "scikit-learn")
 # keras-tuner 1.4.8 imports six, and does not say so.
 TORCH_AND_JAX = ("torch", "jax", "pandas", "orbax-checkpoint", "keras-tuner", "six")
@@ -184,11 +190,13 @@ def run_keras(session: nox.Session, python: str, backend: str, **variables: str)
     # To import other files would take each process as long again.
     files = {path: path.read_text() for path in sorted(Path("tests").rglob("test_*.py"))}
     files = {path: text for path, text in files.items() if "keras" in text}
-    if backend == "jax":  # what is about torch alone has run on it
+    if backend == "jax":  # What is about torch alone has run on it.
         files = {path: text for path, text in files.items() if 'torch = pytest.importorskip("torch"' not in text}
     if PROMISES in " ".join(session.posargs) and backend != "torch":  # there unit and contract run too
         files = {path: text for path, text in files.items() if "mark.promise" in text}
     chosen = session.posargs or ["-m", f"keras and {ALL}{some}"]
+    if backend != "torch":  # Loops without Keras have run there.
+        chosen = [f"{word} and not loops" if word.startswith("keras and ") else word for word in chosen]
     # What the user's arguments select need not be there on each back end.
     options = [*own_cache(f"keras-{backend}"), *map(str, files), *chosen]
     variables["KERAS_BACKEND"] = backend
@@ -205,9 +213,9 @@ def keras2(session: nox.Session) -> None:
 def keras3(session: nox.Session) -> None:
     """The tests of the Keras adapter on torch and JAX."""
     install(session, *KERAS, *TORCH_AND_JAX, constraints="keras3")
-    flags = {"XLA_FLAGS": " ".join([QUICKLY_COMPILED, os.environ.get("XLA_FLAGS", "")])}
+    flags = {"XLA_FLAGS": " ".join([QUICKLY_COMPILED, os.environ.get("XLA_FLAGS", "")]), **JAX_CACHE}
     steps = {
-        "Keras on torch": partial(run_keras, session, "python", "torch", **ON_THE_CPU),
+        "Keras on torch": partial(run_keras, session, "python", "torch", **ON_THE_CPU, **flags),
         "Keras on JAX": partial(run_keras, session, "python", "jax", **ON_THE_CPU, **flags),
     }
     do_all(session, steps)

@@ -15,14 +15,12 @@ RULE = "EASGD(alpha=0.4, moments=True)"
 
 
 @pytest.fixture
-def trained(platoon, tmp_path):
+def trained(run_job):
     """Run the script; returns for each worker the hash of its weights, and how often variables got the state."""
 
-    def run(way, rule, period=3):
-        script = script_path("keras_jax_state"), way, rule, str(period)
-        done = platoon("launch", "-n", 2, "--log-dir", "logs", "--deterministic", *script)
-        logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
-        assert done.returncode == 0, done.stdout + done.stderr + "".join(logs)
+    def run(way, rule, period):
+        outcome = run_job(script_path("keras_jax_state"), args=[way, rule, str(period)], deterministic=True)
+        logs = outcome.require_success().logs
         lines = [line.split() for log in logs for line in log.splitlines() if line.startswith("rank ")]
         assert [model for *_, model in lines] == ["gone"] * 2  # nothing of this package keeps it
         return [bits for _, _, bits, *_ in lines], [int(count) for _, _, _, count, _ in lines]
@@ -31,26 +29,27 @@ def trained(platoon, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "rule", "period"),
-    [("", RULE, 3), ("", RULE, 1), ("sets", RULE, 3), (", two", "LocalSGD(overlap=0.5)", 3)],
+    ("ways", "rule", "period"),
+    [
+        (["nothing", "asks", "copies"], RULE, 3),
+        (["nothing", "asks", "keeps"], RULE, 1),
+        (["sets", "asks and sets"], RULE, 3),
+        (["nothing, two", "asks, two"], "LocalSGD(overlap=0.5)", 3),
+    ],
     ids=["period of 3", "each batch", "a callback sets weights", "rounds overlap, two steps in a call"],
 )
-def test_a_fit_has_the_bits_of_one_whose_callback_asks_for_the_state_after_each_batch(trained, change, rule, period):
-    """Variables get the state at the ends of epochs, unless it is asked."""
-    ways = ("sets", "asks and sets") if change == "sets" else (f"nothing{change}", f"asks{change}")
-    (bits, counts), (asked, asked_counts) = (trained(way, rule, period) for way in ways)
+def test_a_fit_has_the_bits_of_one_whose_callback_asks_for_the_state_after_each_batch(trained, ways, rule, period):
+    """Variables get the state at the ends of epochs, unless it is asked.
+
+    The same bits also has a state that a wrapped step has copied, or kept from before a synchronization.
+    """
+    (bits, counts), (asked, asked_counts), *others = (trained(way, rule, period) for way in ways)
     assert len(bits) == 2
-    assert bits == asked
+    assert all(found == bits for found, _ in ((asked, asked_counts), *others))
     assert max(counts) <= 5
     assert min(asked_counts) >= 12
 
 
-@pytest.mark.parametrize(("way", "period"), [("copies", 3), ("keeps", 1)])
-def test_a_state_that_a_trainer_has_copied_or_kept_has_the_same_bits(trained, way, period):
-    """Of a step that is wrapped by one that copies the state, and of one kept from before a synchronization."""
-    assert trained(way, RULE, period)[0] == trained("nothing", RULE, period)[0]
-
-
 def test_the_state_can_be_had_after_an_error_behind_a_synchronization(trained):
-    bits, _ = trained("fails", RULE)
+    bits, _ = trained("fails", RULE, 3)
     assert len(bits) == 2

@@ -17,7 +17,7 @@ from platoon_base.checkpoints.writer import Saving
 pytest.importorskip("jax", reason="needs JAX: `make test` runs this file in .nox/keras3")
 import loops_on_device
 
-pytestmark = [pytest.mark.keras, pytest.mark.backend, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.keras, pytest.mark.loops, pytest.mark.timeout(600)]
 PACKAGES = [name for name in ("optax", "flax", "equinox") if importlib.util.find_spec(name)]
 
 

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs thi
 DEVICES = [f"cuda{i}" for i in range(torch.cuda.device_count())][:2]
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.loops,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not DEVICES, reason="needs a CUDA device (see tests/README.md)"),
 ]

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from sys import modules
 
 import numpy as np
 from platoon_plugins.keras import distribute
@@ -29,7 +30,7 @@ if "CENTER_ON_PROCESSOR" in os.environ:
     use_processor(os.environ["CENTER_ON_PROCESSOR"])
     arrays = importlib.import_module("platoon_base.jax_arrays")
     groups = importlib.import_module("platoon_plugins.keras.backends.jax_groups")
-    sys.modules[type(backend).__module__].on_cuda = groups.on_cuda = arrays.JaxArray
+    importlib.import_module(type(backend).__module__).on_cuda = groups.on_cuda = arrays.JaxArray
 
 
 def on_device(values, dtype="float32", order="C"):
@@ -52,4 +53,4 @@ def require_on_device():
     """Fail unless the center is in the memory of GPUs, without pygpu."""
     with pytest.raises(ConfigurationError, match="it is on devices"):
         len(worker.center_arrays)
-    assert "pygpu" not in sys.modules
+    assert "pygpu" not in modules

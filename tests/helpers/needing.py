@@ -6,7 +6,7 @@ import pytest
 
 from platoon_base import compat
 
-__all__ = ["marks_of", "needs", "needs_blocks", "needs_package", "needs_theano", "require"]
+__all__ = ["marks_of", "needs", "needs_blocks", "needs_loops", "needs_package", "needs_theano", "require"]
 
 WHY = {
     "theano": "needs Theano: `make setup` installs it on Python 3.11",
@@ -34,6 +34,12 @@ def marks_of(decorator):
         pass
 
     return decorator(marked).pytestmark
+
+
+def needs_loops(package):
+    """Return a decorator for tests of loops with this package and without Keras, in the environment of Keras 3."""
+    needed = needs("keras", package, f"needs {package}: `make test` runs this in .nox/keras3")
+    return lambda test: pytest.mark.loops(needed(test))
 
 
 needs_theano = needs("theano", "theano", WHY["theano"])

@@ -5,6 +5,7 @@ import functools
 import os
 import signal
 import sys
+from sys import modules
 
 import numpy as np
 import pytest
@@ -70,4 +71,4 @@ def require_on_device():
     """Fail unless the center is in the memory of devices, without pygpu."""
     with pytest.raises(ConfigurationError, match="it is on devices"):
         len(worker.center_arrays)
-    assert "pygpu" not in sys.modules
+    assert "pygpu" not in modules

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import random
@@ -28,6 +28,9 @@ PREPARES = re.compile(
 )
 # What differs between the workers of a test, and from one test to the next: no import reads it.
 OF_ONE_WORKER = ("PLATOON_JOB", "PLATOON_RANK", "PLATOON_ERROR_FILE", "PYTEST_CURRENT_TEST")
+# What the preambles of tests read behind their imports.
+OF_ONE_WORKER += ("PLATOON_TEST_TENSORS", "PLATOON_TEST_BUCKET_BYTES", "PLATOON_TEST_NO_NVRTC", "PROCESSOR_NCCL")
+OF_ONE_WORKER += ("CENTER_ON_PROCESSOR", "XLA_PYTHON_CLIENT_PREALLOCATE")
 
 # What the first calls of a worker import, which the package itself puts off.
 OF_THE_BASE = ("numpy.random", "platoon_base.job.joining", "platoon_base.job.backends", "platoon_base.worker.handle")
@@ -52,6 +55,9 @@ def modules_for(text, environment):
         modules += ["platoon_base.compat", "theano"]
     elif "torch" in text:
         modules += ["torch", "platoon_base.torch_loops"]
+    elif "array_loops" in text:
+        packages = [name for name in ("optax", "flax.nnx", "equinox") if importlib.util.find_spec(name.split(".")[0])]
+        modules += ["jax.numpy", "platoon_base.array_loops", *packages]
     return modules
 
 
@@ -65,7 +71,7 @@ def zygote_for(text, start, usual=True):
         return None
     modules = modules_for(text, environment)
     key = (tuple(modules), tuple(sorted(environment.items())))
-    if not usual and key not in _asked:
+    if not usual and key not in _zygotes and key not in _asked:
         _asked.add(key)
         return None
     if key not in _zygotes:

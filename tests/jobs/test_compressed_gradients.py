@@ -4,13 +4,13 @@ import json
 import os
 
 import pytest
-from needing import marks_of, needs, needs_blocks, needs_theano
+from needing import marks_of, needs, needs_blocks, needs_loops, needs_theano
 from same_training import require_alike, require_fewer_bytes
 from scripts_here import script_path
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
 
-needs_torch = needs("keras", "torch", "needs torch: `make test` runs this file in .nox/keras3")
+needs_torch = needs_loops("torch")
 needs_keras = needs("keras", "keras", "needs Keras")
 needs_keras_on_torch = pytest.mark.skipif(
     os.environ.get("KERAS_BACKEND") != "torch", reason="needs Keras on torch: KERAS_BACKEND=torch in .nox/keras3"
@@ -85,7 +85,7 @@ def test_what_is_kept_stays_when_an_epoch_ends(trained, where, request):
     trained("compressed_gradients_owed", "int2", says=False, environment=environment_of(where, request))
 
 
-@needs_torch
+@needs_keras
 @needs_keras_on_torch
 @pytest.mark.parametrize("where", ["host", ON_DEVICES])
 def test_weights_that_are_trained_in_turns_do_not_share_what_is_kept(trained, where, request):

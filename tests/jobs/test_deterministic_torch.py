@@ -5,7 +5,7 @@ from scripts_here import script_path
 
 pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .nox/keras3")
 
-pytestmark = [pytest.mark.keras, pytest.mark.slow]
+pytestmark = [pytest.mark.keras, pytest.mark.loops, pytest.mark.slow]
 SCRIPT = script_path("deterministic_torch")
 
 

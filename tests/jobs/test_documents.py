@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from needing import marks_of, needs, needs_blocks, needs_theano
+from needing import marks_of, needs, needs_blocks, needs_loops, needs_theano
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- runs: (\w+) -->\n)?^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 KERAS_2 = importlib.util.find_spec("keras") is not None and importlib.metadata.version("keras").startswith("2.")
 HERE = "`make test` runs this in .nox/keras3"
-needs_torch = needs("keras", "torch", f"needs torch: {HERE}")
+needs_torch = needs_loops("torch")
 RESULTS = {
     "base": "w.npz", "jax": "params.npz", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar",
     "torch": "model.pt",
@@ -54,7 +54,7 @@ FRAMEWORKS = {
     "lasagne": marks_of(needs_theano),
     "blocks": marks_of(needs_blocks),
     "torch": [*marks_of(needs_torch), pytest.mark.promise],
-    "jax": [*marks_of(needs("keras", "optax", f"needs optax: {HERE}")), pytest.mark.backend, pytest.mark.promise],
+    "jax": [*marks_of(needs_loops("optax")), pytest.mark.promise],
     "keras": [*marks_of(needs_keras_3), pytest.mark.promise],  # The script of the README takes 80 s on JAX otherwise.
 }
 

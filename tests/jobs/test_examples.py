@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from needing import marks_of, needs, needs_theano
+from needing import marks_of, needs, needs_loops, needs_theano
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FASHION = "usr/share/datasets/fashion-mnist"
@@ -21,8 +21,7 @@ needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .ve
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 
-needs_torch = needs("keras", "torch", "needs torch: `make test` runs this in .nox/keras3")
-needs_optax = needs("keras", "optax", "needs optax: `make test` runs this in .nox/keras3")
+needs_torch, needs_optax = needs_loops("torch"), needs_loops("optax")
 
 
 @pytest.fixture

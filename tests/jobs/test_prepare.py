@@ -5,16 +5,14 @@ import subprocess
 import sys
 
 import pytest
-from needing import marks_of, needs
+from needing import marks_of, needs_loops
 from scripts_here import script_path
 
 pytestmark = pytest.mark.timeout(600)
-HERE = "`make test` runs this in .nox/keras3"
-needs_torch = needs("keras", "torch", f"needs torch: {HERE}")
-needs_jax = needs("keras", "jax", f"needs JAX: {HERE}")
+needs_torch, needs_jax = needs_loops("torch"), needs_loops("jax")
 # What is not installed is not tested; .nox/keras3 has all.
 PACKAGES = [name for name in ("optax", "flax", "equinox") if importlib.util.find_spec(name)]
-TORCH, ARRAYS = marks_of(needs_torch), [*marks_of(needs_jax), pytest.mark.backend]
+TORCH, ARRAYS = marks_of(needs_torch), marks_of(needs_jax)
 both = pytest.mark.parametrize(
     "loops", [pytest.param("torch_prepare", marks=TORCH), pytest.param("array_loops", marks=ARRAYS)]
 )
@@ -52,7 +50,6 @@ def test_the_same_rows_on_all_workers_are_warned_of(run_job):
 
 
 @needs_jax
-@pytest.mark.backend
 @pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
 def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, mode, error):
     logs = run_job(script_path("array_loops_errors"), args=[mode]).logs

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this 
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import GradientAverage, average_buffers, moments_of
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.keras, pytest.mark.loops, pytest.mark.timeout(600)]
 
 
 # Each script compares what the workers make with one process, by equations or exact fractions.

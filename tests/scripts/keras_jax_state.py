@@ -1,5 +1,6 @@
-"""Usage: WAY RULE [PERIOD]: a Keras fit on JAX; prints the bits of each worker's weights, how often variables got the
-state, and whether the model is gone behind it.
+"""Usage: FOLDER WAY RULE PERIOD: a Keras fit on JAX.
+
+Prints the bits of each worker's weights, how often variables got the state, and whether the model is gone behind it.
 
 WAY is what is done to the model: "nothing"; "asks": a callback asks for the state after each batch; "copies": the step
 is wrapped by a function that copies the lists of the state; "keeps": by one that within an epoch passes on what the
@@ -12,11 +13,8 @@ import contextlib
 import functools
 import gc
 import hashlib
-import os
 import sys
 import weakref
-
-os.environ["KERAS_BACKEND"] = "jax"
 
 import keras
 import numpy as np
@@ -25,7 +23,7 @@ from platoon_base import connect
 from platoon_base.rules import parse_rule
 from platoon_plugins.keras import distribute, shard
 
-way, rule, period = sys.argv[1], sys.argv[2], int((sys.argv[3:] or "3")[0])
+way, rule, period = sys.argv[2], sys.argv[3], int(sys.argv[4])
 
 
 class Counting(keras.Model):

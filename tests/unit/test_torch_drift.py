@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this 
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.gradients import NUM_SLOTS, DriftCheck
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.loops]
 
 
 class Workers:

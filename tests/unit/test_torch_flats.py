@@ -3,7 +3,7 @@
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this file in .nox/keras3")
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.loops]
 
 
 @pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])

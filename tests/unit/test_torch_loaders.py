@@ -19,7 +19,11 @@ from torch.utils.data import (
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.loaders import Part, divided, rows_of
 
-pytestmark = [pytest.mark.keras, pytest.mark.filterwarnings("ignore:the last batches of a DataLoader")]
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.loops,
+    pytest.mark.filterwarnings("ignore:the last batches of a DataLoader"),
+]
 
 
 class Stream(IterableDataset):

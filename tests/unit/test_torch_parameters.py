@@ -9,7 +9,7 @@ from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.parameters import Parameters
 
 torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this file in .nox/keras3")
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.loops]
 
 
 def test_the_parameters_of_a_module_are_changed_in_place():
