@@ -121,7 +121,7 @@ class BackgroundExchanges:
         return broken
 
     def _talk(self, center: MovingCenter, host: int, link: Conversation, is_held: bool) -> bool:
-        """Handle and answer a host's records; False if they do not fit and the pair begins anew."""
+        """Handle and answer a host's records; False if they do not fit, so that the pair starts over."""
         pair = self._pairs.get(host)
         if pair is None:
             pair = self._pairs[host] = Pair(secrets.randbits(63))
