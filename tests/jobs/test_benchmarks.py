@@ -23,13 +23,12 @@ BENCHMARKS = ROOT / "benchmarks"
 def case(script, options, file, rows=None, *, on=None):
     """Make a case: a script with its options, the file that it writes, and how many results are there.
 
-    Without a number of rows the file need not have a list of results. On Theano a case takes minutes, and is rare.
+    Without a number of rows the file need not have a list of results. Most cases with a framework take a minute of
+    processor time, and are rare.
     """
-    marks = []
-    if on == "theano":
-        marks = [pytest.mark.rare, *marks_of(needs_theano)]
-    if on == "torch":
-        marks = [pytest.mark.keras, needs_torch]
+    marks = {"theano": marks_of(needs_theano), "torch": [pytest.mark.keras, needs_torch]}.get(on, [])
+    if on and script != "torch_ddp":
+        marks = [pytest.mark.rare, *marks]
     return pytest.param(script, options.split(), file, rows, id=f"{script}-{file}-{on}", marks=marks)
 
 
