@@ -146,6 +146,12 @@ class LoopCenter:
         _leave_pending(others, before)
         self._last = last
 
+    def finish(self) -> None:
+        """Wait for synchronizations that are queued on a device, and raise their error."""
+        shared = self.worker.advanced.shared
+        if self._lent is not None and shared is not None:
+            shared.finish()
+
     def release(self) -> None:
         if self.fit.rule is not None:
             self.worker.release_shared_params()
@@ -177,9 +183,7 @@ class LoopCenter:
             self._share(first)
         with self._lent_copies(first) as there:
             self.fit.synchronize(whole=True)
-            center = self.worker.advanced.served()
-            if there and center is not None:
-                center.finish()
+            self.finish()
             self.worker.barrier("the end of a pass")
             self.worker.average_hosts()
             self.worker.copy_to_local()

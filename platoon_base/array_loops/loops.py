@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import functools
 import logging
@@ -93,6 +94,7 @@ class Loop:
         self.alone = worker.global_size == 1
         self.epoch, self.rows, self.begun = 0, 1.0, False
         self.trained: list[str] = []  # What the summary names.
+        self.prepared: collections.Counter[Any] = collections.Counter()  # Parameters, by names and shapes.
         self._open: list[Pass] = []
         self._read: Pass | None = None  # The latest one, if it has ended without a step.
         self._closed = False
@@ -111,6 +113,7 @@ class Loop:
         steps = worker.advanced.activity[0]
         needed = lambda: worker.advanced.activity[0] >= steps + _STEPS_OF_A_TRAINING  # noqa: E731
         self._intent = worker.advanced.intend("prepare", _NEVER[self.mode], needed)
+        worker.advanced.before_close = _settle_unless_raised
 
     # Batches.
 
@@ -304,6 +307,12 @@ class Loop:
         key = number, tree.shape
         if key not in self.groups:
             require_assignable(state)
+        if not number and self.prepared[tree.shape] > 1:
+            raise ConfigurationError(
+                f"got sync of parameters, and prepare got {self.prepared[tree.shape]} models with their names and "
+                "shapes, which it cannot tell apart: call `p, q = sync((p, q))` once for all of them, or prepare an "
+                "optimizer of optax for each. Do not prepare copies that are not trained"
+            )
         self.place.look_at(tree.leaves)
         self._before(tree.leaves)
         moments = moments_in(state, tree)
@@ -375,7 +384,7 @@ class Loop:
         ]
 
     def close(self) -> None:
-        if self._failure is None:
+        if not self.raised:
             settle()
         self.center.release()
         self.groups.clear()  # Calls of compiled programs keep this object.
@@ -409,19 +418,24 @@ def settle() -> None:
             jax().block_until_ready([loop.place.device.latest, jax().numpy.zeros(1) + 1])
     if loop is not None:
         loop.require_sound()
+        loop.center.finish()
+
+
+def _settle_unless_raised() -> None:
+    loop = current()
+    if loop is not None and not loop.raised:
+        settle()
 
 
 def _leave() -> None:
     """At the exit, count this worker as failed if the script could not raise an error."""
     loop = current()
-    if loop is None or loop.raised:
+    if loop is None:
         return
     try:
-        settle()
+        loop.worker.close()
     except Exception as exc:
-        if not loop.worker.closed:
-            log.error("%s: %s", type(exc).__name__, exc)
-            loop.worker.close(failed=True)
+        log.error("%s: %s", type(exc).__name__, exc)
         sys.stdout.flush()
         os._exit(1)  # The interpreter has its exit status already.
 

@@ -162,6 +162,8 @@ def _loop() -> Loop:
 
 def _loop_for(kinds: list[str], worker: Worker, settings: Any) -> Loop:
     loop = current()
+    if loop is not None and not loop.raised:
+        settle()  # Then it knows of all its steps.
     if begins_anew(loop, worker, settings, trains=bool(set(kinds) - {"loader"})) or loop is None:
         loop = Loop(worker, settings)
         begin(loop)
@@ -199,6 +201,7 @@ def _is_nnx(each: Any) -> bool:
 
 def _prepare_params(params: Any, loop: Loop) -> Any:
     loop.trained.append(_described(params))
+    loop.prepared[tree_of(params).floats().shape] += 1
     return params if loop.alone else _first_values(params, loop)
 
 

@@ -15,13 +15,8 @@ SCRIPTS = {
         "overlap",
         "starts_with_averaged_gradients",
     ],
-    "lasagne": ["local_sgd_at_each_batch", "moments_are_averaged_with_the_parameters", "overlap"],
-    "blocks": [
-        "local_sgd_at_each_batch",
-        "moments_are_averaged_with_the_parameters",
-        "main_loops_with_more_batches_make",
-        "overlap",
-    ],
+    "lasagne": ["moments_are_averaged_with_the_parameters", "overlap"],
+    "blocks": ["moments_are_averaged_with_the_parameters", "main_loops_with_more_batches_make", "overlap"],
 }
 MARKS = {"keras": [pytest.mark.keras], "lasagne": marks_of(needs_theano), "blocks": marks_of(needs_blocks)}
 ROWS = [pytest.param(name, script, marks=MARKS[name]) for name in SCRIPTS for script in SCRIPTS[name]]
@@ -166,3 +161,22 @@ assert made == [1.0, 1.0], made  # nor at the end of training, which would chang
 """
     ).require_success()
     assert not any("batches preceded an evaluation" in log for log in outcome.logs)
+
+
+# Gossip.
+
+
+@pytest.mark.keras
+def test_keras_validates_and_keeps_the_consensus(run_keras):
+    run_keras(script_path("gossip_in_adapters_keras")).require_success()
+
+
+@needs_theano
+def test_lasagne_evaluates_and_keeps_the_consensus(run_lasagne):
+    run_lasagne(script_path("gossip_in_adapters_lasagne")).require_success()
+
+
+@needs_theano
+@needs_blocks
+def test_blocks_monitors_and_keeps_the_consensus(run_blocks):
+    run_blocks(script_path("gossip_in_adapters_blocks")).require_success()

@@ -5,7 +5,7 @@ They exchange whole copies of centers or compressed differences.
 Their processes, and what launchers do about them, are in jobs/test_two_hosts.py.
 """
 
-import contextlib
+import math
 import socket
 import struct
 import threading
@@ -48,63 +48,15 @@ def compression(request, monkeypatch):
 BOTH = pytest.mark.usefixtures("compression")
 
 
-class SlowWire:
-    """Connections through this process that carry so many bytes a second in each direction."""
-
-    def __init__(self, bytes_per_s):
-        self.bytes_per_s, self.block = bytes_per_s, 32768
-        self.sockets, self.threads = [], []
-
-    def to(self, port):
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.sockets.append(listening)
-        self.start(self.accept, listening, port)
-        return listening.getsockname()[1]
-
-    def start(self, target, *args):
-        self.threads.append(threading.Thread(target=target, args=args))
-        self.threads[-1].start()
-
-    def accept(self, listening, port):
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = listening.accept()
-                far = socket.create_connection(("127.0.0.1", port))
-                self.sockets += [near, far]
-                for sock in (near, far):
-                    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-                        sock.setsockopt(socket.SOL_SOCKET, option, self.block)
-                self.start(self.carry, near, far)
-                self.start(self.carry, far, near)
-
-    def carry(self, source, target):
-        with contextlib.suppress(OSError):
-            while data := source.recv(self.block):
-                target.sendall(data)
-                time.sleep(len(data) / self.bytes_per_s)
-            target.shutdown(socket.SHUT_WR)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        for sock in self.sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
-        for thread in self.threads:
-            thread.join(10)
-            assert not thread.is_alive()
-
-
 class Wires:
-    """Connections that can be broken, and count what passes."""
+    """Connections that can be broken, carry so many bytes a second, and count what passes."""
 
-    def __init__(self):
-        self.each = []
+    def __init__(self, bytes_per_s=math.inf):
+        self.each, self.bytes_per_s = [], bytes_per_s
 
     def to(self, port):
         self.each.append(Breakable(port))
+        self.each[-1].bytes_per_s = self.bytes_per_s
         return self.each[-1].port
 
     @property
@@ -255,8 +207,8 @@ def test_an_exchange_that_takes_longer_than_patience_is_made(filled, compression
     def make(value):
         return [np.full(2_000_000, value, "float32")]
 
-    with Hosts([1.0, 3.0], filled=filled, make=make) as group, SlowWire(3e6) as wire:
-        group.introduce(wire)
+    with Hosts([1.0, 3.0], filled=filled, make=make) as group, Wires(6e6) as wires:
+        group.introduce(wires)
         group.made()
         group.until(lambda: all(host.exchanges for host in group.hosts), timeout_s=60)
         for host in group.hosts:

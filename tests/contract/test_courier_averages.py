@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import rounds_in_turns
+from couriers_in_turns import listening_of
 from rounds_in_turns import Group
 
 from platoon_base.centers import stripes
@@ -163,8 +164,7 @@ def test_the_average_of_a_host_without_live_workers_moves_with_its_center():
     """A checkpoint of that host would have the values of long ago."""
     with filled() as group:
         for host in group.hosts:
-            peers = {number: each for number, each in enumerate(addresses(group))}
-            host.courier.handle_order(between.Peers(peers, workers={0: 0, 1: 1}))
+            host.courier.handle_order(between.Peers(listening_of(group.hosts), workers={0: 0, 1: 1}))
         other = group.hosts[1]
         for count in range(1, 4):
             other.params[0] += np.float32(1)
@@ -174,12 +174,6 @@ def test_the_average_of_a_host_without_live_workers_moves_with_its_center():
         np.testing.assert_allclose(center, values_of(other)[0], atol=1e-5)
         np.testing.assert_allclose(average, center, atol=1e-5)
         np.testing.assert_array_equal(moment, 1)
-
-
-def addresses(group):
-    for host in group.hosts:
-        (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
-        yield listening.address, listening.port, listening.token
 
 
 def test_who_overwrites_the_center_overwrites_the_averages_of_all_hosts():

@@ -12,7 +12,7 @@ from watching import until
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.links import peer
-from platoon_base.links.handshake import MAX_GREETED, MAX_PENDING, Address, Caller, Opening
+from platoon_base.links.handshake import Address, Caller, Opening
 from platoon_base.links.peer import MAX_MESSAGE_BYTES, LinkClient, LinkServer
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError
 from platoon_base.system.process import awake
@@ -245,29 +245,6 @@ def test_a_message_that_is_too_large_is_not_sent_and_said(pair, caplog):
     pair.client.peer.send(b"next")
     pair.until(lambda: pair.at_server == [b"hello", b"next"])
     assert "not sending a message" in caplog.text
-
-
-def test_a_flood_of_strangers_takes_no_descriptors_and_keeps_nobody_out(pair):
-    """Connections that prove nothing are closed, the oldest first, before they are many."""
-    before = len(os.listdir("/proc/self/fd"))
-    late, strangers = pair.connect(), []
-    try:
-        for number in range(5 * MAX_PENDING):
-            strangers.append(socket.create_connection((HERE, pair.server.port), timeout=10))
-            strangers[-1].sendall(os.urandom(number % 100))
-            if number % 20 == 0:
-                pair.step()
-        late.peer.send(b"late")
-        pair.until(lambda: b"late" in pair.at_server, other=late)
-        descriptors = len(os.listdir("/proc/self/fd")) - before - len(strangers)
-        assert descriptors < MAX_PENDING + MAX_GREETED
-    finally:
-        for each in strangers:
-            each.close()
-    for _ in range(50):
-        pair.step()
-    assert not pair.client.dismissed
-    assert not pair.peer_of(pair.client).gone
 
 
 def test_a_launcher_of_an_older_version_is_refused_at_once(pair, caplog):

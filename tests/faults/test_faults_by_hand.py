@@ -1,6 +1,5 @@
 """Jobs of the original's API in which something is wrong: whose fault it is, who is told, and what goes on."""
 
-import os
 import signal
 import socket
 import time
@@ -71,21 +70,6 @@ def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work)
     output = end(controller)
     assert "Traceback" in output
     assert "KeyError: 'done'" in output
-
-
-def test_a_worker_killed_with_the_lock_does_not_stop_the_others(serve, work):
-    controller, port = serve(SERVE, "-D", "cpu", "cpu", "cpu")
-    other = work(script_path("faults_by_hand_trains_on"), port)
-    until(other, "shares")
-    killed = work(script_path("faults_by_hand_holds_the_lock"), port)
-    until(killed, "has it")
-    third = work(script_path("faults_by_hand_waits_for_the_lock"), port)
-    until(third, "shares")
-    os.kill(killed.pid, signal.SIGKILL)
-    assert "got it" in end(third)
-    end(other)
-    end(controller, 1)
-    assert running() == []
 
 
 @pytest.mark.parametrize(("ending", "own", "status"), [("1 / 0", 1, 1), ("sys.exit(3)", 3, 0), ("pass", 0, 0)])

@@ -19,13 +19,6 @@ def test_an_all_reduce_learns_that_a_worker_is_gone_though_its_child_lives(run_j
     assert outcome.reported["seconds"] < 20
 
 
-@pytest.mark.parametrize("fork", ["Python", "C"])
-def test_the_stripes_of_a_worker_that_is_gone_are_free_though_its_child_lives(run_job, fork):
-    outcome = run_job(script_path("forked_children_the_stripes_of_a_worker_that_is_gone"), args=[fork])
-    assert outcome.reported["last"] == 4, outcome.logs
-    assert "skips locked" not in outcome.logs[0]
-
-
 def in_child(function):
     """Call a function in a forked child, and return what it returned, a number from 0 to 255."""
     child = os.fork()

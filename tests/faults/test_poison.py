@@ -1,11 +1,10 @@
 """A worker whose values are not finite: the center and the other workers go on as if those had not been synchronized.
 
-The center's rules keep out what is not finite, element by element; the synchronous rules hand it to everybody, in the
-same step.
+The center's rules keep out what is not finite, element by element. Synchronous rules hand it to everybody, in the same
+step: see contract/test_collectives.py.
 """
 
 import pytest
-from saved_arrays import load
 from scripts_here import script_path
 
 from platoon_base import ASGD, EASGD, CenterMomentum
@@ -46,18 +45,3 @@ def test_a_state_beside_the_center_stays_finite_too(run_job):
     """A rule of the user's own, which divides by what has accumulated: an infinity there would stop all for ever."""
     outcome = run_job(script_path("poison_a_state_beside_the_center_stays_finite_too")).require_success()
     assert outcome.reported == {"moved": 5}
-
-
-# Synchronous rules.
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_synchronous_rules_show_what_is_not_finite_to_all_in_the_same_step(run_job, tmp_path, kernel):
-    run_job(
-        script_path("poison_synchronous_rules_show_what_is_not_finite"), workers=3, environment=kernel
-    ).require_success()
-    seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(3)]
-    assert len(seen[0]) == 4 * 3 * 3
-    for name, array in seen[0].items():
-        for other in seen[1:]:
-            assert other[name].tobytes() == array.tobytes(), name

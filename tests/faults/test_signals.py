@@ -164,20 +164,6 @@ def unwrapped(text):
     return " ".join(text.split())
 
 
-def test_signals_that_come_together_are_one(launch, output_of, tmp_path):
-    """As those of timeout, which signals its child and then the child's group, and of systemd with SendSIGHUP."""
-    launcher = launch(script_path("signals_a_worker_that_is_interrupted_saves"), 2, args=["takes its time"])
-    await_all(tmp_path, "ready", 2, launcher)
-    numbers = signal.SIGTERM, signal.SIGHUP
-    for number in (signal.SIGSTOP, *numbers, signal.SIGCONT):  # it gets both when it goes on
-        launcher.send_signal(number)
-    await_all(tmp_path, "saving", 2, launcher)
-    (tmp_path / "has taken its time").touch()
-    assert launcher.wait(PATIENCE_S) in [128 + number for number in numbers], output_of()
-    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
-    assert "SIGKILL" not in output_of()
-
-
 def test_an_interrupt_is_not_lost_in_a_finalizer(launch, output_of, tmp_path):
     launcher = launch(script_path("signals_an_interrupt_in_a_finalizer"), 2, options=["--grace", "20"])
     await_all(tmp_path, "finalizing", 2, launcher)

@@ -68,11 +68,27 @@ def test_loaders_metrics_and_mistakes(run, mode):
     outcome.require_success()
 
 
-@pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
-def test_errors_within_compiled_steps_are_raised_as_they_are(run, mode, error):
-    outcome, made = run("array_loops_errors", mode)
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("sync", "WorkerLostError"),
+        ("async", "NonFiniteError"),
+        ("negative weight", "ConfigurationError"),
+        ("weight of nan", "ConfigurationError"),
+    ],
+)
+def test_errors_within_compiled_steps_are_raised_as_they_are(run, case, error):
+    outcome, made = run("array_loops_errors", case)
     assert sum(f"raised {error} at" in log for log in outcome.logs) == 1, outcome.logs
     assert any(made[0]), made
+
+
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_an_error_of_the_last_step_is_raised_however_a_training_ends(run, end):
+    outcome, _ = run("array_loops_ends", end)
+    assert outcome.result.status
+    assert [outcome.logs[1].count(f"raised by {by}") for by in ("common", "prepare", "close")] == [1, 1, end == "close"]
+    assert end == "close" or "ERROR platoon_base.array_loops.loops: NonFiniteError" in outcome.logs[1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from devices_here import DEVICES, WHY_NOT, on_devices
+from devices_here import DEVICES, on_devices
 from rule_table import ON_DEVICES
 from scripts_here import script_path
 
@@ -20,8 +20,6 @@ pytestmark = pytest.mark.timeout(600)
 
 if len(DEVICES) < 2:
     pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL", allow_module_level=True)
-
-on_cuda = pytest.mark.skipif(bool(WHY_NOT), reason=f"needs two CUDA devices (see tests/README.md): {WHY_NOT}")
 
 
 @pytest.fixture
@@ -128,11 +126,6 @@ def test_the_only_worker_trains_as_if_it_were_alone(run_on_devices, rule, dtype)
         """,
         workers=1,
     ).require_success()
-
-
-@on_cuda
-def test_the_mirror_has_the_values(run_on_devices):
-    run_on_devices(script_path("device_jobs_the_mirror_has_the_values")).require_success()
 
 
 COUNTING = script_path("device_jobs_counting")

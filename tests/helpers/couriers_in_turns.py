@@ -39,10 +39,12 @@ def counting(host, center):
 class Host:
     """One host: its center, a worker of it, and its courier."""
 
-    def __init__(self, world, start, rule, hosts_rule, every_s=0.0, filled=None, make=model):
+    memory = None  # of the launcher, for residuals
+
+    def __init__(self, world, start, rule, hosts_rule, every_s=0.0, filled=None, make=model, moments=0):
         self.world, self.rule = world, rule
         self.params = make(start)
-        self.layout = Layout.of(self.params)
+        self.layout = Layout.of(self.params, moments=moments)
         name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.centers = HostCenters(name, workers=2, hosts=2)
         self.center = self.centers.create(self.layout, rule, 0)
@@ -55,12 +57,15 @@ class Host:
         self.news = []
         self.courier = Courier(
             self.world, lambda: counting(self, self.centers.watch(self.layout, COURIER)), self.layout,
-            self.hosts_rule, self.every_s, self.filled, self.news.append,
+            self.hosts_rule, self.every_s, self.filled, self.news.append, self.memory,
         )  # fmt: skip
 
     def restart(self):
         self.courier.close()
         self.start()
+
+    def handle_order(self, order):
+        self.courier.handle_order(order)
 
     def sync(self):
         assert self.center.sync(self.rule, self.params, True, 10) is None
@@ -75,7 +80,7 @@ class Host:
 
 
 class Hosts:
-    compression = "none"
+    compression, kind_of_host = "none", Host
 
     def __init__(self, starts, rule=None, hosts_rule=None, workers=None, key=KEY, **options):
         count = len(starts)
@@ -84,20 +89,22 @@ class Hosts:
             for host in range(count)
         ]
         rule, hosts_rule = rule or EASGD(0.5), hosts_rule or AverageHosts()
-        self.hosts = [Host(world, start, rule, hosts_rule, **options) for world, start in zip(worlds, starts)]
+        self.lost = set()
+        self.hosts = [
+            self.kind_of_host(world, start, rule, hosts_rule, **options) for world, start in zip(worlds, starts)
+        ]
 
     def introduce(self, wire=None, source=0):
-        peers = {}
-        for number, host in enumerate(self.hosts):
-            (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
-            port = listening.port if wire is None else wire.to(listening.port)
-            peers[number] = (listening.address, port, listening.token)
-        for host in self.hosts:
-            host.courier.handle_order(between.Peers(peers, source=source))
+        living = [host for number, host in enumerate(self.hosts) if number not in self.lost]
+        peers = listening_of(living)
+        if wire is not None:
+            peers = {number: (address, wire.to(port), token) for number, (address, port, token) in peers.items()}
+        for host in living:
+            host.handle_order(between.Peers(peers, source=source))
 
     def made(self, *hosts):
         for number in hosts or range(len(self.hosts)):
-            self.hosts[number].courier.handle_order(between.Made())
+            self.hosts[number].handle_order(between.Made())
 
     def get_ready(self, wire=None):
         """Wait until each has exchanged its center."""

@@ -356,11 +356,6 @@ class Laboratory:
         for host in hosts:
             self.on_switch(f"bridge link set dev p{host.index} state 3")
 
-    def power_off(self, host):
-        """Kill a host in the silence of a machine without power: its connections are not closed."""
-        self.cut(host)
-        host.kill()
-
     def limit(self, rate):
         """Limit what each host sends to a rate, such as ``1gbit``."""
         for host in self.hosts:

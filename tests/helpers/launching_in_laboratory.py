@@ -34,6 +34,16 @@ def said_in(log):
     return [json.loads(line) for line in lines if line.startswith("[")]
 
 
+def until_said(logs, running, word, ranks=(0, 1), timeout_s=60):
+    """Wait until workers whose logs are in a folder have said a word, while what has started them runs."""
+
+    def found():
+        assert running.poll() is None, running.text()
+        return all(any(line[0] == word for line in said_in(logs / f"rank{rank}.log")) for rank in ranks)
+
+    until(found, running.text, timeout_s)
+
+
 def kill_launchers(host):
     """Kill the launchers that an engine has started on a host."""
     for pid, words in host.processes().items():
@@ -72,14 +82,10 @@ class Job:
             path.write_text(key + "\n")
             path.chmod(0o600)
 
-    def start(self, *options, args=(), each=None, order=None, environment=None):
-        """Start the launchers; ``each`` has more options by host, ``order`` the hosts in which to start."""
+    def start(self, *options, args=(), environment=None):
         self.write_key(*self.laboratory.hosts)
-        found = {}
-        for host in order or range(len(self.workers)):
-            more = (each or {}).get(host, ())
-            found[host] = self.launch(host, *options, *more, args=args, environment=environment)
-        self.launchers = [found[host] for host in sorted(found)]
+        hosts = range(len(self.workers))
+        self.launchers = [self.launch(host, *options, args=args, environment=environment) for host in hosts]
 
     def launch(self, host, *options, args=(), environment=None, endpoint=None, script=None, rank=None):
         """Start the launcher of one host."""

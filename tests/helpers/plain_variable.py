@@ -5,7 +5,7 @@ import numpy as np
 
 class Variable:
     def __init__(self, name, value):
-        self.name, self.value = name, np.asarray(value)
+        self.name, self.value = name, np.asanyarray(value)
 
     def get_value(self, borrow=False, return_internal_type=False):
         return self.value if borrow else self.value.copy()

@@ -1,25 +1,15 @@
 """Hosts with real centers and couriers in rounds of their workers, which are turns of one loop."""
 
-import os
-import time
-import uuid
-
+import couriers_in_turns
 import numpy as np
-from couriers_in_turns import counting
+from couriers_in_turns import Hosts
 
-from platoon_base.centers.host import STRIPE_BYTES, HostCenters
-from platoon_base.centers.stripes import COURIER
+from platoon_base.centers.host import STRIPE_BYTES
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
-from platoon_base.courier.courier import Courier
-from platoon_base.hosts import World
-from platoon_base.job.files import segment_prefix
-from platoon_base.layout import Layout
 from platoon_base.multihost.courier_table import RoundTable
 from platoon_base.rules import DiLoCo
-from platoon_base.rules.hosts import AverageHosts
 
-KEY = "17" * 32
 RULE = DiLoCo(0.5, 0.5)
 
 
@@ -27,36 +17,20 @@ def model(value):
     return [np.full(STRIPE_BYTES // 4 + 100, value, "float32"), np.full(3, value, "float64")]  # two stripes
 
 
-class Host:
-    """One host: its center, a worker of it, and its courier, which can be killed."""
-
-    def __init__(self, world, start, rule, moments):
-        self.world, self.params, self.rule = world, model(start), rule
-        self.layout = Layout.of(self.params, moments=moments)
-        name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.centers = HostCenters(name, workers=2, hosts=2)
-        self.center = self.centers.create(self.layout, rule, 0)
-        self.center.fill(self.params, [])
-        self.filled, self.exchanges = False, 0
-        self.orders = []
-        self.memory = bytearray(Residuals.size_bytes(self.layout))  # that of the launcher
-        self.start()
+class Host(couriers_in_turns.Host):
+    """Its courier can be killed, and is told again what it was told; the memory of its launcher stays."""
 
     def start(self):
-        self.news = []
-        self.courier = Courier(
-            self.world, lambda: counting(self, self.centers.watch(self.layout, COURIER)), self.layout,
-            AverageHosts(), 0.0, self.filled, self.news.append, self.memory,
-        )  # fmt: skip
+        if self.memory is None:
+            self.orders, self.memory = [], bytearray(Residuals.size_bytes(self.layout))
+        super().start()
 
     def handle_order(self, order):
         self.orders.append(order)
-        self.courier.handle_order(order)
+        super().handle_order(order)
 
     def restart(self):
-        """Kill the courier and start another one, which is told what the first was told."""
-        self.courier.close()
-        self.start()
+        super().restart()
         for order in self.orders:
             self.courier.handle_order(order)
 
@@ -72,22 +46,13 @@ class Host:
     def take_over(self, number, timeout_s=10):
         assert self.center.take_over(self.rule, self.params, number, timeout_s) is None
 
-    def close(self):
-        self.courier.close()
-        self.center.close()
-        self.centers.unlink()
 
+class Group(Hosts):
+    kind_of_host = Host
 
-class Group:
     def __init__(self, starts, rule=RULE, workers=None, compression="none", moments=0):
-        count = len(starts)
-        worlds = [
-            World(workers or [1] * count, host, ["h"] * count, ["127.0.0.1"] * count, KEY, compression=compression)
-            for host in range(count)
-        ]
-        self.hosts = [Host(world, start, rule, moments) for world, start in zip(worlds, starts)]
-        self.table = RoundTable()
-        self.lost = set()
+        self.compression, self.table = compression, RoundTable()
+        super().__init__(starts, rule, workers=workers, make=lambda value: model(value), moments=moments)
 
     def get_ready(self):
         """Let the hosts have equal centers, and couriers that are started again know it."""
@@ -96,29 +61,13 @@ class Group:
         self.until_filled()
         self.keep_filled()
 
-    def introduce(self):
-        peers = {}
-        for number, host in enumerate(self.hosts):
-            if number not in self.lost:
-                (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
-                peers[number] = (listening.address, listening.port, listening.token)
-        for number in peers:
-            self.hosts[number].handle_order(between.Peers(peers))
-
-    def made(self, *hosts):
-        for number in hosts or range(len(self.hosts)):
-            self.hosts[number].handle_order(between.Made())
-
-    def until(self, done, *hosts):
-        deadline = time.monotonic() + 20
-        while not done():
-            assert time.monotonic() < deadline
-            for number in hosts or range(len(self.hosts)):
-                if number not in self.lost:
-                    self.hosts[number].courier.step([])
+    def until(self, condition, *hosts):
+        """Go on with the couriers of these hosts, by number, or of all that are not lost."""
+        numbers = [number for number in hosts or range(len(self.hosts)) if number not in self.lost]
+        super().until(condition, [self.hosts[number] for number in numbers])
 
     def until_filled(self):
-        self.until(lambda: all(host.has_center for host in self.hosts))
+        super().until_filled()
         for host in self.hosts:
             host.center.read(host.params, True, 10, begin=True)
 
@@ -174,13 +123,6 @@ class Group:
         for host in hosts:
             if self.hosts[host].center.across_hosts.workers_wait:
                 self.hosts[host].take_over(number)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        for host in self.hosts:
-            host.close()
 
 
 def state_of(host):

@@ -96,26 +96,6 @@ def test_a_mistake_of_one_host_is_named_and_no_host_goes_on_by_itself(job, mista
         assert job.said(host) == []
 
 
-def test_a_port_in_use(job):
-    taken = job.laboratory.hosts[0].start(
-        sys.executable, "-c", f"import socket, time\ns = socket.create_server(('', {PORT}))\nprint('up', flush=True)\n"
-        "time.sleep(100)"
-    )  # fmt: skip
-    taken.until("up")
-    job.launchers = [job.launch(0, *SHORT), job.launch(1, "--rdzv-timeout", "2")]
-    assert job.wait(40) == [2, 2], job.text()
-    taken.close()
-    assert f"10.77.0.1:{PORT}" in job.output(0)
-    assert "in use" in job.output(0)
-
-
-def test_no_key(job):
-    shutil.rmtree(job.laboratory.hosts[1].outside("/tmp/home/.platoon"))
-    assert launch_both(job, "--rdzv-timeout", "2") == [2, 2], job.text()
-    assert "there is no key in /tmp/home/.platoon/key" in job.output(1)
-    assert "copy the file from host 0" in job.output(1)
-
-
 def test_the_key_is_on_no_command_line_and_in_no_log(laboratory):
     job = Job(laboratory, script(MEETS), (1, 1))
     job.write_key(*laboratory.hosts)

@@ -10,9 +10,19 @@ TOGETHER = script_path("launching_together")
 
 
 @pytest.mark.promise
-def test_workers_of_all_hosts_are_one_world(start_job):
-    """Other numbers of hosts are in jobs/test_two_hosts.py."""
-    job = start_job(TOGETHER, workers=(2, 1), each={0: ["--summary", "summary.json"]})
+def test_variables_of_torchrun_make_one_world_of_the_workers_of_all_hosts(laboratory):
+    """As a manifest of Kubernetes sets them, whose indexed jobs number the hosts.
+
+    Other numbers of hosts, started by options, are in jobs/test_two_hosts.py.
+    """
+    job = Job(laboratory, TOGETHER, (2, 1))
+    job.write_key(*laboratory.hosts)
+    for index, host in enumerate(laboratory.hosts):
+        more = ["-D", "cpu", "--log-dir", laboratory.folder / f"logs{index}"]
+        more += ["--summary", laboratory.folder / "summary.json"] * (index == 0)
+        words = launch_words("-n", job.workers[index], *more, job.script)
+        variables = {"PET_NNODES": "2", "JOB_COMPLETION_INDEX": str(index), "PET_RDZV_ENDPOINT": "h0:29400"}
+        job.launchers.append(host.start(*words, environment=variables))
     assert job.wait() == [0, 0], job.text()
     shards, names = [], ["h0", "h0", "h1"]
     for rank, place in enumerate(([0, 3, 0, 2, "h0"], [1, 3, 1, 2, "h0"], [2, 3, 0, 1, "h1"])):
@@ -23,17 +33,6 @@ def test_workers_of_all_hosts_are_one_world(start_job):
         assert said["sum"] == [[0, 3, 6]]
         shards += said["shard"][0]
     assert sorted(shards) == list(range(23))
-    found = json.loads((job.laboratory.folder / "summary.json").read_text())
+    found = json.loads((laboratory.folder / "summary.json").read_text())
     assert [found[f"by_{rank}"] for rank in range(3)] == [0, 1, 2]
     assert "3 workers on 2 hosts" in job.output(0)
-
-
-def test_variables_of_torchrun_will_do(laboratory):
-    """As a manifest of Kubernetes sets them, whose indexed jobs number the hosts."""
-    job = Job(laboratory, TOGETHER, (1, 1))
-    job.write_key(*laboratory.hosts)
-    for index, host in enumerate(laboratory.hosts):
-        words = launch_words("-n", 1, "-D", "cpu", "--log-dir", laboratory.folder / f"logs{index}", job.script)
-        variables = {"PET_NNODES": "2", "JOB_COMPLETION_INDEX": str(index), "PET_RDZV_ENDPOINT": "h0:29400"}
-        job.launchers.append(host.start(*words, environment=variables))
-    assert job.wait() == [0, 0], job.text()

@@ -3,8 +3,7 @@
 import signal
 
 import pytest
-from laboratory import until
-from launching_in_laboratory import MEETS, kill_launchers, launch_words, said_in, script
+from launching_in_laboratory import MEETS, kill_launchers, launch_words, said_in, script, until_said
 from scripts_here import written
 
 pytestmark = pytest.mark.engine
@@ -27,14 +26,6 @@ def start(mpi, code, *options, workers=2, args=(), **kwargs):
 
 def said(mpi, rank):
     return said_in(mpi.laboratory.folder / "logs" / f"rank{rank}.log")
-
-
-def until_they_meet(mpi, running, ranks=(0, 1)):
-    def found():
-        assert running.poll() is None, running.text()
-        return all(said(mpi, rank) for rank in ranks)
-
-    until(found, running.text)
 
 
 def test_mpirun_launches_one_job_on_all_hosts(mpi):
@@ -68,7 +59,7 @@ def test_hosts_by_name_are_started_by_mpirun(mpi):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_mpirun_ends_all(mpi, number):
     running = start(mpi, script(MEETS), workers=1)
-    until_they_meet(mpi, running)
+    until_said(mpi.laboratory.folder / "logs", running, "meets")
     running.send_signal(number)
     running.wait(30)
 
@@ -87,6 +78,6 @@ def test_two_launchers_on_one_host_are_refused(mpi):
 def test_a_host_that_loses_its_launcher_ends_the_job_of_mpirun(mpi):
     """mpirun ends all that it has started when one process of its own is killed."""
     running = start(mpi, script(MEETS), workers=1)
-    until_they_meet(mpi, running)
+    until_said(mpi.laboratory.folder / "logs", running, "meets")
     kill_launchers(mpi.laboratory.hosts[1])
     assert running.wait(40) != 0

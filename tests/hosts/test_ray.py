@@ -7,7 +7,7 @@ import time
 import engines
 import pytest
 from laboratory import Laboratory, problem, until
-from launching_in_laboratory import MEETS, kill_launchers, said_in, script
+from launching_in_laboratory import MEETS, kill_launchers, said_in, script, until_said
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("ray")]  # one cluster for all
@@ -58,14 +58,6 @@ def said(cluster, rank):
     return said_in(cluster.logs / f"rank{rank}.log")
 
 
-def until_said(cluster, running, word, ranks=(0, 1)):
-    def found():
-        assert running.poll() is None, running.text()
-        return all(any(line[0] == word for line in said(cluster, rank)) for rank in ranks)
-
-    until(found, running.text, 90)
-
-
 def test_workers_run_on_the_nodes_that_they_need(cluster):
     running = start(cluster, WORLD, "--tee", "all", workers=3, args=["--epochs", "3"])
     assert running.wait(90) == 0, running.text()
@@ -80,7 +72,7 @@ def test_workers_run_on_the_nodes_that_they_need(cluster):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all(cluster, number):
     running = start(cluster, script(MEETS), "--nnodes", "2")
-    until_said(cluster, running, "meets")
+    until_said(cluster.logs, running, "meets", timeout_s=90)
     running.send_signal(number)
     assert running.wait(40) == 128 + number, running.text()
 
@@ -88,7 +80,7 @@ def test_a_signal_ends_all(cluster, number):
 def test_a_killed_command_leaves_no_process_and_the_next_job_removes_the_key(cluster):
     """Ray ends the actors of a driver that is gone, and the launchers end after them."""
     running = start(cluster, script(MEETS), "--nnodes", "2")
-    until_said(cluster, running, "meets")
+    until_said(cluster.logs, running, "meets", timeout_s=90)
     running.kill()
     running.wait()
 
@@ -102,7 +94,7 @@ def test_a_killed_command_leaves_no_process_and_the_next_job_removes_the_key(clu
 
 def test_a_killed_launcher_is_a_lost_host(cluster):
     running = start(cluster, script(MEETS), "--nnodes", "2")
-    until_said(cluster, running, "meets")
+    until_said(cluster.logs, running, "meets", timeout_s=90)
     kill_launchers(cluster.laboratory.hosts[1])
     running.until("lost host 1 (h1)")
     running.send_signal(signal.SIGINT)
@@ -148,7 +140,7 @@ def test_a_node_that_comes_back_takes_part_again(cluster):
     """Its launcher is started again, and its workers take the center. Restarts a node, as the next test does."""
     host = cluster.laboratory.hosts[1]
     running = start(cluster, SHARES, "--nnodes", "2", "--allow-failures")
-    until_said(cluster, running, "meets")
+    until_said(cluster.logs, running, "meets", timeout_s=90)
     (cluster.logs / "rank1.log").unlink()
     host.kill()
     running.until("lost host 1 (h1)")
@@ -157,7 +149,7 @@ def test_a_node_that_comes_back_takes_part_again(cluster):
     cluster.add(host)
     running.until("(host 1) has returned", 120)
     running.until("host 1 (h1) has returned with workers 1", 60)
-    until_said(cluster, running, "meets")
+    until_said(cluster.logs, running, "meets", timeout_s=90)
     assert said(cluster, 1)[0][1] < 6.5, "a center of its own would begin with 7"
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 130, running.text()
@@ -167,7 +159,7 @@ def test_a_job_whose_workers_need_each_other_goes_on_without_a_lost_node(cluster
     """The next job has both again."""
     host = cluster.laboratory.hosts[1]
     running = start(cluster, script(MEETS), "--nnodes", "2")
-    until_said(cluster, running, "meets")
+    until_said(cluster.logs, running, "meets", timeout_s=90)
     began = time.monotonic()
     host.kill()
     running.until("lost host 1 (h1)")

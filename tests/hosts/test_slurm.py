@@ -4,7 +4,7 @@ import time
 
 import pytest
 from laboratory import until
-from launching_in_laboratory import MEETS, kill_launchers, launch_words, said_in, script
+from launching_in_laboratory import MEETS, kill_launchers, launch_words, said_in, script, until_said
 
 pytestmark = pytest.mark.engine
 
@@ -36,13 +36,6 @@ class Launched:
 
     def said(self, rank):
         return said_in(self.logs / f"rank{rank}.log")
-
-    def until_said(self, word, ranks, running):
-        def found():
-            assert running is None or running.poll() is None, running.text()
-            return all(any(line[0] == word for line in self.said(rank)) for rank in ranks)
-
-        until(found, lambda: "" if running is None else running.text())
 
 
 def interrupt(slurm):
@@ -91,7 +84,7 @@ def test_a_batch_script_launches_one_job(slurm, options, more, srun):
 def test_scancel_ends_the_workers_of_all_hosts(slurm):
     launched = Launched(slurm, script(MEETS))
     running = launched.srun(workers=1)
-    launched.until_said("meets", (0, 1), running)
+    until_said(launched.logs, running, "meets")
     jobs = slurm.ask("squeue", "-h", "-o", "%i").split()
     slurm.start("scancel", *jobs).wait()
     running.wait(30)
@@ -104,7 +97,7 @@ def test_sigterm_by_scancel_lets_scripts_save(slurm):
     code = MEETS.replace("except PlatoonError", 'except KeyboardInterrupt:\n    say("saves")\nexcept PlatoonError')
     launched = Launched(slurm, script(code))
     running = launched.srun(workers=1)
-    launched.until_said("meets", (0, 1), running)
+    until_said(launched.logs, running, "meets")
     (job,) = slurm.ask("squeue", "-h", "-o", "%i").split()
     slurm.start("scancel", "--signal=TERM", job).wait()
     assert running.wait(30) != 0
@@ -121,7 +114,7 @@ def test_a_killed_launcher_ends_or_leaves_the_job_as_srun_is_told(slurm):
     """Without --kill-on-bad-exit the other hosts go on."""
     launched = Launched(slurm, script(MEETS))
     running = launched.srun(srun=["--kill-on-bad-exit=0"], workers=1)
-    launched.until_said("meets", (0, 1), running)
+    until_said(launched.logs, running, "meets")
     kill_launchers(slurm.laboratory.hosts[1])
     running.until("lost host 1 (h1)")
     interrupt(slurm)

@@ -340,40 +340,18 @@ def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(start_plat
 
 
 @pytest.mark.promise
-def test_jobs_lists_the_running_job_and_join_adds_a_worker(platoon, write_script, tmp_path):
-    late = write_script(HELLO.replace("worker.sync_params()", "print('ready', flush=True)"), "late.py")
-    script = write_script(
-        f"""
-        import os, subprocess, sys
-        import numpy as np
-        from platoon_base import EASGD, connect
-
-        with connect() as worker:
-            worker.init_shared_params([np.zeros(10)], EASGD())
-            platoon = [sys.executable, "-m", "platoon_base"]
-            jobs = subprocess.run([*platoon, "jobs"], capture_output=True, text=True, check=True).stdout
-            job = os.path.basename(os.environ["PLATOON_JOB"])
-            assert job in jobs
-            joined = subprocess.Popen([*platoon, "join", job, {str(late)!r}], stdout=subprocess.PIPE, text=True)
-            assert joined.stdout.readline() == "ready\\n"
-            worker.barrier()
-            output = joined.stdout.read()  # communicate() would pass over what readline() has read already
-            assert "hello from 1 of 2" in output, output
-            assert joined.wait(60) == 0
-        """
-    )
-    platoon("launch", "-n", 1, script).require()
-
-
-def test_a_worker_that_joins_has_the_rule_the_period_and_the_timeouts_of_the_job(platoon, write_script, tmp_path):
+def test_jobs_lists_the_running_job_and_who_joins_has_its_rule_its_period_and_its_timeouts(
+    platoon, write_script, tmp_path
+):
     late = write_script(
         """
         from platoon_base import connect
         from platoon_base.rules import default_period, default_rule
         from platoon_base.timeouts import timeout
 
-        with connect():
-            print(default_rule(), default_period(default_rule()), timeout("wait"), timeout("answer"))
+        with connect() as worker:
+            settings = default_rule(), default_period(default_rule()), timeout("wait"), timeout("answer")
+            print(worker.global_rank, "of", worker.global_size, *settings)
         """,
         "late.py",
     )
@@ -383,18 +361,21 @@ def test_a_worker_that_joins_has_the_rule_the_period_and_the_timeouts_of_the_job
         from platoon_base import connect
 
         with connect() as worker:
+            platoon = [sys.executable, "-m", "platoon_base"]
+            jobs = subprocess.run([*platoon, "jobs"], capture_output=True, text=True, check=True).stdout
+            job = os.path.basename(os.environ["PLATOON_JOB"])
+            assert job in jobs
             names = ("PLATOON_RULE", "PLATOON_EVERY_N_BATCHES", "PLATOON_TIMEOUTS")
             environment = {{name: value for name, value in os.environ.items() if name not in names}}
-            job = os.path.basename(os.environ["PLATOON_JOB"])
-            words = [sys.executable, "-m", "platoon_base", "join", "--timeout", "answer=7", job, {str(late)!r}]
+            words = [*platoon, "join", "--timeout", "answer=7", job, {str(late)!r}]
             joined = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
-            print("late:", joined.stdout.strip(), joined.stderr)
+            print("late:", joined.returncode, joined.stdout.strip(), joined.stderr)
         """
     )
     (tmp_path / "run.toml").write_text('rule = "LocalSGD()"\nevery-n-batches = 7\n')
     options = ["--timeout", "answer=6", "--timeout", "wait=250"]
     platoon("launch", "-n", 1, *options, "--config", "run.toml", "--log-dir", "logs", script).require()
-    assert "late: LocalSGD() 7 250.0 7.0" in (tmp_path / "logs" / "rank0.log").read_text()
+    assert "late: 0 1 of 2 LocalSGD() 7 250.0 7.0" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
 @pytest.mark.promise

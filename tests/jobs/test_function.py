@@ -42,6 +42,15 @@ def test_calls_are_those_of_one_process_on_all_rows(run_function, script, worker
     run_function(script_path(script), workers).require_success()
 
 
+def require_refusals(outcome, wanted):
+    """Each worker has said what was refused, in this order; a list has the words of each rank."""
+    for rank, log in enumerate(outcome.logs):
+        found = re.findall("refused: (.*)", log)
+        assert len(found) == len(wanted), log
+        for line, start in zip(found, wanted):
+            assert line.startswith(start if isinstance(start, str) else start[rank]), line
+
+
 def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_function):
     outcome = run_function(script_path("function_a_wrong_index_is_told_on_every_worker"), 2).require_success()
     wanted = [
@@ -59,11 +68,7 @@ def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_function):
         "RowIndexError got -1 as rows",
         "ConfigurationError got num_slices=2 for a function with updates",
     ]
-    for rank, log in enumerate(outcome.logs):
-        found = re.findall("refused: (.*)", log)
-        assert len(found) == len(wanted), log
-        for line, start in zip(found, wanted):
-            assert line.startswith(start if isinstance(start, str) else start[rank]), line
+    require_refusals(outcome, wanted)
 
 
 def test_arguments_that_cannot_work_are_refused(run_function):
@@ -104,12 +109,8 @@ def test_inputs_that_differ_from_worker_to_worker_are_refused_on_all(run_functio
         "the workers pass different values for input 1, x: worker 0: float32 of shape (20, 3), [",
         "the workers pass different values for input 2, y: worker 0: float32 of shape (23,), [",
     ]
-    for log in outcome.logs:
-        found = re.findall("refused: (.*)", log)
-        assert len(found) == len(wanted), log
-        for line, start in zip(found, wanted):
-            assert line.startswith(start), line
-            assert "RandomState" in line
+    require_refusals(outcome, wanted)
+    assert all("RandomState" in line for log in outcome.logs for line in log.splitlines() if "refused: " in line)
     assert "SharedData 'x' of shape (23, 3)" in outcome.logs[0]
 
 

@@ -129,28 +129,6 @@ def test_shared_memory_by_the_size_of_an_array(serve, work):
     end(controller)
 
 
-FEEDING_UNTIL_ALL_HAVE_LEFT = script_path("moved_scripts_feeding_until_all_have_left")
-LEAVE = "worker.init_mb_sock(args.data_port % 65535 + 1)  # leaves the first channel, and stays in the job\n"
-
-
-def test_sending_ends_once_each_of_the_known_workers_has_left_the_data_channel(serve, work):
-    """One of them leaves the job before it has come to the channel: the roster knows that it will not."""
-    data_port = free_port()
-    controller, port = serve(FEEDING_UNTIL_ALL_HAVE_LEFT, f"--data-port={data_port}", "-D", "cpu", "cpu", "cpu")
-    end(work("pass", port))
-    text = f"""
-    worker.recv_mb()
-    worker.handle.barrier("both have come")
-    {LEAVE}
-    worker.handle.barrier("both have left")
-    print(worker.send_req('how did it end', 30))
-    """
-    workers = [work(text, port, f"--data-port={data_port}") for _ in range(2)]
-    for worker in workers:
-        assert "AllLeftError: all workers have left" in end(worker)
-    end(controller)
-
-
 def test_a_process_that_only_serves_mini_batches(serve, work, start):
     data_port = free_port()
     controller, port = serve()

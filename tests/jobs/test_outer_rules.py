@@ -35,8 +35,3 @@ def test_the_others_go_on_without_one_that_ends(run_job, tmp_path, end):
 def test_what_is_not_finite_stays_out_and_keeps_nobody_waiting(run_job, choice):
     outcome = run_job(script_path("outer_rules_not_finite"), args=[choice]).require_success()
     assert ("raised" in outcome.reported) == (choice == "raise")
-
-
-def test_a_late_worker_falls_in_with_the_rounds(run_job):
-    outcome = run_job(script_path("outer_rules_a_late_worker_falls_in_with_the_rounds"), workers=1).require_success()
-    assert outcome.reported == {"late": "done"}

@@ -31,24 +31,6 @@ def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
     require_by_hand(tmp_path, size, STEPS, SHAPES)
 
 
-@pytest.mark.slow
-def test_average_sgd_with_n_batches_of_b_rows_is_one_process_with_n_b_rows(run_job, tmp_path):
-    """As the original is used: one function computes gradients, the rule averages them, another applies them."""
-    run_job(script_path("platoon_api_average_sgd_with_n_batches_of_b_rows")).require_success()
-
-
-@pytest.mark.slow
-def test_operations_of_all_workers(run_job):
-    run_job(script_path("platoon_api_operations_of_all_workers")).require_success()
-
-
-def test_models_that_differ_are_refused_and_not_mixed(run_job):
-    outcome = run_job(script_path("platoon_api_models_that_differ_are_refused_and_not_mixed")).require_success()
-    assert len(outcome.reported) == 8
-    assert "got c float64[3, 2] as parameter 0, and worker 1's is c float64[2, 3]" in outcome.reported["easgd 0"]
-    assert "got SGD(average=True), and worker 0 has SGD(average=False)" in outcome.reported["mixed 1"]
-
-
 @pytest.fixture
 def worker():
     with single_worker() as worker:

@@ -50,11 +50,29 @@ def test_the_same_rows_on_all_workers_are_warned_of(run_job):
 
 
 @needs_jax
-@pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
-def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, mode, error):
-    logs = run_job(script_path("array_loops_errors"), args=[mode]).logs
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("sync", "WorkerLostError"),
+        ("async", "NonFiniteError"),
+        ("negative weight", "ConfigurationError"),
+        ("weight of nan", "ConfigurationError"),
+    ],
+)
+def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, case, error):
+    logs = run_job(script_path("array_loops_errors"), args=[case]).logs
     assert sum(f"raised {error} at" in log for log in logs) == 1
-    assert mode == "async" or "if any(connect().gather(bool(loss < 0.1))): break" in logs[0]
+    assert case != "sync" or "if any(connect().gather(bool(loss < 0.1))): break" in logs[0]
+
+
+@needs_jax
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_an_error_of_the_last_step_is_raised_however_a_training_ends(run_job, end):
+    outcome = run_job(script_path("array_loops_ends"), args=[end])
+    assert outcome.result.status
+    assert [outcome.logs[1].count(f"raised by {by}") for by in ("common", "prepare", "close")] == [1, 1, end == "close"]
+    assert "raised by" not in outcome.logs[0]
+    assert end == "close" or "ERROR platoon_base.array_loops.loops: NonFiniteError" in outcome.logs[1]
 
 
 @both

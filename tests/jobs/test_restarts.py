@@ -42,13 +42,6 @@ def test_a_worker_that_fails_goes_on_where_it_last_synchronized(launch, how):
     assert summary["center"] == 60
 
 
-def test_restarts_are_counted(launch, tmp_path):
-    output, summary, logs = launch("--max-restarts", 2, failures=3, status=137)
-    assert summary["restarts"] == 2
-    assert logs[1].count("starts at") == 3
-    assert "worker 1: killed by SIGKILL; the end of" in output
-
-
 def test_a_worker_that_cannot_be_started_again_is_lost(tmp_path):
     program = tmp_path / "once"
     program.write_text('#!/bin/sh\nrm "$0"\nexit 3\n')

@@ -12,8 +12,6 @@ from xml.etree import ElementTree
 import pytest
 from scripts_here import script_path
 
-from tests.helpers.launching_hosts import Hosts, clean_environment
-
 pytestmark = pytest.mark.base
 
 TIMEOUT_S = 120
@@ -103,13 +101,6 @@ def test_without_matplotlib_the_page_has_no_charts_and_says_what_to_install(plat
     assert "worker 0 cpu" in page.of("td")
     for text in (ran.stdout, *page.of("p")[-1:]):
         assert "matplotlib is not installed: pip install 'platoon-plugins[report]'" in text
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    found = Hosts(tmp_path, {**clean_environment(), "COLUMNS": "200"})
-    yield found
-    found.close()
 
 
 def test_the_times_of_workers_of_another_host_are_those_that_they_measure(hosts, tmp_path):

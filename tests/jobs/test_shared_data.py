@@ -68,13 +68,3 @@ def test_data_stay_readable_when_the_controller_is_killed_and_go_with_the_last_w
     for rank in range(2):
         await_file(tmp_path / f"rank {rank} has closed")
     assert not os.path.exists((tmp_path / "path").read_text())
-
-
-def test_clean_removes_the_data_of_a_job_of_which_all_were_killed(platoon, tmp_path):
-    script = script_path("shared_data_clean_removes_the_data_of_a_job")
-    platoon("launch", "-n", 1, "--log-dir", "logs", script, tmp_path, environment={"PLATOON_NO_PREFORK": "1"})
-    path = (tmp_path / "logs" / "rank0.log").read_text().strip()
-    assert os.path.exists(path)
-    assert path in platoon("clean", "--dry-run").stdout
-    platoon("clean")
-    assert not os.path.exists(path)

@@ -25,7 +25,6 @@ SCRIPTS = [
     ("large_weights", 3, []),
     ("refused", 2, []),
     ("spectral_norm", 2, []),
-    ("closure", 2, []),
     # Parameters that come to differ between workers are refused.
     pytest.param("drift", 2, ["rate"], marks=pytest.mark.promise),
     *(("drift", 2, [case]) for case in ("equal", "loaded by one", "skipped", "one value", "NaN of one")),

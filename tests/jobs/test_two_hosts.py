@@ -15,7 +15,6 @@ import pytest
 from laboratory import until
 from scripts_here import behind, script_path
 
-from tests.helpers.breakable import Breakable
 from tests.helpers.launching_hosts import Hosts
 
 pytestmark = pytest.mark.base
@@ -41,31 +40,36 @@ def test_logs_say_on_which_host_the_others_are(hosts):
 
 
 def test_workers_of_all_hosts_are_one_world(hosts):
-    code = script_path("two_hosts_workers_of_all_hosts_are_one_world")
+    code = script_path("launching_together")
     assert hosts.run(code, "--summary", "summary.json", workers=(2, 1, 3)) == [0, 0, 0], hosts.output(0)
     of = {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 2}
-    seen = {rank: hosts.said(rank, host) for rank, host in of.items()}
-    assert [seen[rank][0] for rank in range(6)] == [
+    seen = [{word: rest for word, *rest in hosts.said(rank, host)} for rank, host in of.items()]
+    assert [each["place"][:4] for each in seen] == [
         [0, 6, 0, 2], [1, 6, 1, 2], [2, 6, 0, 1], [3, 6, 0, 3], [4, 6, 1, 3], [5, 6, 2, 3],
     ]  # fmt: skip
-    for rank in range(6):
-        assert seen[rank][1] == [[[other, "x" * other] for other in range(6)]]
-        assert seen[rank][2] == [2.5]
-        assert seen[rank][4] == [[0.0, 15.0, 30.0]]
-    assert sorted(row for rank in range(6) for row in seen[rank][3][0]) == list(range(11))
+    for each in seen:
+        assert [rank for rank, _ in each["gathered"][0]] == list(range(6))
+        assert each["metrics"] == [2.5]
+        assert each["sum"] == [[0.0, 15.0, 30.0]]
+    assert sorted(row for each in seen for row in each["shard"][0]) == list(range(23))
     summary = json.loads((hosts.folder / "summary.json").read_text())
     assert [summary[f"by_{rank}"] for rank in range(6)] == list(range(6))
     assert "6 workers on 3 hosts" in hosts.output(0)
     assert "workers 3 to 5" in hosts.output(2)
 
 
-def test_the_timeouts_of_the_first_host_reach_workers_and_couriers_of_all_hosts(hosts):
+def test_the_settings_of_the_first_host_reach_workers_and_couriers_of_all_hosts(hosts):
+    """Its timeouts, its rule and its period."""
     code, options = script_path("two_hosts_timeouts"), ["--timeout", "wait=77", "--timeout", "exchange=0.01"]
-    for host in (0, 1):
-        hosts.start(code, *(["--timeout", "wait=99"] if host else options), host=host)
+    (hosts.folder / "run.toml").write_text('rule = "LocalSGD(overlap=0.5)"\nevery-n-batches = 7\n')
+    hosts.start(code, *options, "--config", "run.toml", host=0)
+    hosts.start(code, "--timeout", "wait=99", host=1, environment={"PLATOON_RULE": "EASGD()"})
     assert hosts.wait() == [0, 0], hosts.output(0)
-    assert [hosts.said(rank, rank) for rank in (0, 1)] == [[[77.0, 77.0, 0.01, ["wait=77,exchange=0.01"]]]] * 2
-    assert "ignoring PLATOON_TIMEOUTS=wait=99: the job was launched with PLATOON_TIMEOUTS=wait=77" in hosts.output(1)
+    settings = ["LocalSGD(overlap=0.5)", 7], [77.0, 77.0, 0.01, ["wait=77,exchange=0.01"]]
+    assert [hosts.said(rank, rank) for rank in (0, 1)] == [[*settings]] * 2
+    ignored = " ".join(hosts.output(1).split())
+    assert "ignoring PLATOON_TIMEOUTS=wait=99: the job was launched with PLATOON_TIMEOUTS=wait=77" in ignored
+    assert "ignoring PLATOON_RULE=EASGD()" in ignored
 
 
 def test_what_one_worker_does_all_see(hosts):
@@ -190,24 +194,6 @@ def test_a_launcher_that_stands_still_for_a_while_loses_nothing(hosts):
     assert hosts.wait() == [130, 130]
     about = [line.partition(" (")[0] for line in hosts.story() if line.startswith("host")]
     assert about == ["host 1: silent", "host 1: silent -> answers"]
-
-
-def test_a_network_that_resets_connections_for_a_while_loses_nothing(hosts):
-    with Breakable(hosts.port) as way:
-        hosts.start(WAIT, host=0)
-        hosts.start(WAIT, "--rdzv-endpoint", f"127.0.0.1:{way.port}", host=1)
-        for host in (0, 1):
-            hosts.until(f"logs{host}/rank{host}.log", "waits")
-        way.refusing.set()
-        way.cut()
-        for host in (0, 1):
-            hosts.until(f"h{host}.out", "no heartbeat from host")
-        way.refusing.clear()
-        for host in (0, 1):
-            hosts.until(f"h{host}.out", "sends heartbeats again")
-        assert "lost host" not in hosts.output(0) + hosts.output(1)
-        hosts.launchers[0].send_signal(signal.SIGINT)
-        assert hosts.wait() == [130, 130]
 
 
 def test_a_host_that_is_silent_for_too_long_is_lost(hosts):
@@ -370,16 +356,6 @@ def test_a_host_takes_the_key_that_is_made_while_it_waits(hosts):
     assert hosts.wait() == [0, 0], hosts.output(0)
 
 
-def test_the_rule_and_the_period_of_the_first_host_count_on_all(hosts):
-    code = script_path("two_hosts_rule_of_the_first")
-    (hosts.folder / "run.toml").write_text('rule = "LocalSGD(overlap=0.5)"\nevery-n-batches = 7\n')
-    hosts.start(code, "--config", "run.toml", host=0)
-    hosts.start(code, host=1, environment={"PLATOON_RULE": "EASGD()"})
-    assert hosts.wait() == [0, 0], hosts.output(0)
-    assert hosts.said(0, 0) == hosts.said(1, 1) == [["LocalSGD(overlap=0.5)", 7]]
-    assert "ignoring PLATOON_RULE=EASGD()" in " ".join(hosts.output(1).split())
-
-
 def test_a_worker_that_is_interrupted_as_it_shares_gets_no_other_error(hosts):
     code = script_path("two_hosts_interrupted_as_it_shares")
     args = [str(hosts.folder / "logs1" / "courier1.log")]
@@ -396,15 +372,6 @@ def test_parameters_that_no_worker_of_the_first_host_shares_begin_with_those_of_
     assert hosts.said(2, 2) == begun
     assert hosts.said(0, 0) == begun[:1]
     assert "no worker of host 0 shares parameters (ranks 0 wait" in hosts.output(0)
-
-
-def test_parameters_that_no_worker_of_the_first_host_shares_are_refused_if_that_is_to_save_them(hosts):
-    code = script_path("two_hosts_parameters_that_no_worker_of_the_first_host")
-    began = time.monotonic()
-    assert hosts.run(code, "--checkpoint-every", "60", workers=(1, 2)) == [1, 1], hosts.output(0)
-    assert time.monotonic() - began < 100  # a few seconds on an idle machine
-    assert "no worker of host 0 shares parameters (ranks 0 wait" in hosts.log(1, 1)
-    assert "checkpoints" in hosts.log(1, 1)
 
 
 @pytest.mark.promise
@@ -499,21 +466,6 @@ def test_all_workers_of_all_hosts_are_started_again_from_the_checkpoint(hosts):
         assert hosts.said(rank, host)[-2:] == [[[3.0] * 3]] * 2
 
 
-def test_workers_of_a_lost_host_use_up_no_restarts(hosts):
-    code = script_path("two_hosts_workers_of_a_lost_host_use_up_no_restarts")
-    for host, workers in ((0, 1), (1, 2)):
-        hosts.start(code, "--max-restarts", "1", host=host, workers=workers, args=[str(hosts.folder)])
-    for path in ("logs0/rank0.log", "logs1/rank1.log", "logs1/rank2.log"):
-        hosts.until(path, "runs")
-    hosts.launchers[1].kill()
-    hosts.until("h0.out", "with workers 1, 2: it")
-    (hosts.folder / "fail").touch()
-    hosts.until("h0.out", "restarting rank 0, restart 1 of 1")
-    (hosts.folder / "enough").touch()
-    assert hosts.wait() == [1, -9], hosts.output(0)
-    assert "cannot restart the workers" not in hosts.output(0)
-
-
 @pytest.mark.parametrize("how", ["killed", "silent"])
 def test_a_lost_host_of_workers_that_need_each_other_is_no_interrupt(hosts, how):
     """Those that are left end by themselves, or are ended to be started again before the host is known to be lost."""
@@ -560,3 +512,11 @@ def test_a_job_that_is_resumed_on_two_hosts_goes_on_with_center_average_and_mome
             assert again.said(rank, rank)[0] == [center, average, *moments]
     finally:
         again.close()
+
+
+def test_all_workers_of_all_hosts_have_sets_in_the_same_order(hosts):
+    """A worker that joins late has it too."""
+    assert hosts.run(script_path("order_of_sets"), workers=(2, 1)) == [0, 0], hosts.output(0)
+    launched_and_joined = [*hosts.said(0, 0), *hosts.said(1, 0), *hosts.said(2, 1)]
+    assert len(launched_and_joined) == 4
+    assert all(order == launched_and_joined[0] for order in launched_and_joined)

@@ -1,10 +1,12 @@
-from job_preamble import EASGD, np, os, signal, subprocess, sys, worker
+from job_preamble import EASGD, SharedData, np, os, signal, subprocess, sys, worker
 from platoon_base.job.files import JobFiles
 
 worker.init_shared_params([np.zeros(1000)], EASGD())
+data = SharedData(np.ones((9, 3)), "x")
 files = JobFiles.read(os.environ["PLATOON_JOB"])
-print(files.folder, files.job_state, files.center, flush=True)
-for path in (files.folder, f"/dev/shm{files.job_state}", f"/dev/shm{files.center}"):
+segments = files.job_state, files.center, files.data("x")
+print(files.folder, *segments, flush=True)
+for path in (files.folder, *(f"/dev/shm{name}" for name in segments)):
     os.utime(path, (0, 0))
 alive = subprocess.run([sys.executable, "-m", "platoon_base", "clean"], capture_output=True, text=True)
 assert files.job not in alive.stdout, alive.stdout

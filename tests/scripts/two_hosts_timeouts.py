@@ -1,8 +1,11 @@
 import psutil
 from hosts_preamble import np, say, worker
 from platoon_base import ASGD
+from platoon_base.rules import default_period, default_rule
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S, timeout
 
+rule = default_rule()
+say(repr(rule), default_period(rule))
 worker.init_shared_params([np.zeros(3, "float32")], ASGD())
 worker.barrier("shared")
 siblings = psutil.Process().parent().children()

@@ -67,13 +67,6 @@ def test_if_the_creator_dies_the_next_creates():
     assert job.answer(0, init()) == ATTACH
 
 
-def test_if_the_creator_leaves_the_next_creates():
-    job = Job(2).join(0, 1)
-    job.ask(0, init())
-    job.ask(1, init())
-    assert replies(job.ask(0, msg.Leave())) == {"0": DONE, "1": CREATE}
-
-
 def test_who_died_while_it_waited_is_not_asked_to_create():
     job = Job(3).join(0, 1, 2)
     for rank in (0, 1, 2):

@@ -38,13 +38,6 @@ def launch(tmp_path, soft, hard, workers=4):
     )
 
 
-def test_a_hard_limit_that_is_too_low_is_refused_before_the_start(tmp_path):
-    done = launch(tmp_path, 40, 40)
-    assert done.returncode == 2, done.stdout
-    assert "got a limit of 40 open files (ulimit -Hn), and this process needs " in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(("soft", "hard"), [(200, 3000), (3000, 3000), (200, 200)])
 def test_a_process_takes_all_that_its_hard_limit_allows(soft, hard):
     code = (
@@ -53,11 +46,6 @@ def test_a_process_takes_all_that_its_hard_limit_allows(soft, hard):
     )
     command = ["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "bash", sys.executable, "-c", code]
     assert subprocess.check_output(command, text=True, timeout=120).split() == [str(hard)] * 3
-
-
-def test_a_soft_limit_that_is_too_low_is_raised(tmp_path):
-    done = launch(tmp_path, 32, 4096, workers=2)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_launcher_takes_all_that_its_hard_limit_allows(tmp_path):
@@ -86,10 +74,12 @@ def test_a_worker_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp
         assert "fewer workers" in text
 
 
-def test_many_workers_fit_into_what_was_asked_for(tmp_path):
+def test_a_hard_limit_that_is_too_low_is_refused_with_one_into_which_all_workers_fit(tmp_path):
     """As many as fit by our count really do: the count is not too low."""
     refused = launch(tmp_path, 50, 50, workers=5)
     assert refused.returncode == 2, refused.stdout
+    assert "got a limit of 50 open files (ulimit -Hn), and this process needs " in refused.stderr
+    assert "Traceback" not in refused.stderr
     needed = int(re.search(r"this process needs (\d+)", refused.stderr)[1])
     assert needed < 200
     done = launch(tmp_path, needed, needed, workers=5)

@@ -5,50 +5,12 @@ from scripts_here import script_path
 
 pytestmark = pytest.mark.base
 
-HEAD = script_path("liveness_head").read_text()
-
-
-@pytest.mark.parametrize(
-    ("end", "how"),
-    [
-        ("os.kill(os.getpid(), signal.SIGKILL)", ["is lost", "killed by SIGKILL"]),
-        ("os._exit(3)", ["is lost", "exit status 3"]),
-        ("raise RuntimeError('oops')", ["rank 1"]),
-        ("sys.exit(0)", ["rank 1"]),
-    ],
-)
-def test_who_waits_in_an_all_reduce_learns_who_is_gone_and_how(run_job, end, how):
-    outcome = run_job(
-        HEAD
-        + f"""
-if rank == 1:
-    {end}
-try:
-    worker.all_reduce(x)
-except WorkerLostError as exc:
-    worker.report({{f"rank {{rank}}": str(exc)}})
-""",
-        workers=3,
-    )
-    assert set(outcome.reported) == {"rank 0", "rank 2"}, outcome.logs
-    for said in outcome.reported.values():
-        assert "rank 1" in said
-    # Whoever notices first tells how it went; the others may be told by that rank instead.
-    assert any(all(part in said for part in how) for said in outcome.reported.values()), outcome.reported
-
 
 def test_an_all_reduce_and_a_barrier_that_wait_for_each_other_end(run_job):
     outcome = run_job(
         script_path("liveness_an_all_reduce_and_a_barrier_that_wait"),
     )
     assert "rank 1 waits in 'barrier epoch'" in outcome.reported["said"], outcome.logs
-
-
-def test_uneven_numbers_of_calls_end_with_an_error(run_job):
-    outcome = run_job(
-        script_path("liveness_uneven_numbers_of_calls_end_with_an_error"),
-    )
-    assert "rank 1" in outcome.reported["said"], outcome.logs
 
 
 def test_a_late_joiner_is_told_that_groups_are_fixed(run_job, write_script):

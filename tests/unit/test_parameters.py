@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
+from plain_variable import Variable
 
 from platoon_base.device_arrays import CudaArray, order_of
 from platoon_base.errors import ConfigurationError
@@ -52,22 +53,9 @@ def test_another_array_is_copied_out_and_back(kind):
     assert (memory != whole).sum() == 12, "what lies between the elements of the view is not its own"
 
 
-class SharedVariable:
-    """Has the methods of Theano's shared variables."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def get_value(self, borrow=False, return_internal_type=False):
-        return self.value if borrow else self.value.copy()
-
-    def set_value(self, value, borrow=False):
-        self.value = value if borrow else value.copy()
-
-
 def test_the_memory_of_a_shared_variable_is_borrowed():
     memory = np.ones((2, 3))
-    (borrowed,) = Parameters([SharedVariable(memory)]).borrow()
+    (borrowed,) = Parameters([Variable("", memory)]).borrow()
     assert borrowed is memory
 
 
@@ -76,7 +64,7 @@ def test_a_shared_variable_whose_memory_cannot_be_used_is_copied_out_and_set(kin
     memory = np.arange(6.0).reshape(2, 3)
     if kind == "read-only":
         memory.flags.writeable = False
-    variable = SharedVariable(memory if kind == "read-only" else memory.T)
+    variable = Variable("", memory if kind == "read-only" else memory.T)
     before = variable.value.copy()
     parameters = Parameters([variable])
     (borrowed,) = parameters.borrow()
@@ -112,7 +100,7 @@ def read_only():
         (np.ma.masked_array(np.zeros(3), [0, 1, 0]), "got a MaskedArray as parameter 1: .* its mask"),
         (np.ma.zeros((3, 4)).T, "got a MaskedArray as parameter 1"),
         (("w", np.ma.zeros(3)), "got a MaskedArray as w"),
-        (SharedVariable(np.ma.zeros(3)), "got a MaskedArray as parameter 1"),
+        (Variable("", np.ma.zeros(3)), "got a MaskedArray as parameter 1"),
         (as_strided(np.zeros(3), (3,), (0,)), "got parameter 1, several elements of which share memory"),
         (as_strided(np.zeros(9), (4, 3), (16, 8)), "got parameter 1, several elements of which share memory"),
     ],

@@ -6,7 +6,7 @@ import pytest
 from programs import run_python
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts import LOCAL, Place, find_copies, find_place
+from platoon_base.hosts import LOCAL, Place, World, engine_job, find_copies, find_endpoint, find_place, first_of
 
 pytestmark = pytest.mark.base
 
@@ -177,3 +177,78 @@ def test_the_first_of_such_processes_is_warned_that_it_trains_alone(tmp_path, ra
     text = "2 processes were started by torchrun or the like (WORLD_SIZE=2), and each of them trains alone"
     assert (done.stdout + done.stderr).count(text) == warns
     assert ("`platoon launch -n 2`" in done.stderr) == warns
+
+
+# Ranks and hosts.
+
+
+def test_workers_are_numbered_host_by_host():
+    world = World([2, 1, 3], host=2)
+    assert (world.hosts, world.several, world.size) == (3, True, 6)
+    assert [list(world.ranks_on(host)) for host in range(3)] == [[0, 1], [2], [3, 4, 5]]
+    assert world.ranks_here == range(3, 6)
+    assert [world.host_of(rank) for rank in range(6)] == [0, 0, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("rank", [-1, 3])
+def test_a_rank_that_was_not_launched_has_no_host(rank):
+    with pytest.raises(IndexError):
+        World([2, 1]).host_of(rank)
+
+
+def test_its_text_does_not_show_the_key():
+    assert "secret" not in repr(World([1, 1], data_key="secret"))
+
+
+# Where the first host listens, by options, torchrun's variables and those of engines.
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "expected"),
+    [
+        ({}, None, ""),
+        ({}, "a:1", "a:1"),
+        ({"PET_RDZV_ENDPOINT": "b:2", "MASTER_ADDR": "c"}, None, "b:2"),
+        ({"PET_RDZV_ENDPOINT": "b:2"}, "a", "a"),
+        ({"MASTER_ADDR": "c"}, None, "c"),
+        ({"MASTER_ADDR": "c", "MASTER_PORT": "3"}, None, "c:3"),
+        ({"MASTER_PORT": "3"}, None, ""),
+        ({"SLURM_STEP_NODELIST": "n[08-11]"}, None, ""),  # no job
+    ],
+)
+def test_the_first_that_says_it_counts(environment, given, expected):
+    assert find_endpoint(environment, given) == expected
+
+
+def test_in_a_step_of_slurm_all_find_the_same_and_steps_have_ports_of_their_own():
+    environment = {"SLURM_STEP_NODELIST": "n[08-11],m3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    host, port = find_endpoint(environment).split(":")
+    assert host == "n08"
+    assert 1024 < int(port) < 32768
+    ports = {
+        find_endpoint({**environment, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
+        for job in range(20)
+        for step in range(20)
+    }
+    assert len(ports) > 390
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("h0", "h0"),
+        ("h0,h1", "h0"),
+        ("h[0-1]", "h0"),
+        ("node[008-011,020]-ib,login", "node008-ib"),
+        ("a-b.c[3,7]", "a-b.c3"),
+        ("", ""),
+    ],
+)
+def test_the_first_node_of_a_list(nodes, first):
+    assert first_of(nodes) == first
+
+
+def test_the_processes_of_one_mpirun_share_a_name():
+    assert engine_job({"PMIX_NAMESPACE": "prterun-h0-1@1"}) == "PMIX_NAMESPACE-prterun_h0_1_1"
+    assert engine_job({"PMI_JOBID": "5"}) == "PMI_JOBID-5"
+    assert engine_job({}) == ""

@@ -58,30 +58,16 @@ def test_who_has_been_interrupted_is_not_counted_on():
     assert replies(job.ask(0, total("b"))).keys() == {"0", "1"}
 
 
-def test_who_leaves_releases_those_that_wait():
-    job = Job(3).join(0, 1, 2)
-    job.ask(0, total(m=(1.0, 1.0)))
-    job.ask(1, total(m=(2.0, 1.0)))
-    expected = msg.Sums(pairs={"m": (3.0, 2.0)}, ranks=[0, 1], lost=[])
-    assert replies(job.ask(2, msg.Leave())) == {"0": expected, "1": expected, "2": DONE}
-
-
-@pytest.mark.parametrize("joined", [True, False])
-def test_who_is_lost_releases_those_that_wait_and_is_told(joined):
+@pytest.mark.parametrize("how", ["left", "lost", "lost before it joined"])
+def test_who_is_gone_releases_those_that_wait_which_are_told_if_it_is_lost(how):
     job = Job(3).join(0, 1)
-    if joined:
+    if how != "lost before it joined":
         job.join(2)
     job.ask(0, total(m=(1.0, 1.0)))
     job.ask(1, total(m=(2.0, 1.0)))
-    expected = msg.Sums(pairs={"m": (3.0, 2.0)}, ranks=[0, 1], lost=[2])
-    assert replies(job.coordinator.worker_ended(2, lost=True)) == {"0": expected, "1": expected}
-
-
-def test_what_a_lost_worker_contributed_does_not_count():
-    job = Job(2).join(0, 1)
-    job.ask(0, total(m=(1.0, 1.0)))
-    assert job.coordinator.worker_ended(0, lost=True) == []
-    assert replies(job.ask(1, total(m=(2.0, 1.0)))) == {"1": msg.Sums(pairs={"m": (2.0, 1.0)}, ranks=[1], lost=[0])}
+    expected = msg.Sums(pairs={"m": (3.0, 2.0)}, ranks=[0, 1], lost=[] if how == "left" else [2])
+    found = replies(job.ask(2, msg.Leave()) if how == "left" else job.coordinator.worker_ended(2, lost=True))
+    assert found == {"0": expected, "1": expected, **({"2": DONE} if how == "left" else {})}
 
 
 def test_a_late_joiner_is_waited_for_once_it_has_met_the_others():

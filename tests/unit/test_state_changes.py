@@ -42,21 +42,6 @@ def job():
     return Job()
 
 
-def test_a_change_is_sent_once_to_each_host(job):
-    job.held |= set(range(6))
-    job.settle()
-    job.state.row(1)["steps"] = 5
-    job.changes.poll()
-    found = job.changes.since_sent(1)
-    assert found.rows.ranks == [1]
-    assert found.rows.held == b"\1"
-    assert np.frombuffer(found.rows.rows, MIRRORED)["row"]["steps"] == [5]
-    assert job.changes.since_sent(1) is None
-    job.changes.poll()
-    assert job.sent(2) == [1]
-    assert job.sent(2) == []
-
-
 def test_between_looks_only_those_that_join_are_found(job):
     job.held |= {0, 2}
     job.settle()
@@ -70,67 +55,21 @@ def test_between_looks_only_those_that_join_are_found(job):
     assert job.sent(1) == [0]
 
 
-def test_a_freed_lock_is_sent_and_taken_again(job):
-    job.held |= {0, 2}
-    job.settle()
-    job.held.remove(0)
-    job.changes.poll()
-    assert job.changes.since_sent(1).rows.held == b"\0"
-    job.held.add(0)
-    job.changes.collect_joined()
-    assert job.changes.since_sent(1).rows.held == b"\1"
-
-
-def test_endings_are_sent_once_to_all(job):
-    job.settle()
-    job.state.row(3)["lives"] = 2
-    job.state.write_text(3, "ending", "killed by SIGKILL")
-    job.changes.poll()
-    for host in (1, 2):
-        assert job.changes.since_sent(host).endings == [(3, 2, "killed by SIGKILL")]
-        assert job.changes.since_sent(host) is None
-
-
-def test_a_stop_and_a_leader_are_found_between_looks(job):
-    job.settle()
-    job.state.stop("enough")
-    job.state.leader = 2
-    job.changes.collect_joined()
-    found = job.changes.since_sent(1)
-    assert (found.stop, found.leader) == ("enough", 2)
-    assert job.changes.since_sent(1) is None
-
-
-def test_hosts_are_told_how_many_workers_live_there_and_in_all(job):
-    job.settle()
-    live = job.roster.num_live
-    job.roster.depart(job.roster[3], lost=False)
-    for host, own in ((1, 1), (2, 2)):
-        found = job.changes.since_sent(host)
-        assert found.num_live == (own, live - 1)
-        assert job.changes.since_sent(host) is None
-
-
-def test_a_host_that_begins_anew_gets_everything(job):
-    job.held |= set(range(6))
-    job.settle()
-    job.changes.forget(2)
-    assert job.sent(2) == [0, 1, 2, 3]
-    assert job.sent(1) == []
-
-
 @pytest.mark.parametrize("seed", range(5))
-def test_each_host_has_the_same_rows_as_the_first_after_a_look(job, seed):
-    """Whatever happens in between, and however seldom a host is sent something."""
+def test_each_host_has_the_state_of_the_first_after_a_look_and_gets_each_change_once(job, seed):
+    """Whatever happens in between, however seldom a host is sent something, and if one begins anew."""
     rng = random.Random(seed)
     copies = {host: JobState(bytearray(JobState.size_bytes(ROWS)), ROWS, create=True) for host in (1, 2)}
-    held = {1: {}, 2: {}}
+    held, endings = {1: {}, 2: {}}, {1: [], 2: []}
 
     def send(host):
         found = job.changes.since_sent(host)
         if found is not None:
             put_rows(copies[host], found.rows.ranks, np.frombuffer(found.rows.rows, MIRRORED), 0.0)
             held[host].update(zip(found.rows.ranks, found.rows.held))
+            endings[host] += found.endings
+        assert job.changes.since_sent(host) is None
+        return found
 
     for _ in range(300):
         rank = rng.randrange(6)
@@ -142,9 +81,22 @@ def test_each_host_has_the_same_rows_as_the_first_after_a_look(job, seed):
             if rng.random() < 0.3:
                 send(host)
     job.held |= set(range(6))
+    job.state.row(5)["lives"] = 2
+    job.state.write_text(5, "ending", "killed by SIGKILL")
     job.changes.poll()
     for host, copy in copies.items():
         send(host)
         others = [rank for rank in range(6) if job.roster[rank].host_index != host]
         assert copied_rows(copy, others).tobytes() == copied_rows(job.state, others).tobytes()
         assert held[host] == dict.fromkeys(others, 1)
+        assert endings[host] == [(5, 2, "killed by SIGKILL")]
+    job.state.stop("enough")
+    job.state.leader = 2
+    job.changes.collect_joined()
+    job.changes.forget(2)
+    for host, ranks in ((1, []), (2, [0, 1, 2, 3])):
+        found = send(host)
+        assert (found.stop, found.leader, found.rows.ranks) == ("enough", 2, ranks)
+    live = job.roster.num_live
+    job.roster.depart(job.roster[3], lost=False)
+    assert [send(host).num_live for host in (1, 2)] == [(1, live - 1), (2, live - 1)]

@@ -106,3 +106,56 @@ def test_workers_that_are_out_of_turn_begin_anew_together(every):
         assert workers.step() == [None] * 3
     workers.tensors[0][0].mul_(2)
     assert {name for _ in range(20 * every) for name in workers.step()} == {None, "p0"}
+
+
+# Flat buffers.
+
+
+@pytest.mark.parametrize(
+    ("call", "by", "value", "result"),
+    [
+        ("scale", 0.5, 6, 3),
+        ("scale", torch.tensor(0.5), 6, 3),  # as on a device, where nobody waits for its value
+        ("divide", torch.tensor(4.0), 6, 1.5),
+        ("divide", torch.tensor(0.0), 0, 0),  # the mean weight of a step of which all is masked, or nearly
+        ("divide", torch.tensor(1e-30), 0, 0),
+    ],
+)
+def test_gradients_of_all_dtypes_are_scaled_and_divided(solo_worker, call, by, value, result):
+    from platoon_base.torch_loops import FlatAverage
+
+    dtypes = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+    flats = FlatAverage(solo_worker, [torch.zeros(3, dtype=dtype) for dtype in dtypes], 1, torch.device("cpu"), None)
+    for view in flats.views:
+        view.fill_(value)
+    flats.header.fill_(7)
+    getattr(flats, call)(by)
+    for view, dtype in zip(flats.views, dtypes):
+        assert view.dtype == dtype
+        assert view.tolist() == [result] * 3
+    assert flats.header.tolist() == [7]
+
+
+@pytest.mark.parametrize("as_factor", [float, torch.tensor], ids=["number", "tensor"])
+def test_zeros_stay_zeros_whatever_the_factor(solo_worker, as_factor):
+    """If all is masked, the mean weight is next to nothing, and its inverse overflows half precision."""
+    from platoon_base.torch_loops import FlatAverage
+
+    flats = FlatAverage(solo_worker, [torch.zeros(3, dtype=torch.float16)], 1, torch.device("cpu"), None)
+    flats.scale(as_factor(1e30))
+    assert flats.views[0].tolist() == [0, 0, 0]
+
+
+def test_a_bucket_is_filled_together_with_its_header(solo_worker):
+    from platoon_base.torch_loops import FlatAverage
+
+    flats = FlatAverage(
+        solo_worker, [torch.zeros(3), torch.zeros(2, dtype=torch.float64)], 2, torch.device("cpu"), None
+    )
+    gradients = [torch.arange(3.0), None]
+    for view in flats.views:
+        view.fill_(9)
+    for whole in flats.wholes:
+        whole.fill(gradients, (flats.header, torch.tensor([5.0, 6.0])) if whole is flats.wholes[-1] else None)
+    assert [view.tolist() for view in flats.views] == [[0, 1, 2], [0, 0]]
+    assert flats.header.tolist() == [5, 6]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from plain_variable import Variable
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError
 from platoon_base.platoon_api.param_sync import ASGD, EASGD, ParamSyncRule
@@ -81,19 +82,6 @@ def test_a_new_alpha_holds_from_the_next_synchronization_on(job_of_one):
         rule.alpha = 2
 
 
-class Param:
-    """As much of a Theano shared variable as rules see."""
-
-    def __init__(self, *values):
-        self.value = np.array(values)
-
-    def get_value(self, borrow=False):
-        return self.value.copy()
-
-    def set_value(self, value, borrow=False):
-        self.value = value
-
-
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
@@ -103,7 +91,7 @@ class Param:
 )
 def test_a_rule_of_the_original_makes_an_update_function(rule, expected):
     """By hand: the parameter is 0, the center 0; before each update the worker adds 4."""
-    params, masters = [Param(0.0), Param(0.0, 0.0)], [np.zeros(1), np.zeros(2)]
+    params, masters = [Variable("w", np.zeros(1)), Variable("w", np.zeros(2))], [np.zeros(1), np.zeros(2)]
     update = rule.make_update_function(params)
     for local, center in expected:
         for param in params:
@@ -131,7 +119,7 @@ def test_an_update_function_takes_arrays_as_parameters_too(rule):
 
 def test_what_a_rule_remembers_follows_the_center_that_the_parameters_took_over():
     """A worker that comes to a center of 10 adds its own step of 1, not the 10 as well."""
-    params, masters, rule = [Param(0.0)], [np.full(1, 10.0)], ASGD()
+    params, masters, rule = [Variable("w", np.zeros(1))], [np.full(1, 10.0)], ASGD()
     update = rule.make_update_function(params)
     params[0].value[:] = 10
     rule.took_center_over()

@@ -2,16 +2,9 @@
 
 import numpy as np
 import pytest
+from plain_variable import Variable
 
 from platoon_base.worker import checksums
-
-
-class _Variable:
-    def __init__(self, value):
-        self.value = value
-
-    def get_value(self, borrow=False):
-        return self.value
 
 
 def _values():
@@ -21,7 +14,7 @@ def _values():
 
 
 def test_c_and_numpy_give_the_same_checksums(monkeypatch):
-    variables = [_Variable(value) for value in _values()]
+    variables = [Variable("w", value) for value in _values()]
     compiled = checksums(variables)
     monkeypatch.setattr("platoon_base.worker.agreed_state.EXTENSION", None)
     assert checksums(variables) == compiled
@@ -35,23 +28,23 @@ def test_a_checksum_by_hand():
         total += (hashed ^ hashed >> 32) * second
     total %= 2**64
     value = np.array([7, 0x010203, 5], "<u4")
-    assert checksums([_Variable(value)]) == [(total ^ total >> 32) % 2**32]
+    assert checksums([Variable("w", value)]) == [(total ^ total >> 32) % 2**32]
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f2", "u1"])
 def test_each_change_of_an_element_changes_the_checksum(dtype):
     value = np.random.default_rng(5).integers(0, 200, 1001).astype(dtype)
-    found = {checksums([_Variable(value)])[0]}
+    found = {checksums([Variable("w", value)])[0]}
     for index in range(value.size):
         changed = value.copy()
         changed[index] += 1
-        found.add(checksums([_Variable(changed)])[0])
+        found.add(checksums([Variable("w", changed)])[0])
     swapped = value.copy()
     swapped[[3, 900]] = value[[900, 3]] + np.array([1, 0], dtype)
-    found.add(checksums([_Variable(swapped)])[0])
+    found.add(checksums([Variable("w", swapped)])[0])
     assert len(found) == value.size + 2
 
 
 def test_memory_order_does_not_count():
     value = np.arange(12.0).reshape(3, 4)
-    assert checksums([_Variable(np.asfortranarray(value))]) == checksums([_Variable(value)])
+    assert checksums([Variable("w", np.asfortranarray(value))]) == checksums([Variable("w", value)])

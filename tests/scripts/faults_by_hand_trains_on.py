@@ -1,3 +1,0 @@
-from faults_by_hand_train import train
-
-train(300)
