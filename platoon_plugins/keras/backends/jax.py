@@ -22,10 +22,10 @@ from platoon_plugins.keras.gradients import GradientAverage
 from platoon_plugins.keras.optimizers import ModelAverages
 from platoon_plugins.keras.sums import BatchLosses
 
-if hasattr(jax, "ffi"):
+try:
     from platoon_base.jax_arrays import on_cuda
     from platoon_plugins.keras.backends.jax_groups import VariableGroup
-else:  # JAX before 0.5.
+except ImportError:  # JAX before 0.5, or no C extension.
     on_cuda = VariableGroup = None
 
 Array = np.ndarray[Any, Any]

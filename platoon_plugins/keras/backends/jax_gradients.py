@@ -18,9 +18,9 @@ from platoon_base.errors import CollectiveTimeoutError, PlatoonError
 from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback
 from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, CompiledAverage, GradientHeader
 
-if hasattr(jax, "ffi"):
+try:
     from platoon_base import jax_arrays
-else:  # JAX before 0.5.
+except ImportError:  # JAX before 0.5, or no C extension.
     jax_arrays = None  # type: ignore[assignment]
 
 Array = np.ndarray[Any, Any]
