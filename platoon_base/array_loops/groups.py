@@ -14,7 +14,7 @@ from platoon_base.worker import Worker, warn_once
 Array = np.ndarray[Any, Any]
 
 
-# States of optax whose optimizers compute parameters from this field of theirs, not from those passed.
+# The optimizers with these states compute the parameters from this field, not from those passed to them.
 _ANCHORS = {
     "COCOBState": "init_particles",
     "MadgradState": "x0",

@@ -22,7 +22,7 @@ from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, require_weight, start
 
 Tensor = Any
 
-_LEAST_CHANGES = 3  # Loading a checkpoint changes parameters fewer times.
+_LEAST_CHANGES = 3  # Loading a checkpoint changes a parameter less often.
 BUCKET_BYTES = 25 << 20  # DistributedDataParallel uses the same size.
 
 
@@ -240,7 +240,7 @@ class GradientAverage:
             if flats.compresses:
                 for number in range(first, len(flats.buckets)):
                     self._average_bucket(number)
-                # All workers call it at this point, however many averages have started on each.
+                # All workers make this call here, whatever number of averages each has started.
                 flats.combine(flats.header)
                 self._drift.require_none()
             else:

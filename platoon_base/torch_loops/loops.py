@@ -508,7 +508,7 @@ class AsyncLoop(Loop):
         if not training:
             if self.fit.rule is not None:
                 self.fit.enter()
-        elif not self._read:  # Otherwise the next batch tells whether training goes on.
+        elif not self._read:  # Otherwise the next batch shows whether training continues.
             self.fit.leave()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from platoon_base.collectives.flat import FlatBuffers
-from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
@@ -49,8 +49,7 @@ class FlatAllReduce:
     """
 
     def __init__(self, worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S, compress: bool = False) -> None:
-        self._worker = worker
-        self._timeout_s = timeout_s
+        self._all_reduce = functools.partial(worker.all_reduce, timeout_s=timeout_s)
         self._buffers = FlatBuffers(compress=compress and worker.advanced.compresses_gradients)
 
     def __call__(self, arrays: Sequence[Any], op: str = "sum") -> None:
@@ -62,10 +61,7 @@ class FlatAllReduce:
                     "and the result is written into it: pass numpy.ascontiguousarray(...) and "
                     "keep that array"
                 )
-        self._buffers.combine(self._call, op, arrays, arrays)
-
-    def _call(self, array: Any, op: str, dest: Any, **feedback: ErrorFeedback) -> None:
-        self._worker.all_reduce(array, op, dest=dest, timeout_s=self._timeout_s, **feedback)
+        self._buffers.combine(self._all_reduce, op, arrays, arrays)
 
 
 log = logging.getLogger(__name__)

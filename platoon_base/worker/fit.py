@@ -245,7 +245,8 @@ class Fit(Hooks):
                 "" if self.steps - self._evaluated_at == 1 else "es",
                 self.every_n,
             )
-        if unchanged or self.in_rounds or self.syncs_at_evaluations:
+        behind = self._synced_at < self.steps or not self.synced
+        if unchanged or self.in_rounds or (self.syncs_at_evaluations and behind):
             self.synchronize(whole=True)
         self._evaluated_at = self.steps
 
