@@ -173,13 +173,9 @@ if "optax" in sys.argv:
     )
     anchored = [optax.contrib.cocob(), optax.contrib.madgrad(0.05), optax.contrib.schedule_free_sgd(0.05)]
     anchored += [optax.contrib.mechanize(optax.sgd(0.1)), optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))]
-<<<<<<< HEAD
     for made in anchored if WORKERS > 1 else anchored[:1]:
         compare("parameters in the state", optax_loop(lambda made=made: made), 128)
     compare("injected", optax_loop(lambda: optax.inject_hyperparams(optax.adamw)(0.05)), 128)
-=======
-    for made in anchored:
-        compare("parameters in the state", optax_loop(lambda made=made: made))
     plateau = lambda: optax.contrib.reduce_on_plateau(factor=0.5, patience=1, accumulation_size=2)
     by_losses = [optax.chain(optax.adam(0.1), plateau()), optax.polyak_sgd(0.1)]
 
@@ -206,8 +202,6 @@ if "optax" in sys.argv:
         searching = prepare(optax.lbfgs(), mode="sync")
         with raises(ConfigurationError, "linesearch=None"):
             searching.update({"w": X[0]}, None, {"w": X[0]}, value=0.0, grad=X[0], value_fn=jnp.sum)
-    compare("injected", optax_loop(lambda: optax.inject_hyperparams(optax.adamw)(0.05)))
->>>>>>> loops2
 
     def ensemble(ready, rows, seed, average, common):
         """Several models by vmap, with the update within it."""
