@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.array_loops.centers import LoopCenter
-from platoon_base.array_loops.groups import moments_in, real_parts, require_assignable
+from platoon_base.array_loops.groups import moments_in, real_parts, require_assignable, warn_of_own_losses
 from platoon_base.array_loops.places import Place
 from platoon_base.array_loops.trees import (
     call_on_host,
@@ -50,7 +50,10 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-_APART = "pass the parameters to prepare, which copies those of the first worker, and keep the loop the same on all"
+_APART = (
+    "pass the parameters to prepare, which copies those of the first worker, keep the loop the same on all, and let "
+    "no optimizer decide by the loss of one worker"
+)
 _STEPS_OF_A_TRAINING = 20
 _IGNORED = 50  # Programs may be queued ahead of the script.
 _NEVER = {
@@ -221,10 +224,13 @@ class Loop:
         start_training(self.worker, "averaged gradients", "loop with averaged gradients", values=variables)
         self.place.agree()
 
-    def average(self, grads: Any, weight: float | None = None, number: int = 0) -> Any:
-        """Return averaged gradients; ``number`` is that of a prepared optimizer."""
+    def average(self, grads: Any, weight: float | None = None, number: int = 0, values: Sequence[Any] = ()) -> Any:
+        """Return averaged gradients; ``number`` is that of a prepared optimizer.
+
+        With ``values``, such as a loss, return the gradients and the averages of these.
+        """
         if self.alone or self.mode != "sync":
-            return grads
+            return (grads, *values) if values else grads
         tree = tree_of(grads).floats()
         if weight is None and self._read is not None and len(self._read.sizes) > 1:
             warn_once(
@@ -234,6 +240,7 @@ class Loop:
             )
         self._before(tree.leaves)
         self._averaged.update(tree.names)
+        tree = tree.beside(values) if values else tree
         computed = [weight] if is_traced([weight]) else []  # The compiled step computes it.
         known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
         count, key = len(tree.leaves), (number, tree.shape)
@@ -314,6 +321,7 @@ class Loop:
         key = number, tree.shape
         if key not in self.groups:
             require_assignable(state)
+            warn_of_own_losses(state)
         if not number and self.prepared[tree.shape] > 1:
             raise ConfigurationError(
                 f"got sync of parameters, and prepare got {self.prepared[tree.shape]} models with their names and "

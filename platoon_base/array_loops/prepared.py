@@ -276,7 +276,16 @@ def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if mode == "sync":
-            updates, state = optimizer.update(loop.average(grads, None, number), state, params, **extra)
+            if "value_fn" in extra:
+                raise ConfigurationError(
+                    "got value_fn, so a line search would see the loss of this worker's rows alone, and models would "
+                    "come to differ: pass an optimizer without one, such as optax.lbfgs(0.1, linesearch=None)"
+                )
+            if "value" in extra:  # Some optimizers decide by the loss.
+                grads, extra["value"] = loop.average(grads, None, number, [jax().numpy.asarray(extra["value"])])
+            else:
+                grads = loop.average(grads, None, number)
+            updates, state = optimizer.update(grads, state, params, **extra)
             return updates if factor == 1.0 else _mapped(lambda u: u * factor, updates), state
         if params is None:
             raise ConfigurationError(

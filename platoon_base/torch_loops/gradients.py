@@ -234,7 +234,7 @@ class GradientAverage:
             if flats.compresses:
                 for number in range(first, len(flats.buckets)):
                     self._average_bucket(number)
-                # All workers call it at this point, however many averages have started on each.
+                # All workers make this call here, whatever number of averages each has started.
                 flats.combine(flats.header)
                 self._drift.require_none()
             else:

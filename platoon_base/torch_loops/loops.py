@@ -151,10 +151,21 @@ class Loop:
             return
         loss, weight = self._loss.item(), self._weight
         self._loss, self._weight = 0.0 * self._loss, 0.0
-        mean = self.worker.reduce_metrics({"loss": (loss, weight)})["loss"] if weight else float("nan")
+        mean = self._mean_of_all(loss, weight) if weight else float("nan")
         self.pass_ends(one, mean)
         if self.worker.is_leader:
             self.worker.report({**({"loss": mean} if weight else {}), "trained": self.describe()})
+
+    def _mean_of_all(self, loss: float, weight: float) -> float:
+        """Return the mean loss of all workers; warn if their learning rates differ."""
+        rate = sum(float(group.get("lr", 0.0)) for each in self.optimizers for group in each.param_groups)
+        means = self.worker.reduce_metrics({"loss": (loss, weight), "learning rate": (rate, 1.0)})
+        if abs(rate - means["learning rate"]) > 1e-6 * abs(rate):
+            warn_once(
+                "the learning rates of the workers differ: pass schedulers such as ReduceLROnPlateau to prepare, which "
+                "gives them the mean loss of all"
+            )
+        return means["loss"]
 
     def pass_ends(self, one: Pass, loss: float) -> None:
         """Make the models equal on all workers."""
@@ -516,7 +527,7 @@ class AsyncLoop(Loop):
         if not training:
             if self.fit.rule is not None:
                 self.fit.enter()
-        elif not self._read:  # Otherwise the next batch tells whether training goes on.
+        elif not self._read:  # Otherwise the next batch shows whether training continues.
             self.fit.leave()
 
 

@@ -193,7 +193,7 @@ def all_named(models: Sequence[Any], optimizers: Sequence[Any]) -> list[tuple[st
     return list(found.values())
 
 
-_LEAST_CHANGES = 3  # Loading a checkpoint changes parameters fewer times.
+_LEAST_CHANGES = 3  # Loading a checkpoint changes a parameter less often.
 
 
 def have_trained(parameters: Sequence[Tensor]) -> Callable[[], bool]:

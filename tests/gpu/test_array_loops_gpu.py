@@ -49,9 +49,14 @@ def test_averaged_gradients_equal_one_process(run):
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("case", ["default", "none", "period", "EASGD", "DiLoCo"])
-def test_all_workers_have_one_model_after_each_pass(run, case):
-    outcome, made = run("array_loops_async", case, *PACKAGES)
+@pytest.mark.parametrize(
+    ("case", "packages"),
+    [("default", PACKAGES), ("none", ["optax"]), ("period", ["flax"]), ("EASGD", ["optax"]), ("DiLoCo", [])],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_all_workers_have_one_model_after_each_pass(run, case, packages):
+    """`jobs/test_prepare.py` has each case with each package."""
+    outcome, made = run("array_loops_async", case, *(name for name in PACKAGES if name in packages))
     outcome.require_success()
     assert (min(synced for _, synced in made) > 10) == (case != "DiLoCo"), made
 

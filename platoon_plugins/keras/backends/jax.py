@@ -37,7 +37,7 @@ _taken_over = jax.jit(lambda values: values, donate_argnums=0)
 
 def _sent_as(before: Sequence[Any], values: Sequence[Array]) -> list[Any]:
     """Start the copies of values to the devices of arrays; one call for all is several times as fast."""
-    # For a committed array where there was none, JAX would compile the training step again.
+    # If an uncommitted array became a committed one, JAX would compile the training step again.
     places = [array.sharding if getattr(array, "committed", True) else None for array in before]
     sent: list[Any] = jax.device_put(list(values), places)
     return sent
@@ -93,7 +93,7 @@ class _JaxVariable(KerasVariable):
         if not self.on_host():
             self.array.copy_to_host_async()
 
-    # For `get_value`, which reads the same copy; that of torch is in other memory.
+    # `get_value` reads the same copy. A copy of torch is in other memory.
     prefetch_value = prefetch
 
     def borrow(self) -> Array:
@@ -198,7 +198,7 @@ class _Jax(Keras3):
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
         were_there = average.on_device
         average.place(worker.advanced.device_all_reduce(ordinal) if all(on_devices) else None)
-        # The step may have been traced for the other place.
+        # The step may have been traced with gradients in the other place.
         if average.on_device != were_there and model.train_function is not None:
             model.make_train_function(force=True)
             model.train_function = self._guarded(model, average)

@@ -164,7 +164,7 @@ class JaxAverage(CompiledAverage):
         if not self.on_device:
             super()._call_without_gradients()
             return
-        if self._sums.compresses:  # It looks at the weights before it goes on.
+        if self._sums.compresses:  # The header is read before the gradients are summed.
             self._sums_without_gradients(self.like)
         else:
             kind = (*self._names, *((array.shape, array.dtype.str) for array in self.like))
