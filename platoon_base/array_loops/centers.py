@@ -93,6 +93,7 @@ class LoopCenter:
         with lent.lend(arrays):
             if center_is_on_device(self.worker, [*parameters, *moments], rule):
                 moments = moments if shares_moments(rule) else None
+                self.fit.bind()
                 self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
                 self.fit.begin(rule, period)
                 self._lent, self._last = lent, key
@@ -138,6 +139,7 @@ class LoopCenter:
         moments = [each for each, is_moment in named if is_moment] if shares_moments(rule) else None
         others = [group for key, group in self.groups.items() if key != last]
         before = [[array.copy() for array in group.arrays] for group in others]
+        self.fit.bind()
         self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
         if len(self.groups) > 1 and self.place.device is not None:
             self.place.why = "there are several optimizers or models"

@@ -31,12 +31,14 @@ from platoon_base.fingerprint import checksum
 from platoon_base.layout import Layout
 from platoon_base.rules import default_period, prepared_rule
 from platoon_base.worker import (
+    BatchSizes,
     FlatAllReduce,
     State,
     Worker,
     agree,
     copy_first_values,
     default_rule_of,
+    passes_before,
     require_same_values,
     require_weight,
     start_training,
@@ -95,10 +97,12 @@ class Loop:
         self.mode, strategy, self._sync_every, scaling, on_nonfinite = settings
         self._given = prepared_rule(self.mode, strategy, self._sync_every, scaling)
         self.alone = worker.global_size == 1
-        self.epoch, self.rows, self.begun = 0, 1.0, False
+        # Only the first training of a script is saved.
+        self.epoch, self.rows, self.begun = 0 if current() else passes_before(worker), 1.0, False
         self.trained: list[str] = []  # What the summary names.
         self.prepared: collections.Counter[Any] = collections.Counter()  # Parameters, by names and shapes.
         self._open: list[Pass] = []
+        self.sizes = BatchSizes()  # Of the latest pass.
         self._read: Pass | None = None  # The latest one, if it has ended without a step.
         self._closed = False
         self._counted: Any = None  # The kind of steps that count, where a loop has several.
@@ -123,6 +127,9 @@ class Loop:
     def draws(self, one: Pass, rows: int, kind: Any) -> None:
         self.require_sound()
         self.rows, self._read = float(rows), None
+        if not one.sizes:
+            self.sizes = BatchSizes()
+        self.sizes.add(rows)
         one.sizes.add(rows)
         if self.alone:
             self._steps(kind)  # The first kind of loader is that of the training.

@@ -268,7 +268,7 @@ class Connection:
             separate = apart.unused(self._cooperation())
             for intent in separate:
                 log.warning("%s", intent.text)
-            self._client.close(say_goodbye=not failed, separate=bool(separate))
+            self._client.close(say_goodbye=not failed, separate=bool(separate) and not apart.Intent.any_was_used)
         finally:
             release()
             self.progress.close()
