@@ -1,7 +1,8 @@
-/* Admits calls of XLA's compiled programs to Python: most training steps synchronize nothing, and a
- * call of Python takes as long as a tenth of a small step.
+/* Calls of Python from XLA's compiled programs. Gates keep most of them out: most training steps synchronize
+ * nothing, and a call of Python takes as long as a tenth of a small step.
  *
- * The structures are those of `xla/ffi/api/c_api.h`, version 0.1 and later: they only grow at their ends.
+ * The structures are those of `xla/ffi/api/c_api.h`, version 0.1 and later: they only grow at their ends and contain
+ * their sizes.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -10,14 +11,25 @@
 
 #define EXECUTE 3
 #define METADATA 1
-#define PLATFORMS 2
-#define GATES 4096 /* Calls with larger numbers are always passed to Python. */
+#define INTERNAL 13
+#define GATES 4096 /* Calls with larger numbers always reach Python. */
 
-enum { SHUT = 0, ONE = 1 };
+struct version {
+    size_t size;
+    void *extension;
+    int major, minor;
+};
+
+struct metadata {
+    size_t size;
+    struct version version;
+};
 
 struct extension {
     size_t size;
     int type;
+    struct extension *next;
+    struct metadata *metadata;
 };
 
 struct buffer {
@@ -50,54 +62,136 @@ struct attributes {
     struct scalar **values;
 };
 
+struct error_arguments {
+    size_t size;
+    void *extension;
+    const char *message;
+    int code;
+};
+
+struct stream_arguments {
+    size_t size;
+    void *extension, *context, *stream;
+};
+
+struct api {
+    size_t size;
+    void *extension;
+    struct version version;
+    void *internal;
+    void *(*make_error)(struct error_arguments *);
+    void *others[3];
+    void *(*get_stream)(struct stream_arguments *);
+};
+
 struct frame {
     size_t size;
     struct extension *extension;
-    void *api, *context;
+    struct api *api;
+    void *context;
     int stage;
     struct buffers arguments, results;
     struct attributes attributes;
 };
 
-typedef void *(*handler)(struct frame *);
-
-static handler handlers[PLATFORMS];
+static PyObject *answer; /* The function of Python that gets the calls. */
 static int gates[GATES];
 static uint64_t came[GATES]; /* Number of calls made. */
 
-static void *pass(int platform, struct frame *f)
+/* Return whether Python gets this call: a call of the program, and an admitted one. */
+static int is_admitted(struct frame *f)
 {
-    int asks = f->extension && f->extension->type == METADATA;
-    if (!asks && f->stage == EXECUTE) {
-        uint64_t number = (uint64_t)*f->attributes.values[0]->value;
-        if (number < GATES) {
-            int wanted = __atomic_exchange_n(&gates[number], SHUT, __ATOMIC_ACQ_REL);
-            __atomic_add_fetch(&came[number], 1, __ATOMIC_ACQ_REL);
-            if (!wanted)
-                return NULL;
-        }
+    if (f->extension && f->extension->type == METADATA) {
+        f->extension->metadata->version.major = 0;
+        f->extension->metadata->version.minor = 1;
+        return 0;
     }
-    return handlers[platform](f);
+    if (f->stage != EXECUTE)
+        return 0;
+    uint64_t number = (uint64_t)*f->attributes.values[0]->value;
+    if (number >= GATES)
+        return 1;
+    int wanted = __atomic_exchange_n(&gates[number], 0, __ATOMIC_ACQ_REL);
+    __atomic_add_fetch(&came[number], 1, __ATOMIC_ACQ_REL);
+    return wanted;
 }
 
-static void *pass_first(struct frame *f)
+static PyObject *dims_of(const struct buffer *each)
 {
-    return pass(0, f);
+    PyObject *dims = PyTuple_New(each->rank);
+    for (int64_t k = 0; dims && k < each->rank; ++k)
+        if (PyTuple_SetItem(dims, k, PyLong_FromLongLong(each->dims[k])))
+            Py_CLEAR(dims);
+    return dims;
 }
 
-static void *pass_second(struct frame *f)
+/* Return the address, the number of elements, and the code of the dtype of each buffer, and its shape if asked to. */
+static PyObject *described(const struct buffers *all, int with_dims)
 {
-    return pass(1, f);
+    PyObject *found = PyList_New(all->count);
+    for (int64_t i = 0; found && i < all->count; ++i) {
+        const struct buffer *each = all->buffers[i];
+        unsigned long long address = (unsigned long long)(uintptr_t)each->data;
+        long long size = 1;
+        for (int64_t k = 0; k < each->rank; ++k)
+            size *= each->dims[k];
+        PyObject *one = with_dims ? Py_BuildValue("KLiN", address, size, each->dtype, dims_of(each))
+                                  : Py_BuildValue("KLi", address, size, each->dtype);
+        if (!one || PyList_SetItem(found, i, one))
+            Py_CLEAR(found);
+    }
+    return found;
 }
 
-static PyObject *stand_before(PyObject *self, PyObject *args)
+/* Call Python; return an error of XLA, or NULL. */
+static void *ask(struct frame *f, int in_place, void *stream)
 {
-    unsigned long long first, second;
-    if (!PyArg_ParseTuple(args, "KK", &first, &second))
+    PyGILState_STATE state = PyGILState_Ensure();
+    unsigned long long number = (unsigned long long)*f->attributes.values[0]->value;
+    PyObject *results = described(&f->results, in_place), *text = NULL;
+    PyObject *arguments = in_place ? described(&f->arguments, 1) : PyList_New(0);
+    if (results && arguments)
+        text = PyObject_CallFunction(answer, "KOOK", number, results, arguments, (unsigned long long)(uintptr_t)stream);
+    void *error = NULL;
+    if (text != Py_None) {
+        const char *message = text ? PyBytes_AsString(text) : NULL;
+        PyErr_Clear();
+        struct error_arguments made = {sizeof made, NULL, message ? message : "the call failed", INTERNAL};
+        error = f->api->make_error(&made);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(arguments);
+    Py_XDECREF(results);
+    PyGILState_Release(state);
+    return error;
+}
+
+static void *in_place(struct frame *f)
+{
+    return is_admitted(f) ? ask(f, 1, NULL) : NULL;
+}
+
+static void *on_cpu(struct frame *f)
+{
+    return is_admitted(f) ? ask(f, 0, NULL) : NULL;
+}
+
+static void *on_cuda(struct frame *f)
+{
+    if (!is_admitted(f))
         return NULL;
-    handlers[0] = (handler)(uintptr_t)first;
-    handlers[1] = (handler)(uintptr_t)second;
-    return Py_BuildValue("KK", (unsigned long long)(uintptr_t)pass_first, (unsigned long long)(uintptr_t)pass_second);
+    struct stream_arguments asked = {sizeof asked, NULL, f->context, NULL};
+    void *error = f->api->get_stream(&asked);
+    return error ? error : ask(f, 0, asked.stream);
+}
+
+static PyObject *targets(PyObject *self, PyObject *function)
+{
+    Py_INCREF(function);
+    Py_XDECREF(answer);
+    answer = function;
+    return Py_BuildValue("NNN", PyCapsule_New((void *)in_place, NULL, NULL), PyCapsule_New((void *)on_cpu, NULL, NULL),
+                         PyCapsule_New((void *)on_cuda, NULL, NULL));
 }
 
 static PyObject *set_gate(PyObject *self, PyObject *args)
@@ -119,32 +213,10 @@ static PyObject *calls_of(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(number < GATES ? __atomic_load_n(&came[number], __ATOMIC_ACQUIRE) : 0);
 }
 
-static PyObject *results(PyObject *self, PyObject *args)
-{
-    unsigned long long address;
-    if (!PyArg_ParseTuple(args, "K", &address))
-        return NULL;
-    const struct buffers *all = &((struct frame *)(uintptr_t)address)->results;
-    PyObject *found = PyList_New(all->count);
-    for (int64_t i = 0; found && i < all->count; ++i) {
-        const struct buffer *each = all->buffers[i];
-        long long size = 1;
-        for (int64_t k = 0; k < each->rank; ++k)
-            size *= each->dims[k];
-        PyObject *one = Py_BuildValue("KL", (unsigned long long)(uintptr_t)each->data, size);
-        if (!one || PyList_SetItem(found, i, one)) {
-            Py_DECREF(found);
-            return NULL;
-        }
-    }
-    return found;
-}
-
 static PyMethodDef methods[] = {
-    {"stand_before", stand_before, METH_VARARGS, "Return the addresses of functions that call two others, if they are to."},
+    {"targets", targets, METH_O, "Return functions for XLA, in capsules, that call a function of Python."},
     {"set_gate", set_gate, METH_VARARGS, "Let no call of a number pass (0), or one (1)."},
     {"calls_of", calls_of, METH_VARARGS, "Return how many calls of a number have been made, let in or not."},
-    {"results", results, METH_VARARGS, "Return the address and the number of elements of each result of a call."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -301,7 +301,7 @@ class Parameters:
         if not (known and all(array is not None and array is placed() for array, placed in zip(arrays, self._placed))):
             try:
                 self._placed, self._like = [weakref.ref(array) for array in arrays], object()
-            except TypeError:  # Some are on the host, or arrays of pygpu.
+            except TypeError:  # Some values are on the host, or are arrays of pygpu.
                 self._placed, self._like = [], None
         arrays.like = self._like
         return arrays

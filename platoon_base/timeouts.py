@@ -162,4 +162,4 @@ def require_coupled(environment: Mapping[str, str]) -> dict[str, float]:
     return found
 
 
-DEFAULT_TIMEOUT_S = {**_DEFAULTS, **_given(os.environ)}["wait"]  # For signatures.
+DEFAULT_TIMEOUT_S = {**_DEFAULTS, **_given(os.environ)}["wait"]  # Signatures use it as a default.

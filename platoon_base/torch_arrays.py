@@ -76,11 +76,15 @@ _DTYPES = {getattr(torch, name) for name in FLOATS}
 
 
 class HostCopy:
-    """A copy of a tensor in page-locked memory, reused as allocating is slower than copying."""
+    """A copy of a tensor in memory of the host, reused as allocating is slower than copying.
+
+    It is page-locked if the tensor is on a CUDA device; copies are then queued on torch's current stream.
+    """
 
     def __init__(self, tensor: Any) -> None:
-        self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         self._device = tensor.device
+        self._copied = torch.cuda.Event() if tensor.is_cuda else None
         self.array: np.ndarray[Any, Any] = self._tensor.numpy()
         # Whether a copy was started since the last `wait`.
         self.started = False
@@ -90,17 +94,28 @@ class HostCopy:
         return bool((tensor.device, tensor.shape, tensor.dtype) == (self._device, mine.shape, mine.dtype))
 
     def start(self, tensor: Any) -> None:
-        self._tensor.copy_(tensor.detach(), non_blocking=True)
+        self._copy(self._tensor, tensor.detach())
         self.started = True
 
     def wait(self) -> np.ndarray[Any, Any]:
-        torch.cuda.current_stream(self._device).synchronize()
+        """Wait for the latest copy."""
+        if self._copied is not None:
+            self._copied.synchronize()
         self.started = False
         return self.array
 
     def write(self, tensor: Any) -> None:
         """Queue the copy to the device; the memory must stay until a later `wait` returns."""
-        tensor.detach().copy_(self._tensor, non_blocking=True)
+        self._copy(tensor.detach(), self._tensor)
+
+    def _copy(self, target: Tensor, source: Tensor) -> None:
+        if self._copied is None:
+            target.copy_(source)
+            return
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self._copied)  # An earlier copy may be queued on another stream.
+        target.copy_(source, non_blocking=True)
+        self._copied.record(stream)
 
 
 def host_copy(tensor: Any) -> HostCopy | None:

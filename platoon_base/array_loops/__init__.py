@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from platoon_base.array_loops.gathered import gather_for_metrics, print, save
 from platoon_base.array_loops.loaders import batches
-from platoon_base.job.joining import is_main
+from platoon_base.job.joining import is_main, rank, world_size
 from platoon_base.job.once import report
 from platoon_base.system.imports import lazy_names
 
@@ -22,9 +22,11 @@ __all__ = [
     "is_main",
     "prepare",
     "print",
+    "rank",
     "report",
     "save",
     "sync",
+    "world_size",
 ]
 
 # The import of `prepare` seeds generators.

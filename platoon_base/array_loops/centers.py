@@ -93,6 +93,7 @@ class LoopCenter:
         with lent.lend(arrays):
             if center_is_on_device(self.worker, [*parameters, *moments], rule):
                 moments = moments if shares_moments(rule) else None
+                self.fit.bind()
                 self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
                 self.fit.begin(rule, period)
                 self._lent, self._last = lent, key
@@ -138,6 +139,7 @@ class LoopCenter:
         moments = [each for each, is_moment in named if is_moment] if shares_moments(rule) else None
         others = [group for key, group in self.groups.items() if key != last]
         before = [[array.copy() for array in group.arrays] for group in others]
+        self.fit.bind()
         self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
         if len(self.groups) > 1 and self.place.device is not None:
             self.place.why = "there are several optimizers or models"
@@ -145,6 +147,12 @@ class LoopCenter:
         self.fit.begin(rule, period)
         _leave_pending(others, before)
         self._last = last
+
+    def finish(self) -> None:
+        """Wait for synchronizations that are queued on a device, and raise their error."""
+        shared = self.worker.advanced.shared
+        if self._lent is not None and shared is not None:
+            shared.finish()
 
     def release(self) -> None:
         if self.fit.rule is not None:
@@ -177,9 +185,7 @@ class LoopCenter:
             self._share(first)
         with self._lent_copies(first) as there:
             self.fit.synchronize(whole=True)
-            center = self.worker.advanced.served()
-            if there and center is not None:
-                center.finish()
+            self.finish()
             self.worker.barrier("the end of a pass")
             self.worker.average_hosts()
             self.worker.copy_to_local()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.array_loops.loops import current, settle
+from platoon_base.array_loops.loops import Loop, current, settle
 from platoon_base.array_loops.trees import kind_of, on_host, tree_of
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connect
@@ -24,8 +24,9 @@ def gather_for_metrics(values: Any, *, worker: Worker | None = None) -> Any:
     Parameters
     ----------
     values : array or number, or nested ones
-        This worker's rows, such as predictions and labels of a batch of a prepared loader. Arrays
-        may differ in their first dimension. A number, or an array without dimensions, is one row.
+        This worker's rows, such as predictions and labels of a batch of a prepared loader, or of
+        all batches of the latest pass. Arrays may differ in their first dimension. A number, or an
+        array without dimensions, is one row.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -39,18 +40,18 @@ def gather_for_metrics(values: Any, *, worker: Worker | None = None) -> Any:
     worker = connect() if worker is None else worker
     tree = tree_of(values)
     loop = current()
-    may_lose = loop is not None and loop.mode == "async"
-    return tree.rebuild([_gathered(leaf, worker, may_lose) for leaf in tree.leaves])
+    return tree.rebuild([_gathered(leaf, worker, loop) for leaf in tree.leaves])
 
 
-def _gathered(leaf: Any, worker: Worker, may_lose: bool) -> Any:
+def _gathered(leaf: Any, worker: Worker, loop: Loop | None) -> Any:
     array = np.atleast_1d(on_host(leaf)) if kind_of(leaf) or isinstance(leaf, (int, float)) else None
     if array is None or array.dtype.kind not in "fiub":
         raise ConfigurationError(f"got {type(leaf).__name__}: gather_for_metrics takes arrays and numbers")
     if worker.global_size == 1:
         return array
     sent = array if array.dtype.kind == "f" else array.astype(np.uint8 if array.dtype.kind == "b" else np.int64)
-    return gather_rows(sent, worker, may_lose).astype(array.dtype)
+    may_lose, sizes = (False, None) if loop is None else (loop.mode == "async", loop.sizes)
+    return gather_rows(sent, worker, may_lose, sizes).astype(array.dtype)
 
 
 def save(tree: Any, path: str | os.PathLike[str]) -> None:

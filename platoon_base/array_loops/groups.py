@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from platoon_base.array_loops.trees import Tree, jax, tree_of
 from platoon_base.errors import ConfigurationError
-from platoon_base.worker import Worker
+from platoon_base.worker import Worker, warn_once
 
 Array = np.ndarray[Any, Any]
 
 
-# States of optax whose optimizers compute parameters from this field of theirs, not from those passed.
+# The optimizers with these states compute the parameters from this field, not from those passed to them.
 _ANCHORS = {
     "COCOBState": "init_particles",
     "MadgradState": "x0",
@@ -89,14 +89,28 @@ def require_assignable(state: Any) -> None:
     def is_anchored(each: Any) -> bool:
         return getattr(each, _ANCHORS.get(type(each).__name__, ""), None) is not None
 
-    found = jax().tree_util.tree_leaves(state, is_leaf=is_anchored) if jax() is not None else ()
-    for each in filter(is_anchored, found):
+    for each in _states_in(state, is_anchored):
         name = type(each).__name__
         raise ConfigurationError(
             f'got an optimizer with the state {name} and mode="async": at each step it computes the '
             f"parameters from its own {_ANCHORS[name]}, so the values of the center would be lost; "
             'pass another optimizer, or mode="sync" to prepare'
         )
+
+
+def warn_of_own_losses(state: Any) -> None:
+    """Warn if an optimizer changes its learning rate by the loss, which differs between workers."""
+    if _states_in(state, lambda each: type(each).__name__ == "ReduceLROnPlateauState"):
+        warn_once(
+            'got reduce_on_plateau with mode="async": each worker gives it its own loss, so their learning rates '
+            "drift apart. Give it the mean of all, that of the pass before: after each pass call "
+            'loss = connect().reduce_metrics({"loss": (total, rows)})["loss"]; or pass mode="sync" to prepare'
+        )
+
+
+def _states_in(state: Any, chosen: Callable[[Any], bool]) -> list[Any]:
+    found = jax().tree_util.tree_leaves(state, is_leaf=chosen) if jax() is not None else ()
+    return [*filter(chosen, found)]
 
 
 def moments_in(state: Any, params: Tree) -> Tree:

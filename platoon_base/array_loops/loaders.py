@@ -16,7 +16,7 @@ from platoon_base.fingerprint import fingerprint
 from platoon_base.job import connect
 from platoon_base.seeds import Common
 from platoon_base.sharding import Cut, deal
-from platoon_base.worker import SAME_DATA_REMEDY, Worker
+from platoon_base.worker import SAME_DATA_REMEDY, Worker, passes_before
 
 
 def _rows_of(batch: Any) -> int:
@@ -50,7 +50,7 @@ class Dealt:
 
     def __init__(self, loader: Any, worker: Worker, number: int) -> None:
         self._loader, self._worker, self._number = loader, worker, number
-        self._passes = _passes_before(worker)
+        self._passes = passes_before(worker)
         self._checked = worker.global_size == 1
 
     def __getattr__(self, name: str) -> Any:
@@ -91,10 +91,6 @@ class Dealt:
                     name = f"the batches of loader {self._number}"
                     self._worker.advanced.require_same(name, mark, SAME_DATA_REMEDY)
                 yield batch
-
-
-def _passes_before(worker: Worker) -> int:
-    return max(0, worker.resume_at.epoch - 1)  # The epoch of a resumed job is repeated.
 
 
 def _is_indexed(loader: Any) -> bool:
@@ -164,7 +160,7 @@ def batches(rows: int, size: int, *, shuffle: bool = True, seed: int | None = No
         raise ConfigurationError(f"got batches({rows!r}, {size!r}): pass the number of rows, and of those of a batch")
     worker, number = connect(), next(numbers)
     seeds = [worker.seed, number] if seed is None else [seed]
-    return Dealt(_Rows(int(rows), int(size), shuffle, seeds, _passes_before(worker)), worker, number)
+    return Dealt(_Rows(int(rows), int(size), shuffle, seeds, passes_before(worker)), worker, number)
 
 
 numbers = itertools.count(1)  # Of the loaders of all trainings.

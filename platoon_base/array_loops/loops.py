@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import functools
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.array_loops.centers import LoopCenter
-from platoon_base.array_loops.groups import moments_in, real_parts, require_assignable
+from platoon_base.array_loops.groups import moments_in, real_parts, require_assignable, warn_of_own_losses
 from platoon_base.array_loops.places import Place
 from platoon_base.array_loops.trees import (
     call_on_host,
@@ -30,12 +31,14 @@ from platoon_base.fingerprint import checksum
 from platoon_base.layout import Layout
 from platoon_base.rules import default_period, prepared_rule
 from platoon_base.worker import (
+    BatchSizes,
     FlatAllReduce,
     State,
     Worker,
     agree,
     copy_first_values,
     default_rule_of,
+    passes_before,
     require_same_values,
     require_weight,
     start_training,
@@ -47,7 +50,10 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-_APART = "pass the parameters to prepare, which copies those of the first worker, and keep the loop the same on all"
+_APART = (
+    "pass the parameters to prepare, which copies those of the first worker, keep the loop the same on all, and let "
+    "no optimizer decide by the loss of one worker"
+)
 _STEPS_OF_A_TRAINING = 20
 _IGNORED = 50  # Programs may be queued ahead of the script.
 _NEVER = {
@@ -91,9 +97,12 @@ class Loop:
         self.mode, strategy, self._sync_every, scaling, on_nonfinite = settings
         self._given = prepared_rule(self.mode, strategy, self._sync_every, scaling)
         self.alone = worker.global_size == 1
-        self.epoch, self.rows, self.begun = 0, 1.0, False
+        # Only the first training of a script is saved.
+        self.epoch, self.rows, self.begun = 0 if current() else passes_before(worker), 1.0, False
         self.trained: list[str] = []  # What the summary names.
+        self.prepared: collections.Counter[Any] = collections.Counter()  # Parameters, by names and shapes.
         self._open: list[Pass] = []
+        self.sizes = BatchSizes()  # Of the latest pass.
         self._read: Pass | None = None  # The latest one, if it has ended without a step.
         self._closed = False
         self._counted: Any = None  # The kind of steps that count, where a loop has several.
@@ -111,12 +120,16 @@ class Loop:
         steps = worker.advanced.activity[0]
         needed = lambda: worker.advanced.activity[0] >= steps + _STEPS_OF_A_TRAINING  # noqa: E731
         self._intent = worker.advanced.intend("prepare", _NEVER[self.mode], needed)
+        worker.advanced.before_close = _settle_unless_raised
 
     # Batches.
 
     def draws(self, one: Pass, rows: int, kind: Any) -> None:
         self.require_sound()
         self.rows, self._read = float(rows), None
+        if not one.sizes:
+            self.sizes = BatchSizes()
+        self.sizes.add(rows)
         one.sizes.add(rows)
         if self.alone:
             self._steps(kind)  # The first kind of loader is that of the training.
@@ -211,10 +224,13 @@ class Loop:
         start_training(self.worker, "averaged gradients", "loop with averaged gradients", values=variables)
         self.place.agree()
 
-    def average(self, grads: Any, weight: float | None = None, number: int = 0) -> Any:
-        """Return averaged gradients; ``number`` is that of a prepared optimizer."""
+    def average(self, grads: Any, weight: float | None = None, number: int = 0, values: Sequence[Any] = ()) -> Any:
+        """Return averaged gradients; ``number`` is that of a prepared optimizer.
+
+        With ``values``, such as a loss, return the gradients and the averages of these.
+        """
         if self.alone or self.mode != "sync":
-            return grads
+            return (grads, *values) if values else grads
         tree = tree_of(grads).floats()
         if weight is None and self._read is not None and len(self._read.sizes) > 1:
             warn_once(
@@ -224,6 +240,7 @@ class Loop:
             )
         self._before(tree.leaves)
         self._averaged.update(tree.names)
+        tree = tree.beside(values) if values else tree
         computed = [weight] if is_traced([weight]) else []  # The compiled step computes it.
         known = 0.0 if computed else _require_weight(self.rows if weight is None else weight)
         count, key = len(tree.leaves), (number, tree.shape)
@@ -304,6 +321,13 @@ class Loop:
         key = number, tree.shape
         if key not in self.groups:
             require_assignable(state)
+            warn_of_own_losses(state)
+        if not number and self.prepared[tree.shape] > 1:
+            raise ConfigurationError(
+                f"got sync of parameters, and prepare got {self.prepared[tree.shape]} models with their names and "
+                "shapes, which it cannot tell apart: call `p, q = sync((p, q))` once for all of them, or prepare an "
+                "optimizer of optax for each. Do not prepare copies that are not trained"
+            )
         self.place.look_at(tree.leaves)
         self._before(tree.leaves)
         moments = moments_in(state, tree)
@@ -375,7 +399,7 @@ class Loop:
         ]
 
     def close(self) -> None:
-        if self._failure is None:
+        if not self.raised:
             settle()
         self.center.release()
         self.groups.clear()  # Calls of compiled programs keep this object.
@@ -409,19 +433,24 @@ def settle() -> None:
             jax().block_until_ready([loop.place.device.latest, jax().numpy.zeros(1) + 1])
     if loop is not None:
         loop.require_sound()
+        loop.center.finish()
+
+
+def _settle_unless_raised() -> None:
+    loop = current()
+    if loop is not None and not loop.raised:
+        settle()
 
 
 def _leave() -> None:
     """At the exit, count this worker as failed if the script could not raise an error."""
     loop = current()
-    if loop is None or loop.raised:
+    if loop is None:
         return
     try:
-        settle()
+        loop.worker.close()
     except Exception as exc:
-        if not loop.worker.closed:
-            log.error("%s: %s", type(exc).__name__, exc)
-            loop.worker.close(failed=True)
+        log.error("%s: %s", type(exc).__name__, exc)
         sys.stdout.flush()
         os._exit(1)  # The interpreter has its exit status already.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +16,14 @@ from platoon_base.array_loops.trees import is_traced
 from platoon_base.devices.cuda import primary_driver
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.jax_arrays import BlockArrays, JaxArrays, call_on_stream, sum_over_workers
+from platoon_base.layout import array_on
 from platoon_base.parameters import Borrowed
-from platoon_base.worker import ErrorFeedback, Worker
+from platoon_base.worker import ErrorFeedback, Worker, require_weight
 
 Array = np.ndarray[Any, Any]
 
 _SAMPLE = 1 << 14  # Elements of gradients, to compare workers.
+_WEIGHTS = 1 << 12  # The device is fewer steps behind its programs.
 
 
 def cuda_device() -> int | None:
@@ -43,10 +46,14 @@ class Device:
         self._handlers: dict[Any, Any] = {}
         self.latest: Any = ()  # An element of the latest result: when it is ready, the call has finished.
         self.sums: Any = None  # A DeviceAllReduce, if each worker has its own device and NCCL.
+        self._weights: Any = None  # The latest ones that programs have computed, in page-locked memory.
+        self._next_weight = 0
 
     def failure(self) -> PlatoonError | None:
-        """Return the error of an earlier sum, or None."""
+        """Return why sums have failed, or what is wrong with their weights."""
         try:
+            if self._weights is not None and not (sound := _weighs(self._weights)).all():
+                require_weight(self._weights[~sound][0])
             if self.sums is not None:
                 self.sums.require_sound()
         except PlatoonError as exc:
@@ -65,6 +72,7 @@ class Device:
     ) -> list[Any]:
         """Return weighted averages over workers; ``begin(sample)`` is called before each."""
         size, rank = self._worker.global_size, self._worker.global_rank
+        is_computed = is_traced([weight])
 
         def queue(blocks: Sequence[Any], stream: int) -> None:
             begin(lambda: self._sample(blocks[0], size if len(blocks) == 1 else 0, stream))
@@ -82,9 +90,11 @@ class Device:
 
         def averaged(values: Sequence[Any]) -> list[Any]:
             *arrays, given = map(jnp.asarray, values)
-            # A weight that is negative or NaN makes all averages NaN.
-            own = jnp.where(given >= 0, given, jnp.nan)
-            header = jnp.zeros(size, np.float32).at[rank].set(own.astype(np.float32))
+            own = given.astype(np.float32)
+            if is_computed:  # What is wrong counts as 0 until the script's next call raises.
+                (own,) = call_on_stream(self._handler("weights", self._note_weights), [own], after=arrays[:1])
+                own = jnp.where(_weighs(own), own, 0)
+            header = jnp.zeros(size, np.float32).at[rank].set(own)
             compressed = None
             if self.sums is not None and self.sums.compresses:
                 kept = [ErrorFeedback(), ErrorFeedback()]
@@ -127,6 +137,17 @@ class Device:
             _kept.append(self._handlers[key])
         return self._handlers[key]
 
+    def _note_weights(self, blocks: Sequence[Any], stream: int) -> None:
+        """Queue the copies of weights to the host, where `failure` looks at them."""
+        if self._weights is None:
+            memory = (ctypes.c_float * _WEIGHTS).from_address(self._driver.allocate_on_host(4 * _WEIGHTS))
+            self._weights = array_on(memory, (_WEIGHTS,), np.float32)
+            self._weights[:] = 1
+        count = min(blocks[0].size, _WEIGHTS)
+        start = self._next_weight if self._next_weight + count <= _WEIGHTS else 0
+        self._next_weight = start + count
+        self._driver.queue_read(self._weights[start:].ctypes.data, blocks[0].address, 4 * count, stream)
+
     def _sample(self, block: Any, behind: int, stream: int) -> Array:
         """Return the first elements of a block, of which the last ``behind`` are left out."""
         few = block._replace(size=min(block.size - behind, _SAMPLE))
@@ -135,6 +156,10 @@ class Device:
 
 # Compiled programs know these handlers by number only, so they must stay alive.
 _kept: list[Any] = []
+
+
+def _weighs(weights: Any) -> Any:
+    return (weights >= 0) & (weights < np.inf)
 
 
 def _marked(arrays: list[Any]) -> tuple[list[Any], Any]:

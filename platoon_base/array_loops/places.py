@@ -26,10 +26,11 @@ class Place:
         self._looked = True
         if self._worker.global_size == 1 or not has_gpu():
             return
-        if not hasattr(jax(), "ffi"):
-            self.why = "this jax has no jax.ffi, install jax>=0.5"
+        try:
+            self.module = importlib.import_module("platoon_base.array_loops.on_device")
+        except ImportError as exc:
+            self.why = f"this needs jax>=0.5, and platoon-plugins with its C extensions: {exc}"
             return
-        self.module = importlib.import_module("platoon_base.array_loops.on_device")
         ordinal, devices = self.module.cuda_device(), jax().local_devices()
         arrays = [leaf for leaf in leaves if isinstance(leaf, jax().Array)]
         if ordinal is None:

@@ -162,6 +162,8 @@ def _loop() -> Loop:
 
 def _loop_for(kinds: list[str], worker: Worker, settings: Any) -> Loop:
     loop = current()
+    if loop is not None and not loop.raised:
+        settle()  # Then it knows of all its steps.
     if begins_anew(loop, worker, settings, trains=bool(set(kinds) - {"loader"})) or loop is None:
         loop = Loop(worker, settings)
         begin(loop)
@@ -199,6 +201,7 @@ def _is_nnx(each: Any) -> bool:
 
 def _prepare_params(params: Any, loop: Loop) -> Any:
     loop.trained.append(_described(params))
+    loop.prepared[tree_of(params).floats().shape] += 1
     return params if loop.alone else _first_values(params, loop)
 
 
@@ -273,7 +276,16 @@ def _prepare_optimizer(optimizer: Any, loop: Loop) -> Any:
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if mode == "sync":
-            updates, state = optimizer.update(loop.average(grads, None, number), state, params, **extra)
+            if "value_fn" in extra:
+                raise ConfigurationError(
+                    "got value_fn, so a line search would see the loss of this worker's rows alone, and models would "
+                    "come to differ: pass an optimizer without one, such as optax.lbfgs(0.1, linesearch=None)"
+                )
+            if "value" in extra:  # Some optimizers decide by the loss.
+                grads, extra["value"] = loop.average(grads, None, number, [jax().numpy.asarray(extra["value"])])
+            else:
+                grads = loop.average(grads, None, number)
+            updates, state = optimizer.update(grads, state, params, **extra)
             return updates if factor == 1.0 else _mapped(lambda u: u * factor, updates), state
         if params is None:
             raise ConfigurationError(

@@ -51,6 +51,13 @@ class Tree(NamedTuple):
 
         return Tree([self.names[i] for i in chosen], [self.leaves[i] for i in chosen], rebuild)
 
+    def beside(self, values: Sequence[Any]) -> Tree:
+        """Return a tree with other leaves behind these, whose ``rebuild`` returns a tuple with them."""
+        count = len(self.leaves)
+        names = [f"value {i}" for i in range(len(values))]
+        rebuild = lambda leaves: (self.rebuild(leaves[:count]), *leaves[count:])  # noqa: E731
+        return Tree([*self.names, *names], [*self.leaves, *values], rebuild)
+
     @property
     def shape(self) -> tuple[Any, ...]:
         """A mark of this kind of tree."""

@@ -39,7 +39,7 @@ class Overwrites:
 
     written = Word("written")  # Number of overwrites by workers of this host.
     spread = Word("spread")  # Count of the latest overwrite that all other hosts have.
-    stamp = Word("stamp")  # Version of the latest overwrite, by any host, that this center holds.
+    version = Word("center_version")  # Version of the latest overwrite, by any host, that this center holds.
 
     def __init__(self, header: Any) -> None:
         self._header = header
@@ -50,9 +50,9 @@ class Overwrites:
         return self.written
 
     @staticmethod
-    def later(stamp: int, host: int) -> int:
+    def later(version: int, host: int) -> int:
         """Return the version of the next overwrite on ``host``; the higher host wins a tie."""
-        return ((stamp >> _HOST_BITS) + 1 << _HOST_BITS) | host
+        return ((version >> _HOST_BITS) + 1 << _HOST_BITS) | host
 
     def await_all_hosts(self, count: int, timeout_s: float) -> None:
         """Wait until all other hosts have an overwrite, or raise `CollectiveTimeoutError`."""
@@ -148,14 +148,14 @@ class RoundTotals:
         # Sum of ``x - c`` over the workers.
         self.arrays: list[Array] = views.arrays if packing is None else layout.empty()
 
-    def pack(self, residuals: Residuals, stamp: int) -> None:
+    def pack(self, residuals: Residuals, version: int) -> None:
         """Pack the totals with error feedback, and set them to what the other hosts will unpack.
 
         All hosts then add the same bits. The rest is the residual of the next round. Stripes without
-        a contribution keep theirs; ``stamp`` shows whether residuals belong to overwritten values.
+        a contribution keep theirs; ``version`` shows whether residuals belong to overwritten values.
         """
         if self._packing is not None:
-            before, after = residuals.begin(self.number, stamp)
+            before, after = residuals.begin(self.number, version)
             self._packing.pack(self.arrays, before, after, self._sent)
             for pieces in self.without_contribution():
                 copy_all(cut(after, pieces), cut(before, pieces))

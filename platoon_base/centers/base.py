@@ -54,6 +54,10 @@ class Center(Protocol):
         """Wait until this worker's calls have reached the center; on devices they are queued."""
         ...
 
+    def take_refused(self) -> NonFiniteElement | None:
+        """Return an element that a call has refused after it had returned, once."""
+        ...
+
     def settle(self) -> None:
         """Make the values readable for the controller, after all workers have finished."""
         ...
@@ -91,6 +95,10 @@ class OnHost:
 
     def finish(self) -> None:
         """Do nothing: no calls are queued."""
+
+    def take_refused(self) -> NonFiniteElement | None:
+        """Return None: calls return what they refuse."""
+        return None
 
     def settle(self) -> None:
         """Do nothing: the controller reads the same memory."""

@@ -91,10 +91,10 @@ class DeviceCenter:
         self._launch_all()
         self._put_off = []  # Launches that did not run are dropped.
         self._partitions.open_all(timeout_s)
-        refused = self._take_refused()
+        refused = self.take_refused()
         of_moments = self._call(rule_of_moments(rule), locked, moments=True)
         self._launch(self._call(rule, locked), arrays, of_moments, may_wait=True)
-        self._publish_mirror_stamps()
+        self._publish_mirror_numbers()
         if time.monotonic() >= self._next_mirror or self._directory.wanted != self._mirror[0]:
             self.mirror()
         return refused
@@ -163,7 +163,7 @@ class DeviceCenter:
             source = self._partitions.addresses[partition] + self._tiling.values_start[partition]
             self._memory.start_copy(source, start, size)
 
-    def _publish_mirror_stamps(self) -> None:
+    def _publish_mirror_numbers(self) -> None:
         """Publish the mirror numbers of the partitions whose copies are complete."""
         number, partitions = self._mirror
         if partitions and not self._memory.copying:
@@ -286,7 +286,7 @@ class DeviceCenter:
         table = self._runtime.zeros(len(parameters), "uint64")
         return _Launch(parameters, dtype, moments, self._runtime.buffer(rows), len(rows), first, table)
 
-    def _take_refused(self) -> NonFiniteElement | None:
+    def take_refused(self) -> NonFiniteElement | None:
         """Return the first element refused since the last call, if the device has reported one."""
         if not self._directory.flag(self._rank):
             return None

@@ -61,7 +61,7 @@ CENTER = Schema(
         ("average", "i4"),  # Index of the state that averages the center, or -1.
         ("written", "u8"),
         ("spread", "u8"),
-        ("stamp", "u8"),
+        ("center_version", "u8"),
         ("mean", "u8"),
         ("slots", "u4"),  # Workers with memory for their contributions to rounds.
     ],
@@ -246,7 +246,7 @@ class HostCenter(OnHost):
 
         def put(stripe: Stripe) -> None:
             self._put(stripe, cut(values, stripe.pieces))
-            for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
+            for state, given in zip(self.states, states):  # This comes last, since `_put` also sets an average.
                 copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
 
         return not self.locks.visit(put)
@@ -255,7 +255,7 @@ class HostCenter(OnHost):
         """Fill a new center before others attach."""
         for stripe in self._stripes:
             self._put(stripe, cut(values, stripe.pieces))
-        for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
+        for state, given in zip(self.states, states):  # This comes last, since `_put` also sets an average.
             copy_all(state, given)
         for stripe in self._stripes:
             self._start(stripe)

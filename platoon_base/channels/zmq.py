@@ -25,7 +25,7 @@ from platoon_base.system.process import awake
 from platoon_base.timeouts import LIVENESS_S, timeout
 
 _HANDOVER_TIMEOUT_S = 1e-3
-# Requests taken from the socket at once, so that child processes and timers are served too.
+# At most this many requests are taken in a row, so that child processes and timers are served too.
 _BATCH = 256
 _ID_BYTES = 8
 

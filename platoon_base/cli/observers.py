@@ -120,7 +120,7 @@ class _Thread(threading.Thread):
     def _guarded(self, call: Callable[[Any], None], value: Any) -> None:
         try:
             call(value)
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             if not self._failed:  # The end of an observer that has failed may fail too.
                 self._failed = True
                 what = (self._observer.name, type(exc).__name__, exc)
@@ -179,7 +179,7 @@ class TrackedRun:
         def begin() -> None:
             try:
                 begun.append(make(job.script, job.folder))
-            except Exception as exc:
+            except (Exception, SystemExit) as exc:
                 begun.append(exc)
 
         thread = threading.Thread(target=begin, daemon=True)
@@ -190,7 +190,7 @@ class TrackedRun:
                 f"--tracker {self.name} has not begun a run within {self.limit_s:g} s: check its server, "
                 "or pass a larger --timeout tracker=SECONDS"
             )
-        if isinstance(begun[0], Exception):
+        if isinstance(begun[0], BaseException):
             raise ConfigurationError(
                 f"--tracker {self.name} cannot begin a run: {type(begun[0]).__name__}: {begun[0]}"
             ) from begun[0]

@@ -246,7 +246,7 @@ class Lane:
         self._latest = progress, times
 
     def split(self, exchange_s: float) -> None:
-        """Count so much of the pending collective calls as synchronization, and the rest as waiting."""
+        """Count ``exchange_s`` of the pending collective calls as synchronization, and the rest as waiting."""
         exchange_s = min(exchange_s, self.pending)
         self.shares = self.shares.plus(Shares(synchronization=exchange_s, waiting=self.pending - exchange_s))
         self.pending, self.pending_steps = 0.0, 0

@@ -31,7 +31,7 @@ class Line(NamedTuple):
 class _Row(NamedTuple):
     rank: int
     state: str
-    rate: float  # NaN if the worker is gone, or it is not known
+    rate: float  # NaN if the worker has left, or the rate is not known.
     cells: list[str]
 
 

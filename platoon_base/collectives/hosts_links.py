@@ -62,7 +62,7 @@ class Link:
         self.head: bytearray | None = None  # The head received for the current call.
         self.fits = False  # True if its headline equals this rank's.
         self.left = self.altered = False
-        self.closed, self.closed_at = "", 0.0  # The reason and the time.
+        self.closed, self.closed_at = "", 0.0  # Why and when the link was closed.
         self.moved_at = 0.0
         self._buffer = bytearray()
         self._waits_for: list[int] = []
@@ -99,7 +99,7 @@ class Link:
         known = kind == BROKEN_CALL or (kind == LEAVING and not length)
         if kind == HEAD and offset == links.call and self.head is None:
             known = length >= _HEADER_BYTES
-        # It may be of an earlier call: calls need not read all links.
+        # It may belong to an earlier call, since a call need not read all links.
         elif kind == WAITING and offset <= links.call:
             known = length % 4 == 0
         if not known:

@@ -5,11 +5,13 @@ NCCL waits forever for a dead rank, so a thread and a guard in C watch the other
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from platoon_base.collectives.base import require_timeout
+from platoon_base.collectives.base import Collective, canonical_op, canonical_root, require_timeout, result_shape
 from platoon_base.collectives.device_faults import HAVE_GUARD, DeviceGuard, DeviceWatch
 from platoon_base.devices.cuda import Driver, primary_driver
 from platoon_base.devices.nccl import OP_CODES, Communicator, Transfer
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from platoon_base.collectives.nccl_compressed import NcclCompression
     from platoon_base.compression.codecs import ErrorFeedback
 
-# Kinds of call in their signatures, in addition to the codes of operations.
-_BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _COMPRESSED = 64, 8, 16, 32, 1 << 16
+# Kinds of call in their signatures, in addition to the codes of operations, or the root.
+_MARKS = {"all_reduce": 0, "reduce_scatter": 8, "all_gather": 16, "broadcast": 32}
+_BY_ADDRESS, _COMPRESSED = 64, 1 << 16
 
 
 class NcclGroup:
@@ -59,41 +62,32 @@ class NcclGroup:
         self._watch = DeviceWatch(others, liveness, call_counter, abort, guard)
         self._watch.start()
 
-    def all_reduce(
+    def call(
         self,
+        kind: str,
         source: int,
         target: int,
         count: int,
         dtype: str,
         op: str,
+        root: int,
         stream: int,
         timeout_s: float,
         feedback: ErrorFeedback | None = None,
     ) -> None:
-        """Combine ``count`` elements; names are keys of `NCCL_CODES` and `OP_CODES`."""
-        kind, code = OP_CODES[op], NCCL_CODES[dtype]
+        """Make a call of `CALLS` on ``count`` elements; names are keys of `NCCL_CODES` and `OP_CODES`.
+
+        They are the elements of each rank, in a reduce-scatter those that each rank gets.
+        """
+        code, how = NCCL_CODES[dtype], OP_CODES[op]
         if feedback is not None and self._compression is not None and self._compression.takes(count, dtype, op):
             self.require_sound()
             call = self._compression.prepare(source, target, count, op, stream, feedback)
-            self._make(_COMPRESSED + kind, code, count, timeout_s, self._compression.queue, self._comm, call)
+            self._make(_COMPRESSED + how, code, count, timeout_s, self._compression.queue, self._comm, call)
             return
-        self._make(kind, code, count, timeout_s, self._comm.all_reduce, source, target, count, code, kind, stream)
-
-    def reduce_scatter(
-        self, source: int, target: int, count: int, dtype: str, op: str, stream: int, timeout_s: float
-    ) -> None:
-        """Combine as `all_reduce` does; write this rank's ``count`` elements to the target."""
-        kind, code = OP_CODES[op], NCCL_CODES[dtype]
-        call = self._comm.reduce_scatter
-        self._make(_REDUCE_SCATTER + kind, code, count, timeout_s, call, source, target, count, code, kind, stream)
-
-    def all_gather(self, source: int, target: int, count: int, dtype: str, stream: int, timeout_s: float) -> None:
-        code = NCCL_CODES[dtype]
-        self._make(_ALL_GATHER, code, count, timeout_s, self._comm.all_gather, source, target, count, code, stream)
-
-    def broadcast(self, address: int, count: int, dtype: str, root: int, stream: int, timeout_s: float) -> None:
-        code = NCCL_CODES[dtype]
-        self._make(_BROADCAST + root, code, count, timeout_s, self._comm.broadcast, address, count, code, root, stream)
+        parameters = [root] if kind == "broadcast" else [] if kind == "all_gather" else [how]
+        given = kind, source, target, count, code, parameters, stream
+        self._make(_MARKS[kind] + sum(parameters), code, count, timeout_s, self._comm.call, *given)
 
     def require_sound(self) -> None:
         self._watch.require_sound()
@@ -120,6 +114,53 @@ class NcclGroup:
         except PlatoonError:
             self._watch.wait_for_fault()
             raise
+
+
+class NcclCollective(Collective):
+    """One rank of a group of CUDA devices; calls are queued on the stream of a framework.
+
+    A derived class checks the arrays of its framework, says where they are, and divides them.
+    """
+
+    stays_on_device = True  # See `Advanced.stays_on_device`.
+
+    def __init__(self, group: NcclGroup) -> None:
+        self.rank, self.size, self.compresses = group.rank, group.size, group.compresses
+        self._group = group
+
+    def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
+        name, root = canonical_op(op), canonical_root(root, self.size)
+        shape = result_shape(kind, tuple(array.shape), self.size)
+        array, out, dtype = self.prepared(array, out, shape)
+        count = math.prod(shape if kind == "reduce_scatter" else array.shape)
+        if not count:
+            return out
+        divides = name == "mean" and self.divides(dtype)
+        asked = "sum" if divides else name
+        with self.memory(array, out) as (source, target, stream):
+            self._group.call(kind, source, target, count, dtype, asked, root, stream, timeout_s, feedback)
+        if divides:
+            self.divide(out)
+        return out
+
+    def prepared(self, array: Any, out: Any, shape: tuple[int, ...]) -> tuple[Any, Any, str]:
+        """Return contiguous arrays, ``out`` a new one by default, and the name of their dtype."""
+        raise NotImplementedError
+
+    def memory(self, array: Any, out: Any) -> contextlib.AbstractContextManager[tuple[int, int, int]]:
+        """Yield the addresses of both arrays, and a stream in order with other work on them."""
+        raise NotImplementedError
+
+    def divides(self, dtype: str) -> bool:
+        """Return whether a mean is NCCL's sum, which `divide` divides by the ranks, integers toward zero."""
+        raise NotImplementedError
+
+    def divide(self, out: Any) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Wait for queued calls, unless the group is broken, and release the communicator."""
+        self._group.close()
 
 
 class _Joining:
@@ -160,7 +201,7 @@ class _Joining:
                 # timeout.
                 number = self._driver.allocate(4)
                 stream = self._driver.new_stream()
-                comm.all_reduce(number, number, 1, NCCL_CODES["float32"], OP_CODES["sum"], stream)
+                comm.call("all_reduce", number, number, 1, NCCL_CODES["float32"], [OP_CODES["sum"]], stream)
                 peers = [] if self._compression is None else self._compression.peers
                 if peers:
                     all_of_them = [Transfer(peer, number, 1) for peer in peers]

@@ -45,7 +45,7 @@ class StagedCollective(Collective):
         try:
             yield
         except BaseException as exc:
-            if hasattr(self._host, "refuse"):  # Only groups of several ranks can break.
+            if hasattr(self._host, "refuse"):  # Only a group of several ranks can fail.
                 self._host.refuse(exc)
             raise
 

@@ -108,7 +108,7 @@ def _scales(largest: Array, levels: int) -> Array:
 
 
 def _levels(values: Array, scales: Array, levels: int, not_finite: int) -> Array:
-    """Return rows of values as whole numbers of scales, one scale per row."""
+    """Return rows of values, divided by their row's scale and rounded."""
     finite = np.isfinite(values)
     inverse = np.zeros_like(scales)
     np.divide(np.float32(1), scales, out=inverse, where=scales > 0)
@@ -177,7 +177,7 @@ class Blocks:
             return
         count = -(-len(out) // self.block)
         numbers = data[4 * count :]
-        # With their signs.
+        # The levels get the signs of the values.
         codes = (numbers[:, None] << (8 - self.bits - self._places())).view("i1") >> 8 - self.bits
         rows = _rows(codes.reshape(-1)[: len(out)], self.block)
         out[:] = _scaled(rows, data[: 4 * count].view("<f4"), self._not_finite, out.dtype).reshape(-1)[: len(out)]

@@ -12,7 +12,7 @@ from platoon_base.dtypes import Array, sum_dtype
 from platoon_base.layout import ALIGNMENT, Layout, array_on
 
 # Indices of the words of `Residuals`.
-_LATEST, _STAMP = range(2)
+_LATEST, _VERSION = range(2)
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -156,7 +156,7 @@ class Residuals:
     def __init__(self, layout: Layout, buffer: Any) -> None:
         own = residual_layout(layout)
         # _LATEST: twice the round of the latest residuals, plus which of the two they are; one
-        # word, so a killed process leaves no half of it. _STAMP: the stamp of the center.
+        # word, so a killed process leaves no half of it. _VERSION: the version of the center.
         self._words = array_on(buffer, (2,), "i8")
         self._both = [own.views(buffer, ALIGNMENT + i * own.nbytes) for i in range(2)]
 
@@ -169,18 +169,18 @@ class Residuals:
         """The residuals that the next contribution includes."""
         return self._both[int(self._words[_LATEST]) & 1]
 
-    def begin(self, number: int, stamp: int) -> tuple[list[Array], list[Array]]:
+    def begin(self, number: int, version: int) -> tuple[list[Array], list[Array]]:
         """Return the residuals before round ``number`` and memory for those after it; call `end`
         next.
 
-        The caller must write all of that memory. ``stamp`` belongs to the center: after an
+        The caller must write all of that memory. ``version`` belongs to the center: after an
         overwrite the residuals restart at zero.
         """
         self.undo(number)
-        if self._words[_STAMP] != stamp:
+        if self._words[_VERSION] != version:
             for array in (*self._both[0], *self._both[1]):
                 array[...] = 0
-            self._words[_STAMP] = stamp
+            self._words[_VERSION] = version
         latest = int(self._words[_LATEST]) & 1
         return self._both[latest], self._both[1 - latest]
 

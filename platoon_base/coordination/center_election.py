@@ -114,7 +114,7 @@ class CenterElection:
 
     @property
     def waits_for_first_host(self) -> frozenset[int]:
-        """The ranks of other hosts whose center needs values of a missing host 0 center."""
+        """The ranks on other hosts that wait for the initial values of host 0, which has no center yet."""
         if not self._roster.several_hosts or self._source in self._centers:
             return frozenset()
         waiting = [(each.creator, *each.waiting) for each in self._centers.values() if each.made and not each.ready]
@@ -144,8 +144,8 @@ class CenterElection:
             return [CenterSource(self._source, text)]
         text = (
             f"{text}. The launcher of host 0 reads and writes checkpoints, and needs a center "
-            "there: let a worker of host 0 share the parameters too, make a host whose workers "
-            "do host 0, or run without checkpoints"
+            "there: let a worker of host 0 share the parameters too, start a host whose workers share "
+            "them as host 0, or run without checkpoints"
         )
         return self._refuse_all(text + self._roster.story.tail([each.rank for each in there], [0]))
 

@@ -85,7 +85,7 @@ class BackgroundExchanges:
         self._terms = wide(layout).empty()
         self._hosts: set[int] = set()  # The hosts with terms in the sum.
         self._unmoved: list[Array] | None = None  # The rest of a move that met a locked stripe.
-        self._of = (0, 0)  # Stamp and overwrite count of the center for both.
+        self._of = (0, 0)  # Version and overwrite count of the center for both.
         self._began = self._next = 0.0
         self._busy_s = 0.0  # Processor time of this exchange.
         self._sent_at: dict[int, float] = {}  # First sending of each host's unanswered copy.
@@ -121,7 +121,7 @@ class BackgroundExchanges:
         return broken
 
     def _talk(self, center: MovingCenter, host: int, link: Conversation, is_held: bool) -> bool:
-        """Handle and answer a host's records; False if they do not fit and the pair begins anew."""
+        """Handle and answer a host's records; False if they do not fit, so that the pair starts over."""
         pair = self._pairs.get(host)
         if pair is None:
             pair = self._pairs[host] = Pair(secrets.randbits(63))
@@ -151,7 +151,7 @@ class BackgroundExchanges:
         answer = link.answer
         if answer is not None:
             pair.require(answer.number)
-            if not pair.has_answered and (is_held or answer.declined or link.stamp != center.overwrites.stamp):
+            if not pair.has_answered and (is_held or answer.declined or link.version != center.overwrites.version):
                 pair.answer(None)
         if pair.must_send:
             pair.is_sent = True
@@ -169,11 +169,11 @@ class BackgroundExchanges:
 
     def _begin(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> None:
         """Copy the center and send it, if it is time or another host has begun an exchange."""
-        stamp, written = center.overwrites.stamp, center.overwrites.written
+        version, written = center.overwrites.version, center.overwrites.written
         peers = {
             host: link
             for host, link in conversations.items()
-            if link.stamp == stamp and host in self._pairs and self._pairs[host].is_idle
+            if link.version == version and host in self._pairs and self._pairs[host].is_idle
         }
         now = awake()
         waits = any(link.answer is not None for link in peers.values())
@@ -185,11 +185,11 @@ class BackgroundExchanges:
         center.copy_parameters(copy)
         move = None
         if self._reference is not None:
-            move = self._reference.follow(copy, set(peers.values()), stamp)
+            move = self._reference.follow(copy, set(peers.values()), version)
             copy_all(values, self._reference.values)
         workers, is_finite = self.workers[self._world.host], self._is_finite(self._world.host, values)
         total = workers + sum(self.workers[host] for host in peers)
-        self._own = OwnCopy(data, values, stamp, written, workers, total, is_finite)
+        self._own = OwnCopy(data, values, version, written, workers, total, is_finite)
         for host, link in peers.items():
             pair = self._pairs[host]
             pair.answer(self._own)
@@ -214,11 +214,11 @@ class BackgroundExchanges:
         """Add the term of a host to the sum; the other host adds it with the opposite sign."""
         began = time.process_time()
         overwrites = center.overwrites
-        same = own.stamp == link.copy_stamp == overwrites.stamp and own.written == overwrites.written
+        same = own.version == link.copy_version == overwrites.version and own.written == overwrites.written
         total = max(own.total, answer.total, own.workers + answer.workers)
         if self._is_finite(host, link.theirs) and own.is_finite and same and total:
-            if self._of != (own.stamp, own.written):
-                self._of, self._hosts, self._unmoved = (own.stamp, own.written), set(), None
+            if self._of != (own.version, own.written):
+                self._of, self._hosts, self._unmoved = (own.version, own.written), set(), None
             if not self._hosts:
                 for term in self._terms:
                     term[...] = 0
@@ -254,7 +254,7 @@ class BackgroundExchanges:
         own, overwrites, began = self._own, center.overwrites, time.process_time()
         hosts, unmoved = frozenset(self._hosts), self._unmoved
         self._hosts, self._unmoved = set(), None
-        if own is None or not (hosts or unmoved) or self._of != (overwrites.stamp, overwrites.written):
+        if own is None or not (hosts or unmoved) or self._of != (overwrites.version, overwrites.written):
             return  # There is nothing to move, or it belongs to values that were overwritten.
         moves = self._corrections(own, hosts) if hosts else []
         if unmoved is not None:
@@ -327,12 +327,12 @@ class Reference:
         self._packing = packing
         self.values = layout.empty()
         self._known: set[Conversation] = set()  # Links of hosts that have ``values``.
-        self._stamp = 0
+        self._version = 0
 
-    def follow(self, copy: Sequence[Array], links: Set[Conversation], stamp: int) -> memoryview | None:
+    def follow(self, copy: Sequence[Array], links: Set[Conversation], version: int) -> memoryview | None:
         """Move to a copy of the center; return the difference for links that have ``values``."""
-        if stamp != self._stamp or not all(map(is_finite, self.values)) or not all(map(is_finite, copy)):
-            self._stamp, self._known = stamp, set()
+        if version != self._version or not all(map(is_finite, self.values)) or not all(map(is_finite, copy)):
+            self._version, self._known = version, set()
         self._known &= links
         if not self._known:
             copy_all(self.values, copy)
@@ -355,14 +355,14 @@ class Reference:
 class OwnCopy:
     """A copy of this host's center for other hosts; ``data`` is the memory of ``values``.
 
-    ``stamp`` and ``written`` belong to the copied center, see `platoon_base.centers.across_hosts`.
+    ``version`` and ``written`` belong to the copied center, see `platoon_base.centers.across_hosts`.
     The weights are ``workers``, live on this host, and ``total``, those of all hosts in its
     exchange.
     """
 
     data: memoryview
     values: list[Array]
-    stamp: int
+    version: int
     written: int
     workers: int
     total: int

@@ -16,14 +16,14 @@ from platoon_base.system.process import awake
 
 # Kinds of records. COPY: a copy to average. _ASK: a request for a whole center, at the round in the
 # offset or later. _SIZE and _WHOLE: size and content of a whole center. TOTALS: totals of a round.
-# _STAMP: 1 + the stamp of the sender's center. _HEARD: 1 + the stamp of the receiver's center that
+# _VERSION: 1 + the version of the sender's center. _HEARD: 1 + the version of the receiver's center that
 # the sender knows. MOVE: a packed move of the latest copy, see `platoon_base.courier.background`.
 # _LIFE: a random number of the sender's `Pair`. _OFFER: answers an exchange by the copy that
 # follows, with its number and weights. _DECLINED: declines an exchange. _HAS: the latest exchange
 # for which the sender has the receiver's answer.
-COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD, MOVE = 1, 2, 3, 4, 5, 6, 7, 8
+COPY, _ASK, _SIZE, _WHOLE, TOTALS, _VERSION, _HEARD, MOVE = 1, 2, 3, 4, 5, 6, 7, 8
 _LIFE, _OFFER, _DECLINED, _HAS = 9, 10, 11, 12
-_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD, _LIFE, _OFFER, _DECLINED, _HAS)
+_WITHOUT_CONTENT = (_ASK, _SIZE, _VERSION, _HEARD, _LIFE, _OFFER, _DECLINED, _HAS)
 _WORKERS_BITS = 16  # The two weights beside the exchange number have 16 bits each.
 _MAX_STATES = 64
 _MOST_COUNT = 1 << 32
@@ -53,10 +53,10 @@ class Conversation:
     ``answer`` is unused while not None. `totals_buffer` receives contributions; without it they
     wait.
 
-    ``stamp`` is the stamp of the other host's center, see `platoon_base.centers.across_hosts`:
-    `NOT_FILLED` before it has values, None before it arrived. ``knows`` is the latest stamp of this
+    ``version`` is the version of the other host's center, see `platoon_base.centers.across_hosts`:
+    `NOT_FILLED` before it has values, None before it arrived. ``knows`` is the latest version of this
     host's center that the other one has acknowledged: its later records were sent after that.
-    ``copy_stamp`` belongs to the latest copy. ``has`` is the latest exchange for which the other
+    ``copy_version`` belongs to the latest copy. ``has`` is the latest exchange for which the other
     host has this host's answer. ``asked`` is the round from which the other host requests this
     center. ``moved_at`` excludes keep-alives; ``heard_at`` includes them.
     """
@@ -72,9 +72,9 @@ class Conversation:
         self._move = np.zeros(0 if packing is None else packing.nbytes, np.uint8)
         self._has_copy = False
         self.fresh = False
-        self.stamp: int | None = None
+        self.version: int | None = None
         self.knows = NOT_FILLED
-        self.copy_stamp: int | None = None
+        self.copy_version: int | None = None
         self.life: int | None = None
         self.has: int | None = None
         self.answer: Answer | None = None
@@ -124,14 +124,14 @@ class Conversation:
         """Report the latest exchange for which this host has the other one's answer."""
         self.stream.post(_HAS, number, b"")
 
-    def send_stamp(self, stamp: int) -> None:
-        """Send the stamp of this host's center; later copies have that stamp."""
-        self.stream.post(_STAMP, stamp + 1, b"")
+    def send_version(self, version: int) -> None:
+        """Send the version of this host's center; later copies have that version."""
+        self.stream.post(_VERSION, version + 1, b"")
 
     def keep_alive(self) -> None:
         """Repeat a known record unless others wait to be sent."""
-        if self.stamp is not None and not self.sending:
-            self.stream.post(_HEARD, self.stamp + 1, b"")
+        if self.version is not None and not self.sending:
+            self.stream.post(_HEARD, self.version + 1, b"")
             self._keep_alive_posted = self.stream.posted
 
     def ask(self, number: int) -> None:
@@ -198,8 +198,8 @@ class Conversation:
         self._is_keep_alive = is_keep_alive and self._is_keep_alive is not False
         if tag == _ASK:
             self.asked = offset
-        elif tag == _STAMP:
-            self.stamp = offset - 1
+        elif tag == _VERSION:
+            self.version = offset - 1
             self.stream.post(_HEARD, offset, b"")
         elif tag == _HEARD:
             self.knows = offset - 1
@@ -227,7 +227,7 @@ class Conversation:
         if tag == MOVE and self._packing is not None:
             self._packing.follow(self.theirs, self._move)
         if tag in (COPY, MOVE):
-            self.fresh, self.copy_stamp, self._has_copy = True, self.stamp, True
+            self.fresh, self.copy_version, self._has_copy = True, self.version, True
         elif tag == _WHOLE:
             self._wholes.append(self._whole)
         elif self.totals_buffer is not None:

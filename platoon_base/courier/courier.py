@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _NICE = 5
 POLL_INTERVAL_S = 0.05
 CHECK_S = 1.0
-# These follow a whole center: the number of its latest round, and its stamp.
+# These follow a whole center: the number of its latest round, and its version.
 _TAIL = struct.Struct("<QQ")
 
 
@@ -127,7 +127,7 @@ class Courier:
             if self._center.across_hosts is not None:
                 self._rounds = self._new_rounds(self._center, self._center.across_hosts)
             for conversation in self._conversations.values():
-                self._send_stamp(conversation)
+                self._send_version(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
             self._has_orders = True
             if self._rounds is not None:
@@ -233,11 +233,11 @@ class Courier:
             old.stream.close()
         self._conversations[host] = conversation
         self._linked.add(host)
-        self._send_stamp(conversation)
+        self._send_version(conversation)
 
-    def _send_stamp(self, conversation: Conversation) -> None:
+    def _send_version(self, conversation: Conversation) -> None:
         center = self._center if self._filled else None
-        conversation.send_stamp(NOT_FILLED if center is None else center.overwrites.stamp)
+        conversation.send_version(NOT_FILLED if center is None else center.overwrites.version)
 
     def _talk(self, host: int, conversation: Conversation) -> None:
         began = time.process_time()
@@ -270,15 +270,15 @@ class Courier:
             return
         # A host may hold values of an earlier, lost source: it gets the whole center.
         if self._source:
-            latest = max([center.overwrites.stamp, *(each.stamp or 0 for each in self._conversations.values())])
-            center.overwrites.stamp = Overwrites.later(latest, self._source)
+            latest = max([center.overwrites.version, *(each.version or 0 for each in self._conversations.values())])
+            center.overwrites.version = Overwrites.later(latest, self._source)
         self._now_filled()
 
     def _now_filled(self) -> None:
         self._filled = True
         self._report(between.Filled())
         for conversation in self._conversations.values():
-            self._send_stamp(conversation)
+            self._send_version(conversation)
 
     # Whole centers: the initial values of all hosts, and the center for a host that is behind.
 
@@ -299,7 +299,7 @@ class Courier:
         data = bytearray(size * (1 + len(states)) + _TAIL.size)
         for i, arrays in enumerate([values, *states]):
             copy_all(self._layout.views(data, i * size), arrays)
-        _TAIL.pack_into(data, len(data) - _TAIL.size, number, self._center.overwrites.stamp)
+        _TAIL.pack_into(data, len(data) - _TAIL.size, number, self._center.overwrites.version)
         conversation.post_whole(memoryview(data))
 
     def _take_centers(self, center: OpenCenter) -> None:
@@ -317,18 +317,18 @@ class Courier:
         if len(whole) != size * (1 + len(center.states)) + _TAIL.size:
             log.warning("host %d sends a center of %d bytes, which is for another rule", host, len(whole))
             return True
-        number, stamp = _TAIL.unpack_from(whole, len(whole) - _TAIL.size)
-        if self._filled and stamp <= center.overwrites.stamp and number <= self._made(center):
+        number, version = _TAIL.unpack_from(whole, len(whole) - _TAIL.size)
+        if self._filled and version <= center.overwrites.version and number <= self._made(center):
             return True
         values, *states = (self._layout.views(whole, i * size) for i in range(1 + len(center.states)))
         if not center.replace(values, states, number):
             return False
-        center.overwrites.stamp = max(stamp, center.overwrites.stamp)
+        center.overwrites.version = max(version, center.overwrites.version)
         if not self._filled:
             self._now_filled()
             return True
         for conversation in self._conversations.values():
-            self._send_stamp(conversation)
+            self._send_version(conversation)
         return True
 
     def close(self) -> None:

@@ -38,16 +38,16 @@ class HostsRound:
         self._gather: between.Gather | None = None
         self._combine: between.Combine | None = None
         self._own = self._new_totals()
-        # By host; kept until the next round even if the host is lost.
+        # Contributions by host; kept until the next round even if the host is lost.
         self._theirs: dict[int, RoundTotals] = {}
-        # By host, the link that carried this host's contributions.
+        # For each host, the link that carried this host's contributions.
         self._sent: dict[int, Conversation] = {}
-        # The link that was asked for a center, and the round.
+        # The link that was asked for a center, and the round of that center.
         self._asked: tuple[Conversation, int] | None = None
         # The links that were asked for the center that a worker waits for.
         self._fetching: list[Conversation] = []
-        self._fetched_at = 0.0  # Time of `awake`.
-        # By idle host, the link that carried the round's center.
+        self._fetched_at = 0.0  # A time of `awake`.
+        # For each idle host, the link that carried the round's center.
         self._given: dict[int, Conversation] = {}
         self._reported = self._ended = False
 
@@ -118,7 +118,7 @@ class HostsRound:
             self._own.number = 0
             return False
         if self._residuals is not None:
-            self._own.pack(self._residuals, self._overwrites.stamp)
+            self._own.pack(self._residuals, self._overwrites.version)
         return True
 
     def _send(self, gather: between.Gather, conversations: Mapping[int, Conversation]) -> None:
@@ -182,11 +182,11 @@ class HostsRound:
             return
         for host in combine.idle:
             conversation = conversations.get(host)
-            # Without a stamp it has not reported whether it has a center.
-            if conversation is None or conversation.stamp is None or self._given.get(host) is conversation:
+            # A host without a version has not reported whether it has a center.
+            if conversation is None or conversation.version is None or self._given.get(host) is conversation:
                 continue
             self._given[host] = conversation
-            if conversation.stamp != NOT_FILLED:
+            if conversation.version != NOT_FILLED:
                 self._give_center(conversation)
 
 
@@ -195,30 +195,30 @@ class Overwriting:
 
     def __init__(self, host: int, overwrites: Overwrites, give_center: Callable[[Conversation], None]) -> None:
         self._host, self._overwrites, self._give_center = host, overwrites, give_center
-        self._stamped = overwrites.spread  # The latest overwrite with a stamp.
-        # By host, the stamp of the center that was sent last.
+        self._latest_spread = overwrites.spread  # The latest overwrite with a version.
+        # For each host, the version of the center that was sent last.
         self._given: dict[int, tuple[Conversation, int]] = {}
 
     def step(self, conversations: Mapping[int, Conversation], known: set[int]) -> None:
         """Advance the overwrite without blocking; ``known`` are the hosts with couriers."""
         written = self._overwrites.written
-        if written != self._stamped:
-            self._stamped = written
-            latest = max([self._overwrites.stamp, *(each.stamp or 0 for each in conversations.values())])
-            self._overwrites.stamp = Overwrites.later(latest, self._host)
+        if written != self._latest_spread:
+            self._latest_spread = written
+            latest = max([self._overwrites.version, *(each.version or 0 for each in conversations.values())])
+            self._overwrites.version = Overwrites.later(latest, self._host)
             for conversation in conversations.values():
-                conversation.send_stamp(self._overwrites.stamp)
-        stamp = self._overwrites.stamp
-        stamps = {host: each.stamp for host, each in conversations.items()}
+                conversation.send_version(self._overwrites.version)
+        version = self._overwrites.version
+        versions = {host: each.version for host, each in conversations.items()}
         # A host without values gets those of the source first, and is found here later if they are
         # older.
-        older = {host for host, theirs in stamps.items() if theirs is not None and NOT_FILLED < theirs < stamp}
+        older = {host for host, theirs in versions.items() if theirs is not None and NOT_FILLED < theirs < version}
         for host, conversation in ((host, conversations[host]) for host in older):
-            if self._given.get(host) != (conversation, stamp) and not conversation.sending:
-                self._given[host] = conversation, stamp
+            if self._given.get(host) != (conversation, version) and not conversation.sending:
+                self._given[host] = conversation, version
                 self._give_center(conversation)
-        # A host that has just received values may not have reported it. When it knows this stamp,
+        # A host that has just received values may not have reported it. When it knows this version,
         # it has.
-        all_know = all(host in conversations and conversations[host].knows >= stamp for host in known)
+        all_know = all(host in conversations and conversations[host].knows >= version for host in known)
         if written != self._overwrites.spread and all_know and not older:
             self._overwrites.spread = written

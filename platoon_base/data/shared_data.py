@@ -1,4 +1,4 @@
-"""Data sets, and arrays, that are in the memory of a host once, for all workers of a job."""
+"""Data sets and arrays that are once in a host's memory, for all workers of a job."""
 
 from __future__ import annotations
 

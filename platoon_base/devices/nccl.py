@@ -14,6 +14,12 @@ from typing import Any, NamedTuple
 from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 
+CALLS = {
+    "all_reduce": "ncclAllReduce",
+    "reduce_scatter": "ncclReduceScatter",
+    "all_gather": "ncclAllGather",
+    "broadcast": "ncclBroadcast",
+}
 OP_CODES = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 
 # Some installations have only the second name.
@@ -70,20 +76,11 @@ class Communicator:
         id_ = _UniqueId.from_buffer_copy(unique_id)
         _call("ncclCommInitRank", ctypes.byref(self._handle), size, id_, rank)
 
-    def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
-        """Combine ``count`` elements; codes are of `NCCL_CODES` and `OP_CODES`."""
-        _call("ncclAllReduce", source, target, count, dtype, op, self._handle, stream)
-
-    def reduce_scatter(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
-        """Combine, and keep this rank's ``count`` elements."""
-        _call("ncclReduceScatter", source, target, count, dtype, op, self._handle, stream)
-
-    def all_gather(self, source: int, target: int, count: int, dtype: int, stream: int) -> None:
-        """Concatenate the ``count`` elements of each rank."""
-        _call("ncclAllGather", source, target, count, dtype, self._handle, stream)
-
-    def broadcast(self, address: int, count: int, dtype: int, root: int, stream: int) -> None:
-        _call("ncclBroadcast", address, address, count, dtype, root, self._handle, stream)
+    def call(
+        self, kind: str, source: int, target: int, count: int, dtype: int, parameters: Sequence[int], stream: int
+    ) -> None:
+        """Make a call of `CALLS`, whose ``parameters`` are the code of an operation, a root, or none."""
+        _call(CALLS[kind], source, target, count, dtype, *parameters, self._handle, stream)
 
     def exchange(self, sent: Sequence[Transfer], received: Sequence[Transfer], stream: int) -> None:
         """Send and receive bytes at the same time; the other ranks make the matching calls."""

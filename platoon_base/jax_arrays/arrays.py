@@ -161,7 +161,7 @@ class _Part(JaxArrays):
 
 
 class AwaitedArrays(JaxArrays):
-    """Arrays that a program gets next and changes itself, unless they are read before."""
+    """Arrays that the next program gets and changes itself, unless they are read earlier."""
 
     # `later` puts off changes until the program starts, see `jax_groups.StepCall`.
 
@@ -186,7 +186,7 @@ class AwaitedArrays(JaxArrays):
 
 
 class _BlockArray(CudaArray):
-    """Memory of a program during its call; who reads it waits for the program's earlier work."""
+    """Memory of a program during its call; reading it waits for the program's earlier work."""
 
     def __init__(self, block: Block, shape: tuple[int, ...], stream: int, driver: Driver, ordinal: int) -> None:
         super().__init__(shape, block.dtype, ordinal)

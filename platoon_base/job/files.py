@@ -322,7 +322,7 @@ def _is_dead_socket(path: Path) -> bool:
             caller.connect(str(path))
     except ConnectionRefusedError:
         return True
-    except OSError:  # Its queue is full, or it is gone.
+    except OSError:  # Its queue is full, or it has ended.
         pass
     return False
 
@@ -344,7 +344,7 @@ def _entries() -> list[Path]:
 def _is_own_folder(path: Path) -> bool:
     try:
         status = path.lstat()
-    except OSError:  # it went away meanwhile
+    except OSError:  # It was removed meanwhile.
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
@@ -380,7 +380,7 @@ def _remove_folder(path: Path) -> None:
 def _size_bytes(path: Path) -> int:
     try:
         return path.lstat().st_size
-    except OSError:  # it went away meanwhile
+    except OSError:  # It was removed meanwhile.
         return 0
 
 

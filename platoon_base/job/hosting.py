@@ -39,7 +39,7 @@ from platoon_base.worker_process.warden import Warden
 
 log = logging.getLogger(__name__)
 
-# For ZeroMQ, shared memory and logs; per worker for a connection and a process.
+# File descriptors for ZeroMQ, shared memory and logs; and for each worker's connection and process.
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4
 
 
@@ -51,7 +51,7 @@ class JobOptions(ControllerOptions):
     saving: Saving | None = None
     resume: tuple[Path, About] | None = None  # The checkpoint to resume from.
     port: int = 0  # A TCP port that names the job for workers that are started by hand; 0 for none.
-    # Users start the workers; the job ends when all ended and none is expected, or one failed.
+    # If users start the workers, the job ends when all have ended and no other is expected, or one has failed.
     external: bool = False
     origin: Origin | None = None
     hosts: OtherHosts | None = None

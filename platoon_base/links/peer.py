@@ -31,7 +31,7 @@ _PART_BYTES = 1 << 16
 # Limits on unacknowledged parts and bytes. Bulk has a lower one: other messages then follow soon
 # on a slow link.
 _WINDOW_PARTS, _WINDOW_BYTES, _BULK_BYTES = 256, 1 << 21, 1 << 19
-# After so many times the timeout `silence` a launcher connects anew: TCP may retransmit much later.
+# A launcher connects again after this multiple of the timeout `silence`: TCP may retransmit much later.
 _REDIAL = 1.5
 _RETURN_S = 1.0  # A process that seems to have ended must be heard again within this time.
 _LAST_RECORDS_S = 0.5  # Records of an ended process may still arrive within this time.
@@ -413,7 +413,7 @@ class LinkServer(_End):
                 self.peers.pop(session).close()
 
     def finish(self, peers: Iterable[Peer]) -> list[tuple[Peer, bytes]]:
-        """Wait briefly until these have received all messages; return what arrives meanwhile."""
+        """Wait briefly until these have received all messages; return the messages that arrive during the wait."""
         deadline, received = awake() + timeout("end"), self.receive()
         while awake() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
             self.poll(0.05)

@@ -41,7 +41,7 @@ def prepared_rule(mode: str | None, strategy: Any = None, sync_every: Any = None
     if mode == "sync" and scaling not in (None, "none", "linear", "sqrt"):
         raise ConfigurationError(
             f'got scaling={scaling!r} for averaged gradients: pass "none", "linear" or "sqrt", '
-            "by which the learning rate is scaled"
+            "the scaling of the learning rate"
         )
     number = isinstance(scaling, (int, float)) and not isinstance(scaling, bool)
     if mode == "async" and not (scaling in (None, "none") or number):

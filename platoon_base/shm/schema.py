@@ -24,7 +24,7 @@ from platoon_base.system.process import awake
 
 PAGE = 4096
 _DIGEST_BYTES = 16
-_TABLE_LOCK = 0  # Byte of the lock of the number of blocks, see `Growing`.
+_TABLE_LOCK = 0  # The lock on this byte guards the number of blocks, see `Growing`.
 _PAUSE_S = 1e-3
 
 
@@ -64,8 +64,8 @@ class Views(SimpleNamespace):
     """The parts of one block of memory by name, and the offset of each in ``at``."""
 
     at: dict[str, int]
-    segment: Segment  # Of `Schema.create` and `attach`.
-    header: Any  # Of a `Schema`.
+    segment: Segment  # `Schema.create` and `attach` set it.
+    header: Any  # A `Schema` sets it.
 
 
 class Word:

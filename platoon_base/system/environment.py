@@ -32,13 +32,13 @@ NAMESPACE = "PLATOON_NAMESPACE"  # It separates the jobs of tests from others.
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
 STRICT = "PLATOON_STRICT"  # Tests set it: an unknown change of phase then raises.
 
-MAX_WORKERS = 1024  # A job's state has a row for each.
+MAX_WORKERS = 1024  # The state of a job has a row for each worker.
 
 
 LIMITED_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 THREAD_VARIABLES = (*LIMITED_THREADS, "GOTO_NUM_THREADS", "BLIS_NUM_THREADS")
 
-# Keeps this seed apart from those that a script draws from the job's seed.
+# This keeps the seed apart from those that a script draws from the job's seed.
 _ROOT = 41
 
 

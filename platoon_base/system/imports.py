@@ -27,7 +27,7 @@ def extension(name: str) -> Any:
 
 
 def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = ()) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package: for names by their module, and submodules ``modules``."""
+    """Return a package's ``__getattr__``, which imports names from their modules, and ``modules``, at first use."""
     home_of = {name: module for module, names in homes.items() for name in names.split()}
 
     def get(name: str) -> Any:
@@ -37,7 +37,7 @@ def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = 
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
             home = importlib.import_module(home_of[name])
-        except AttributeError as exc:  # ``from package import name`` would hide it.
+        except AttributeError as exc:  # ``from package import name`` would hide this error.
             raise ImportError(f"cannot import {home_of[name]}: {exc}") from exc
         value = getattr(home, name)
         setattr(sys.modules[package], name, value)

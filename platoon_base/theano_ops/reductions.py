@@ -82,14 +82,11 @@ class AllReduce(JobOp):
 
     def work(self, values: list[Any], own: list[bool]) -> list[Any]:
         outs = [x if mine else self.empty_like(x) for x, mine in zip(values, own)]
-        self._buffers.combine(self._call, self.reduction, values, outs)
+        self._buffers.combine(self.worker.all_reduce, self.reduction, values, outs)
         return outs
 
     def empty_like(self, value: Any) -> Any:
         return np.empty(value.shape, value.dtype)
-
-    def _call(self, array: Any, op: str, dest: Any, **feedback: Any) -> None:
-        self.worker.all_reduce(array, op, dest=dest, **feedback)
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         count = len(node.inputs)

@@ -5,7 +5,7 @@ Only scripts that use torch import it, so the base does not need torch.
 
 from typing import TYPE_CHECKING
 
-from platoon_base.job.joining import is_main
+from platoon_base.job.joining import is_main, rank, world_size
 from platoon_base.job.once import print, report
 from platoon_base.system.imports import lazy_names
 from platoon_base.torch_loops.backward import EarlyAverages
@@ -29,9 +29,11 @@ __all__ = [
     "moments_of",
     "prepare",
     "print",
+    "rank",
     "report",
     "save",
     "tensors_beside",
+    "world_size",
 ]
 
 # The import of `prepare` seeds generators.

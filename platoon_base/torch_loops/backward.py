@@ -23,7 +23,7 @@ class EarlyAverages:
 
     ``fill(number, gradients)`` queues the copy of gradients, by index, into a bucket.
     ``average(number)`` averages a bucket over the workers; a separate thread calls it in the order
-    of the buckets, so it may block. Steps before `expect` are only observed: ``good`` tells whether
+    of the buckets, so it may block. Steps before `expect` are only observed: ``good`` is whether
     the optimizer has received each gradient unchanged from the backward pass.
     """
 

@@ -24,8 +24,9 @@ def gather_for_metrics(values: Any, *, worker: Worker | None = None) -> Any:
     Parameters
     ----------
     values : torch.Tensor or number, or nested lists, tuples and dicts of them
-        This worker's rows, such as predictions and labels of a batch of a prepared loader. Tensors
-        may differ in their first dimension. A number, or a tensor without dimensions, is one row.
+        This worker's rows, such as predictions and labels of a batch of a prepared loader, or of
+        all batches of the latest pass. Tensors may differ in their first dimension. A number, or a
+        tensor without dimensions, is one row.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -46,7 +47,8 @@ def _gathered(leaf: Any, worker: Worker) -> Any:
     if worker.global_size == 1:
         return tensor
     value = TensorValue("values", tensor).get_value(borrow=True)
-    rows = gather_rows(value, worker, may_lose=isinstance(current(), AsyncLoop))
+    loop = current()
+    rows = gather_rows(value, worker, isinstance(loop, AsyncLoop), None if loop is None else loop.sizes)
     found = tensor.new_empty((len(rows), *tensor.shape[1:]))
     TensorValue("values", found).set_value(rows)
     return found

@@ -17,12 +17,11 @@ from platoon_base.fingerprint import checksum
 from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.flats import FlatAverage
 from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
-from platoon_base.torch_loops.state import named_tensors, values_of
+from platoon_base.torch_loops.state import have_trained, named_tensors, values_of
 from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, require_weight, start_training
 
 Tensor = Any
 
-_LEAST_CHANGES = 3  # Loading a checkpoint changes parameters fewer times.
 BUCKET_BYTES = 25 << 20  # DistributedDataParallel uses the same size.
 
 
@@ -107,16 +106,11 @@ class GradientAverage:
                 warn_of_sync_batch_norm(model)
                 RunningStats(model, 1.0).keep()
             worker.advanced.announce(bound=2)
-        versions = self._versions()
         self._intent = intent or worker.advanced.intend(
             "the GradientAverage",
             "was never called: call it as average(len(x)) between backward() and optimizer.step()",
-            lambda: self._versions() >= versions + _LEAST_CHANGES * len(self._parameters),
+            have_trained(self._parameters),
         )
-
-    def _versions(self) -> int:
-        """Return a number that grows by one when a parameter is changed in place."""
-        return sum(parameter._version for parameter in self._parameters)
 
     def __call__(self, weight: float = 1.0) -> None:
         """Replace the gradients by their averages; a collective call, after ``backward()``.
@@ -240,7 +234,7 @@ class GradientAverage:
             if flats.compresses:
                 for number in range(first, len(flats.buckets)):
                     self._average_bucket(number)
-                # All workers call it at this point, however many averages have started on each.
+                # All workers make this call here, whatever number of averages each has started.
                 flats.combine(flats.header)
                 self._drift.require_none()
             else:

@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
 from platoon_base.seeds import Common
 from platoon_base.sharding import INDICES, Cut, deal
-from platoon_base.worker import SAME_DATA_REMEDY, Worker, warn_once
+from platoon_base.worker import SAME_DATA_REMEDY, Worker, passes_before, warn_once
 
 _ROUNDS_AHEAD = 32  # Changing generators takes longer than drawing row numbers.
 
@@ -86,7 +86,7 @@ class Part:
         self.trains = False  # Whether a backward pass followed one of its batches.
         self.sizes: collections.deque[int] = collections.deque()
         self._dataset = loader.dataset
-        self._passes = max(0, worker.resume_at.epoch - 1)  # The epoch of a resumed job is repeated.
+        self._passes = passes_before(worker)
         try:
             self.whole: int | None = len(loader)
         except TypeError:  # Of a dataset without length.

@@ -20,9 +20,16 @@ from platoon_base.rules import prepared_rule, rule_for_loop, shares_moments
 from platoon_base.torch_loops.gradients import GradientAverage, Rhythm
 from platoon_base.torch_loops.loaders import Part
 from platoon_base.torch_loops.running_stats import RunningStats
-from platoon_base.torch_loops.state import all_named, average_buffers, found_moments, parameters_of, tensors_beside
+from platoon_base.torch_loops.state import (
+    all_named,
+    average_buffers,
+    found_moments,
+    have_trained,
+    parameters_of,
+    tensors_beside,
+)
 from platoon_base.torch_loops.watching import UNSCALED, watch
-from platoon_base.worker import Fit, State, Worker, agree, warn_if_alike, warn_once
+from platoon_base.worker import BatchSizes, Fit, State, Worker, agree, passes_before, warn_if_alike, warn_once
 
 Tensor = Any
 
@@ -50,12 +57,19 @@ class Loop:
         self.models: list[Any] = []
         self.averaged: list[Any] = []  # Models of class AveragedModel.
         self.optimizers: list[Any] = []
-        self.loaders = self.epoch = 0
+        before = current()
+        # Only the first training of a script is saved.
+        self.loaders, self.epoch = 0, passes_before(worker) if before is None else 0
         self.begun = self._closed = False
         self.settings = settings
-        self.intent = worker.advanced.intend("prepare", _NEVER, lambda: True)
+        self._trained: list[Callable[[], bool]] = []  # Of the objects of each `prepare`.
+        trained = self._trained
+        later = before is not None and before.intent.used  # Of which a part may only be evaluated.
+        needed = lambda: not later or any(each() for each in trained)  # noqa: E731
+        self.intent: Any = worker.advanced.intend("prepare", _NEVER, needed)
         self._open: list[Pass] = []
         self._fresh: list[Pass] = []
+        self.sizes = BatchSizes()  # Of the latest pass.
         self._rows, self._read, self._counted = 1.0, False, False
         self._loss, self._weight, self._show_at = 0.0 * torch.zeros(()).double(), 0.0, 0.0
         self._handles: list[Any] = []
@@ -77,6 +91,7 @@ class Loop:
             self.optimizers.append(optimizer)
             optimizer.register_step_pre_hook(_untraced(self.before_step))
             self._handles.append(optimizer.register_step_post_hook(_untraced(self.after_step)))
+        self._trained.append(have_trained([p for _, p in all_named(models, optimizers)]))
         of_models = {id(parameter) for each in self.models for parameter in each.parameters()}
         beside = [p for each in optimizers for p in parameters_of(each) if id(p) not in of_models]
         for group in [*models, beside]:
@@ -123,6 +138,9 @@ class Loop:
         if one not in self._fresh:
             self._fresh.append(one)
         self._rows, self._read, self._counted = float(rows), True, False
+        if not one.batches:
+            self.sizes = BatchSizes()
+        self.sizes.add(rows)
         one.batches += 1
         one.rows += rows
         self.worker.progress()
@@ -133,10 +151,21 @@ class Loop:
             return
         loss, weight = self._loss.item(), self._weight
         self._loss, self._weight = 0.0 * self._loss, 0.0
-        mean = self.worker.reduce_metrics({"loss": (loss, weight)})["loss"] if weight else float("nan")
+        mean = self._mean_of_all(loss, weight) if weight else float("nan")
         self.pass_ends(one, mean)
         if self.worker.is_leader:
             self.worker.report({**({"loss": mean} if weight else {}), "trained": self.describe()})
+
+    def _mean_of_all(self, loss: float, weight: float) -> float:
+        """Return the mean loss of all workers; warn if their learning rates differ."""
+        rate = sum(float(group.get("lr", 0.0)) for each in self.optimizers for group in each.param_groups)
+        means = self.worker.reduce_metrics({"loss": (loss, weight), "learning rate": (rate, 1.0)})
+        if abs(rate - means["learning rate"]) > 1e-6 * abs(rate):
+            warn_once(
+                "the learning rates of the workers differ: pass schedulers such as ReduceLROnPlateau to prepare, which "
+                "gives them the mean loss of all"
+            )
+        return means["loss"]
 
     def pass_ends(self, one: Pass, loss: float) -> None:
         """Make the models equal on all workers."""
@@ -467,6 +496,7 @@ class AsyncLoop(Loop):
         (rule, period), moments = rule_for_loop(self._given, self._sync_every, dtypes), None
         if shares_moments(rule):
             moments = [moment for each in self.optimizers for moment in found_moments(each)[0]]
+        self.fit.bind()
         self.worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=self._on_nonfinite)
         self.fit.begin(rule, period)
         self._shared_groups = {id(each): len(each.param_groups) for each in self.optimizers}
@@ -497,7 +527,7 @@ class AsyncLoop(Loop):
         if not training:
             if self.fit.rule is not None:
                 self.fit.enter()
-        elif not self._read:  # Otherwise the next batch tells whether training goes on.
+        elif not self._read:  # Otherwise the next batch shows whether training continues.
             self.fit.leave()
 
 

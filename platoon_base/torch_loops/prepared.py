@@ -208,8 +208,13 @@ def _follow(scheduler: Any, worker: Worker) -> None:
                     "loop counts steps of its own"
                 ) from error
 
+    def reduce(self: Any, protocol: Any) -> Any:  # A pickle has no worker, so it is of the plain class.
+        _, _, *state = base.__reduce_ex__(self, protocol)
+        return object.__new__, (base,), *state
+
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    scheduler.__class__ = type(base.__name__, (base,), {**names, "step": step, _PREPARED: True})
+    names |= {"step": step, "__reduce_ex__": reduce, _PREPARED: True}
+    scheduler.__class__ = type(base.__name__, (base,), names)
 
 
 if connect().global_size > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -191,3 +191,16 @@ def all_named(models: Sequence[Any], optimizers: Sequence[Any]) -> list[tuple[st
         for i, parameter in enumerate(parameters_of(optimizer)):
             found.setdefault(id(parameter), (f"parameter {i} of optimizer {number}", parameter))
     return list(found.values())
+
+
+_LEAST_CHANGES = 3  # Loading a checkpoint changes a parameter less often.
+
+
+def have_trained(parameters: Sequence[Tensor]) -> Callable[[], bool]:
+    """Return a function that returns whether steps have changed the parameters since this call."""
+
+    def versions() -> int:
+        return sum(parameter._version for parameter in parameters)
+
+    least = versions() + _LEAST_CHANGES * len(parameters)
+    return lambda: bool(parameters) and versions() >= least

@@ -1,4 +1,4 @@
-"""Functions of torch that tell a prepared loop what the script does."""
+"""Patches of torch by which a prepared loop learns what the script does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-UNSCALED = "_platoon_unscaled"  # The attribute of a scaled loss with the loss itself.
-_inside: list[bool] = []  # A backward pass within a backward pass is no pass of its own.
+UNSCALED = "_platoon_unscaled"  # This attribute of a scaled loss holds the loss itself.
+_inside: list[bool] = []  # A backward pass within another one is not counted.
 
 
 def watch(current: Callable[[], Any]) -> None:
-    """Patch once what tells the ``current()`` loop of backward passes, scaled losses, and evaluations."""
+    """Patch torch once, so that the ``current()`` loop learns of backward passes, scaled losses and evaluations."""
     if hasattr(torch.autograd.backward, "tells_loop"):
         return
     plain, scale, train = torch.autograd.backward, torch.amp.GradScaler.scale, torch.nn.Module.train
@@ -65,6 +65,6 @@ def watch(current: Callable[[], Any]) -> None:
 
     backward.tells_loop = True  # type: ignore[attr-defined]
     torch.autograd.backward, torch.nn.Module.train = backward, switch
-    # Scripts have imported the clipping functions before, but they call this one.
+    # Scripts may have imported the clipping functions before; these call this function.
     clip_grad._group_tensors_by_device_and_dtype = group_gradients
     torch.amp.GradScaler.scale, torch.amp.GradScaler.unscale_ = scale_loss, unscale_gradients

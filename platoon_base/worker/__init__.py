@@ -15,11 +15,12 @@ from platoon_base.worker.shared_parameters import require_on_nonfinite
 if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
     from platoon_base.worker.agreed_state import State, agree, agree_in_step, checksums, default_rule_of, make_equal
-    from platoon_base.worker.all_values import FlatAllReduce, gather_rows, require_same_values
+    from platoon_base.worker.all_values import BatchSizes, FlatAllReduce, gather_rows, require_same_values
     from platoon_base.worker.fit import (
         Fit,
         begins_anew,
         center_is_on_device,
+        passes_before,
         require_weight,
         start_training,
         warn_if_alike,
@@ -32,6 +33,7 @@ __all__ = [
     "LOADING",
     "SAME_DATA_REMEDY",
     "VALIDATION",
+    "BatchSizes",
     "Borrowed",
     "ErrorFeedback",
     "Fit",
@@ -50,6 +52,7 @@ __all__ = [
     "gather_rows",
     "kind_of",
     "make_equal",
+    "passes_before",
     "require_on_nonfinite",
     "require_same_values",
     "require_weight",
@@ -64,8 +67,9 @@ __getattr__ = lazy_names(
     {
         "platoon_base.collectives.flat": "FlatBuffers",
         "platoon_base.worker.agreed_state": "State agree agree_in_step checksums default_rule_of make_equal",
-        "platoon_base.worker.all_values": "FlatAllReduce gather_rows require_same_values",
-        "platoon_base.worker.fit": "Fit begins_anew center_is_on_device require_weight start_training warn_if_alike",
+        "platoon_base.worker.all_values": "BatchSizes FlatAllReduce gather_rows require_same_values",
+        "platoon_base.worker.fit": "Fit begins_anew center_is_on_device passes_before "
+        "require_weight start_training warn_if_alike",
         "platoon_base.worker.initial_values": "copy_first_values copy_values start_together",
     },
 )

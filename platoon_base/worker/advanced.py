@@ -111,6 +111,8 @@ class Advanced:
         self.stop_votes = StopVotes(connection.job_state, connection.identity.rank)
         self.clock = connection.progress.clock
         self.centers = connection.centers
+        # `Worker.close` calls it first; if it raises, the worker leaves as one that failed.
+        self.before_close: Callable[[], None] = lambda: None
         self._connection = connection
         self._sharing = sharing
         self._data_seen = DataSeen(connection.identity.resume_at)

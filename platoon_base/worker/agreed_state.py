@@ -15,7 +15,7 @@ from platoon_base.dtypes import Array
 from platoon_base.errors import BackendUnavailableError, WorkerLostError
 from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
-from platoon_base.worker.initial_values import Variable, copy_to_those_left, copy_values, values_of
+from platoon_base.worker.initial_values import Variable, copy_to_those_left, copy_values, set_values, values_of
 
 RULES = ("mean", "sum", "first")
 
@@ -56,8 +56,8 @@ def agree(
     total = summed.pairs.pop("weight")[0]
     if not total:
         return summed.ranks
-    for state, value, array in zip(taken, values, summed.arrays):
-        state.variable.set_value(_agreed(state, value, array / (total if state.rule == "mean" else 1)))
+    results = (array / (total if state.rule == "mean" else 1) for state, array in zip(taken, summed.arrays))
+    set_values([state.variable for state in taken], list(map(_agreed, taken, values, results)))
     if copied:
         copy_to_those_left(copied, worker, min(map(int, summed.pairs)), f"{name}, of the first", timeout_s=timeout_s)
     return summed.ranks
@@ -76,9 +76,11 @@ def agree_in_step(states: Sequence[State], worker: Worker, *, timeout_s: float =
     if taken:
         terms = [_term(state, value, 1.0) for state, value in taken]
         summed = worker.all_reduce(np.concatenate([np.ones(1), *map(np.ravel, terms)]), timeout_s=timeout_s)
+        agreed = []
         for (state, value), term, part in zip(taken, terms, _split(summed[1:], [term.size for term in terms])):
             result = part.reshape(term.shape) / (summed[0] if state.rule == "mean" else 1)
-            state.variable.set_value(_agreed(state, value, result))
+            agreed.append(_agreed(state, value, result))
+        set_values([state.variable for state, _ in taken], agreed)
 
 
 def _split(flat: Array, sizes: Sequence[int]) -> list[Array]:
@@ -167,6 +169,8 @@ _KERNEL = f"#define PLACE {_PLACE}ULL\n#define FIRST {_FIRST}ULL\n#define SECOND
 _WORDS = 1 << 14  # In each tile, and in each step on the host.
 _THREADS = 256
 _BLOCKS_EACH = 8
+# The memory of the kernel, by device and size.
+_spaces: dict[tuple[CudaContext, int], Any] = {}
 
 
 def checksums(variables: Sequence[Any]) -> list[int]:
@@ -190,20 +194,25 @@ def _on_device(context: CudaContext, arrays: Sequence[CudaArray]) -> list[int | 
         kernel = runtime.compile("checksums", lambda _: _KERNEL, [None, "uint64", None], 0)
     except BackendUnavailableError:
         return [None] * len(arrays)
-    sums = runtime.zeros(len(arrays), "uint64")
+    sizes = [array.size * array.dtype.itemsize for array in arrays]
+    tiles = sum(-(-size // (4 * _WORDS)) for size in sizes)
+    # The sums, and the tiles behind them. To allocate memory would make the device wait for all its work.
+    given = np.zeros(len(arrays) + 5 * tiles, np.uint64)
+    space = _spaces.get((context, given.size)) or runtime.zeros(given.size, "uint64")
+    _spaces[context, given.size] = space
 
     def queue(addresses: list[int], stream: int) -> None:
         rows = []
-        for index, (address, array) in enumerate(zip(addresses, arrays)):
-            size = array.size * array.dtype.itemsize
+        for index, (address, size) in enumerate(zip(addresses, sizes)):
             words = -(-size // 4)
             rows += [(address, size, at, min(at + _WORDS, words), index) for at in range(0, words, _WORDS)]
-        tiles = runtime.buffer(np.array(rows, np.uint64).ravel())
-        blocks = min(len(rows), runtime.multiprocessors * _BLOCKS_EACH)
-        kernel.launch([tiles, len(rows), sums], arrays, stream, blocks, _THREADS)
+        given[len(arrays) :] = np.array(rows, np.uint64).ravel()
+        space.write(given, stream)
+        blocks = min(tiles, runtime.multiprocessors * _BLOCKS_EACH)
+        kernel.launch([space.address + 8 * len(arrays), tiles, space], arrays, stream, blocks, _THREADS)
 
     arrays[0].read(arrays, queue)
-    return [int(total) for total in sums.read()]
+    return [int(total) for total in space.read()[: len(arrays)]]
 
 
 def _on_host(value: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from platoon_base.collectives.flat import FlatBuffers
-from platoon_base.compression.codecs import ErrorFeedback
 from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
@@ -17,10 +18,27 @@ from platoon_base.timeouts import DEFAULT_TIMEOUT_S
 from platoon_base.worker.handle import Worker
 
 
-def gather_rows(value: Array, worker: Worker, may_lose: bool) -> Array:
-    """Return the rows of all workers by rank; with ``may_lose`` of those that still take part."""
-    sizes = worker.gather([worker.global_rank, *map(int, value.shape)], name="rows of all workers")
-    ranks, most = [size[0] for size in sizes], max(size[1] for size in sizes)
+class BatchSizes:
+    """The numbers of rows of this worker's batches in one pass over a loader."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[int]] = []  # Rows of a batch, and how many such batches follow each other.
+
+    def add(self, rows: int) -> None:
+        if not self.runs or self.runs[-1][0] != rows:
+            self.runs.append([rows, 0])
+        self.runs[-1][1] += 1
+
+
+def gather_rows(value: Array, worker: Worker, may_lose: bool, batches: BatchSizes | None = None) -> Array:
+    """Return the rows of all workers by rank; with ``may_lose`` of those that still take part.
+
+    If the values are those of all these ``batches``, the rows are in the order of the data.
+    """
+    runs = [] if batches is None or sum(rows * count for rows, count in batches.runs) != len(value) else batches.runs
+    found = worker.gather([worker.global_rank, runs, *map(int, value.shape)], name="rows of all workers")
+    ranks, sizes = [size[0] for size in found], [[size[0], *size[2:]] for size in found]
+    most = max(size[1] for size in sizes)
     if any(size[2:] != sizes[0][2:] for size in sizes):
         raise ConfigurationError(
             f"got shapes {[tuple(size[1:]) for size in sizes]}: only the numbers of rows may differ"
@@ -39,7 +57,12 @@ def gather_rows(value: Array, worker: Worker, may_lose: bool) -> Array:
             .view(value.dtype)
             .reshape(worker.global_size, *padded.shape)
         )
-    return np.concatenate([stacked[rank][: size[1]] for rank, size in zip(ranks, sizes)])
+    own = [stacked[rank][: size[1]] for rank, size in zip(ranks, sizes)]
+    if not all(size[1] for size in found):
+        return np.concatenate(own)
+    dealt = [np.repeat(*np.array(size[1]).T) for size in found]
+    parts = [np.split(rows, np.cumsum(each)[:-1]) for rows, each in zip(own, dealt)]
+    return np.concatenate([part for turn in itertools.zip_longest(*parts) for part in turn if part is not None])
 
 
 class FlatAllReduce:
@@ -49,8 +72,7 @@ class FlatAllReduce:
     """
 
     def __init__(self, worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S, compress: bool = False) -> None:
-        self._worker = worker
-        self._timeout_s = timeout_s
+        self._all_reduce = functools.partial(worker.all_reduce, timeout_s=timeout_s)
         self._buffers = FlatBuffers(compress=compress and worker.advanced.compresses_gradients)
 
     def __call__(self, arrays: Sequence[Any], op: str = "sum") -> None:
@@ -62,10 +84,7 @@ class FlatAllReduce:
                     "and the result is written into it: pass numpy.ascontiguousarray(...) and "
                     "keep that array"
                 )
-        self._buffers.combine(self._call, op, arrays, arrays)
-
-    def _call(self, array: Any, op: str, dest: Any, **feedback: ErrorFeedback) -> None:
-        self._worker.all_reduce(array, op, dest=dest, timeout_s=self._timeout_s, **feedback)
+        self._buffers.combine(self._all_reduce, op, arrays, arrays)
 
 
 log = logging.getLogger(__name__)

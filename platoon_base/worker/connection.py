@@ -191,7 +191,7 @@ class Connection:
         """Return the process group for this kind of array; form it at the first call."""
         self.require_open()
         self.require_controller()
-        if isinstance(array, np.ndarray):  # Others follow their device's order.
+        if isinstance(array, np.ndarray):  # Other arrays follow their device's order.
             self.finish_queued()
         self.turns.meet()
         self.combined += 1
@@ -211,7 +211,7 @@ class Connection:
 
     def require_same_mode(self, mode: str) -> None:
         """Raise if another worker averages gradients and this one uses a rule, or the reverse."""
-        self.trainings += 1  # Refused trainings count on all workers too.
+        self.trainings += 1  # A refused training is counted too, on all workers.
         # Workers that joined late or were restarted may have missed a training.
         if self.identity.size > 1 and not self.identity.late:
             name = f"the way in which training {self.trainings} keeps the models together"
@@ -268,7 +268,7 @@ class Connection:
             separate = apart.unused(self._cooperation())
             for intent in separate:
                 log.warning("%s", intent.text)
-            self._client.close(say_goodbye=not failed, separate=bool(separate))
+            self._client.close(say_goodbye=not failed, separate=bool(separate) and not apart.Intent.any_was_used)
         finally:
             release()
             self.progress.close()

@@ -32,7 +32,8 @@ class DeviceAllReduce:
 
     def add_up(self, address: int, count: int, dtype: str, stream: int, feedback: ErrorFeedback | None = None) -> None:
         """Queue an all-reduce: replace elements by their sums; with ``feedback`` compressed."""
-        self._group.all_reduce(address, address, count, dtype, "sum", stream, self._timeout_s, feedback)
+        given = address, address, count, dtype, "sum", 0, stream, self._timeout_s
+        self._group.call("all_reduce", *given, feedback)
 
     def put(self, address: int, value: float, stream: int) -> None:
         """Queue the write of a float32 to the device."""

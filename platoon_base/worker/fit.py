@@ -78,13 +78,23 @@ class Fit(Hooks):
         self.steps = self._synced_at = self._evaluated_at = self._longest = 0
         self._validated_at, self._overlap = -1, 0.0
         # synced: the rule was applied before the end. voted: a vote is permanent.
-        self.synced = self.voted = self.ended = False
+        self.synced = self.voted = self.ended = self._bound = False
         self._leave: Callable[[bool], None] | None = None  # Set while the center is in the parameters.
         self._marks: object = None
         self._all_met = False  # They entered the center together.
         self._losses = LossWatch(worker.global_rank)
 
     # The start.
+
+    def bind(self) -> None:
+        """Wait for all workers, once, which depend on each other from then on.
+
+        Workers of a loop count passes together, so none can be restarted alone, and a resumed job
+        gives all the same position. A collective call; `start_training` makes it for others.
+        """
+        if not self._bound:
+            self._bound = True
+            self.worker.advanced.meet("the first step of a loop", binds=True, timeout_s=self.timeout_s)
 
     def begin(self, rule: Rule | None, every_n: int | None = None) -> None:
         """Begin at the present step, once the parameters are shared; see `start_training`."""
@@ -245,7 +255,8 @@ class Fit(Hooks):
                 "" if self.steps - self._evaluated_at == 1 else "es",
                 self.every_n,
             )
-        if unchanged or self.in_rounds or self.syncs_at_evaluations:
+        behind = self._synced_at < self.steps or not self.synced
+        if unchanged or self.in_rounds or (self.syncs_at_evaluations and behind):
             self.synchronize(whole=True)
         self._evaluated_at = self.steps
 
@@ -415,6 +426,11 @@ def begins_anew(loop: Any, worker: Worker, settings: Any, trains: bool) -> bool:
             f"got prepare with {settings} after one with {loop.settings}: pass equal settings in all calls for one loop"
         )
     return False
+
+
+def passes_before(worker: Worker) -> int:
+    """Return how many passes over the data a resumed job has made; the one it was in is repeated."""
+    return max(0, worker.resume_at.epoch - 1)
 
 
 def require_weight(weight: float) -> float:

@@ -492,7 +492,15 @@ class Worker:
         threads raise. With ``failed`` the controller counts this worker as lost once the process
         has ended, as if it had been killed; for processes whose exit status the launcher does not
         see.
+
+        Calls that compiled programs of a loop still make are awaited, and their error is raised.
         """
+        if not failed and self._connection.open_here:
+            try:
+                self.advanced.before_close()
+            except BaseException:
+                self.close(failed=True)
+                raise
         self._connection.close(self._sharing.complete_quietly, self._release_all, failed)
 
     def _release_all(self) -> None:

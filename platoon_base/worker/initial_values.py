@@ -40,6 +40,17 @@ def values_of(variables: Iterable[Any]) -> list[Array]:
     return [np.asarray(variable.get_value(borrow=True)) for variable in taken]
 
 
+def set_values(variables: Sequence[Any], values: Sequence[Array]) -> None:
+    """Set the values; variables of one kind that can, copy them to their device together."""
+    kinds = {type(variable) for variable in variables}
+    together = getattr(kinds.pop(), "set_values", None) if len(kinds) == 1 else None
+    if together is not None:
+        together(variables, values)
+        return
+    for variable, value in zip(variables, values):
+        variable.set_value(value)
+
+
 def copy_first_values(
     variables: Sequence[Variable],
     worker: Worker,

@@ -395,10 +395,14 @@ class SharedParameters:
         return leave
 
     def finish(self) -> None:
-        """Wait until this worker's updates have reached the center."""
+        """Wait until this worker's updates have reached the center, and raise if it has refused one."""
         if self.center is not None:
             self.center.finish()
             self._progress.mark_made()
+            # The next synchronization restores the parameters.
+            refused = None if self._on_nonfinite == "restore" else self.center.take_refused()
+            if refused is not None:
+                self._handle_nonfinite(refused, (), 0.0)
 
     def settle(self) -> None:
         """Update the controller's copy for the last time, after all workers have finished."""

@@ -78,14 +78,17 @@ class Sharing:
         return shared
 
     def complete_quietly(self) -> None:
-        """Complete a round that overlaps with training; a failure is only logged."""
+        """Complete what is under way, such as a round that overlaps with training; a failure is only logged."""
         try:
             if self.current is not None:
                 self.current.complete_round(_CLOSING_S)
+                self.current.finish()
         except NonFiniteError as exc:
             log.warning("%s", exc)
         except Exception as exc:  # This worker must leave after any error.
-            log.warning("the last round was not completed because this worker left, so the center lacks it: %s", exc)
+            log.warning(
+                "the last synchronization was not completed because this worker left, so the center lacks it: %s", exc
+            )
 
     def close(self) -> None:
         if self.current is not None:

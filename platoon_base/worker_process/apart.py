@@ -37,10 +37,21 @@ class Intent:
     ``needed()`` returns whether a training runs that needs the object.
     """
 
+    any_was_used = False  # In this process.
+
     def __init__(self, what: str, unused: str, needed: Callable[[], bool] | None = None) -> None:
-        self.used = False
+        self._used = False
         self._text = f"{_call_of_script(what)} {unused}"
         self.needed = needed
+
+    @property
+    def used(self) -> bool:
+        return self._used
+
+    @used.setter
+    def used(self, used: bool) -> None:
+        self._used = used
+        Intent.any_was_used |= used
 
     @property
     def text(self) -> str:
@@ -91,6 +102,7 @@ class Watch:
         self._since: float | None = None
         self._latest = 0.0
         self._samples = 0
+        self._seen: weakref.WeakKeyDictionary[Intent, float] = weakref.WeakKeyDictionary()
         self._first_steps: int | None = None
         self._latest_steps = 0
         self.has_counted_training = False
@@ -105,8 +117,10 @@ class Watch:
 
     def sample(self, now: float, framework: str, known: Cooperation, remedy: str = "") -> str:
         """Return the warning if it is due, or ''; ``framework`` is the one that trains now."""
-        if known.waits and self._since is not None:
-            self._since += now - self._latest
+        waited = now - self._latest if known.waits else 0.0
+        self._since = None if self._since is None else self._since + waited
+        for intent in list(_intents):
+            self._seen[intent] = self._seen.get(intent, now - waited) + waited
         self._latest = now
         if known.waits:
             return ""
@@ -123,8 +137,9 @@ class Watch:
         if not self.knows_of_training:
             return ""
         needed = unused(known)
-        if needed:
-            return needed[0].text
+        late = [each for each in needed if now >= self._seen.get(each, now) + AFTER_S]
+        if needed:  # A later training may be about to begin.
+            return late[0].text if late else ""
         made = sorted(_intents, key=lambda each: each.used)
         if known.combined or (made and made[0].used):  # A fit may build its model first.
             return ""

@@ -115,7 +115,7 @@ def _kind(source: Any) -> str:
 
 
 def _contents(link: Any) -> list[Any]:
-    """Return the contents by which links of different streams differ, for `fingerprint`."""
+    """Return what distinguishes a link of a stream from those of other streams, for `fingerprint`."""
     if isinstance(link, DealtStream):
         return [link.uneven, *(part for below in all_streams(link.stream) for part in _contents(below))]
     scheme, dataset = getattr(link, "iteration_scheme", None), getattr(link, "dataset", None)

@@ -268,7 +268,7 @@ class Training(Fit):
                 return {rank: vote for rank, _, vote in told}
             if END not in points.values():
                 raise ConfigurationError(_at_different_points(points))
-            # A main loop that ends has told the others at `END`.
+            # A main loop that ends has notified the others at `END`.
             if point != END if self._stops_together else point == END:
                 return None
             # Wait again: the remaining main loops either end too, or continue without those that have ended.

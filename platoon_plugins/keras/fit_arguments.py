@@ -125,9 +125,9 @@ def _part_of_set(data: Any, worker: Worker, what: str) -> Any:
         return _part_of_dataset(data, worker, what)
     if inspect.isgenerator(data) or (isinstance(data, Iterator) and not is_sequence(data)):
         warn_once(
-            f"got a {type(data).__name__}, of which each of the {worker.global_size} workers "
-            f"makes all batches and uses only every {worker.global_size}-th: a PyDataset makes "
-            "only the batches that a worker needs"
+            f"got a {type(data).__name__}: each of the {worker.global_size} workers makes all its batches "
+            f"and uses only every {worker.global_size}-th. A PyDataset makes only the batches that a "
+            "worker needs"
         )
         return _part_of_generator(data, worker, what)
     return shard(data, worker=worker)

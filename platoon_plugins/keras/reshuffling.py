@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import keras
@@ -63,6 +64,8 @@ class Reshuffling:
         self._inputs.replace(self._cut.rows(self._seed, epoch))
 
     def end(self) -> None:
+        if self._inputs is not None:
+            self._inputs.close()
         self._inputs = None
 
 
@@ -105,6 +108,7 @@ class _Keras3Inputs:
         self._class_weight = values.get("class_weight")
         self._whole: Any = None
         self._tensors: Any = None
+        self._ahead: list[Generator[Any, None, None]] = []
 
     def parts(self) -> list[tuple[Any, Part | None]]:
         return [(array, part_of(array)) for array in leaves(self._data)]
@@ -124,8 +128,13 @@ class _Keras3Inputs:
             order = kind(rows, batch_size=batch_size, shuffle=True)
             adapter.get_tf_dataset = lambda: self._dataset(order)
         if keras.backend.backend() == "jax" and _is_on_device():
-            adapter.get_jax_iterator = lambda: _one_ahead(kind.get_jax_iterator(adapter))
+            adapter.get_jax_iterator = partial(_one_ahead, kind.get_jax_iterator, adapter, self._ahead)
         _read_from(self._iterator, adapter)
+
+    def close(self) -> None:
+        """End the thread that reads ahead, which a fit that stops within an epoch leaves waiting."""
+        while self._ahead:
+            self._ahead.pop().close()
 
     def _dataset(self, order: Any) -> Any:
         """Return the data set of the batches whose row numbers an adapter draws."""
@@ -153,8 +162,13 @@ def _is_on_device() -> bool:
     return bool(jax.default_backend() != "cpu")
 
 
-def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches while a thread reads the next one."""
+def _one_ahead(read: Any, adapter: Any, opened: list[Generator[Any, None, None]]) -> Generator[Any, None, None]:
+    """Return the batches of an adapter, each read by a thread while the one before is used."""
+    opened[:] = [_read_ahead(read(adapter))]
+    return opened[0]
+
+
+def _read_ahead(batches: Iterator[Any]) -> Generator[Any, None, None]:
     # The first is read while the caller waits, so an order is drawn where it always was.
     with ThreadPoolExecutor(1, "platoon-rows") as thread:
         coming = thread.submit(next, batches, None)

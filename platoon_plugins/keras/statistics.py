@@ -183,7 +183,7 @@ _shared: list[Any] = []
 def _number() -> Any:
     """Return the variable with the number of workers, which graphs of Keras 2 read."""
     if not _shared:
-        _shared.append(keras.backend.variable(1.0, name="workers by whose steps statistics decay"))
+        _shared.append(keras.backend.variable(1.0, name="number of workers"))
     return _shared[0]
 
 

@@ -34,7 +34,7 @@ def only_adds(metric: Any) -> bool:
         return False
     kept = {id(variable) for variable in variables}
     uses = list(_uses(code, owner))
-    # Another method may change a variable that is not added to here, such as a maximum.
+    # A variable to which this method does not add, such as a maximum, may be changed by another method.
     return all(_is_harmless(metric, kept, *use) for use in uses) and kept <= _added(metric, uses)
 
 
@@ -62,7 +62,7 @@ def _uses(code: types.CodeType, owner: str) -> Iterator[tuple[str, str]]:
         loads = step.argval if isinstance(step.argval, tuple) else (step.argval,)
         if "_FAST" not in step.opname or owner not in loads:
             continue
-        # One instruction may load two.
+        # One instruction may load two variables.
         plain = "LOAD_FAST" in step.opname and owner not in loads[:-1]
         names = [_attribute(each) for each in steps[number + 1 : number + 3]]
         yield (names[0], names[1] if names[0] else "") if plain and len(names) == 2 else ("", "")

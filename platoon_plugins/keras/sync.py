@@ -186,7 +186,7 @@ def take_in(callbacks: Any) -> Any:
         )
     first, last, fits = bounds[0]
     before, behind = given[:first], given[last + 1 :]
-    # Keras puts its own first.
+    # Keras puts its own callbacks first.
     of_keras = sum(type(callback).__name__ in _OF_KERAS_2 for callback in before)
     history = bool(behind) and type(behind[-1]).__name__ in _OF_KERAS_2
     own_end = len(behind) - history

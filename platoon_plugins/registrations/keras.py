@@ -77,7 +77,7 @@ class _Text(str):
 
 
 def _restore_decode(saving: ModuleType) -> None:
-    """Make h5py 3 return texts with ``decode``, which Keras 2 calls as h5py 2 had bytes."""
+    """Give texts of h5py 3 a ``decode``, which Keras 2 calls: h5py 2 returned bytes."""
     attributes = sys.modules.get("h5py._hl.attrs")
     if attributes is None:
         # Without h5py Keras raises when it saves.
@@ -91,7 +91,7 @@ def _restore_decode(saving: ModuleType) -> None:
         value = read(self, name)
         if isinstance(value, str):
             return _Text(value)
-        # An array of texts of variable length.
+        # This is an array of texts of variable length.
         if getattr(value, "dtype", None) == "O":
             value.flat = [_Text(item) if isinstance(item, str) else item for item in value.flat]
         return value

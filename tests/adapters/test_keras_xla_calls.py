@@ -5,6 +5,13 @@ import gc
 import numpy as np
 import pytest
 from keras_here import keras
+from scripts_here import script_path
+
+pytest.importorskip(
+    "platoon_base.jax_arrays",
+    reason="no JAX, or no C extension: `make setup` builds it, if there is a compiler",
+    exc_type=ImportError,
+)
 
 pytestmark = [
     pytest.mark.keras,
@@ -115,8 +122,6 @@ def test_a_gate_lets_one_call_in():
 
     counted, others, owner = Counted(), Counted(), Counted()
     gate = gate_of(owner)
-    if gate is None:
-        pytest.skip("no C extension: `make setup` builds it, if there is a compiler")
     before = gate.came
     program = jax.jit(lambda x: call_on_stream(counted, [call_on_stream(others, [x])[0] + 1], gate=gate)[0])
 
@@ -148,3 +153,7 @@ def test_an_error_ends_the_program_with_its_text():
     with pytest.raises(jax.errors.JaxRuntimeError, match="ValueError: got -1.0"):
         jax.block_until_ready(program(np.ones(3, "f4"), -1.0))
     np.testing.assert_array_equal(program(np.ones(3, "f4"), 1.0), [3, 3, 3])
+
+
+def test_without_the_extension_averages_are_copied(run_keras):
+    run_keras(script_path("keras_xla_calls_without_the_extension")).require_success()

@@ -531,7 +531,7 @@ def test_a_stripe_without_a_contribution_adds_nothing_and_keeps_its_residual():
         for array in own.arrays:
             array[...] = 1.0
         own.number, own.counts[:] = 4, [1, 0]
-        own.pack(residuals, group.hosts[0].center.overwrites.stamp)
+        own.pack(residuals, group.hosts[0].center.overwrites.version)
         theirs.buffer[:] = own.buffer
         theirs.unpack()
         silent = next(iter(own.without_contribution()))
@@ -550,7 +550,7 @@ def test_nan_is_not_hidden_and_does_not_stay():
         for array in own.arrays:
             array[...] = 0
         own.arrays[0][5] = np.nan
-        own.pack(residuals, group.hosts[0].center.overwrites.stamp)
+        own.pack(residuals, group.hosts[0].center.overwrites.version)
         assert np.flatnonzero(np.isnan(own.arrays[0])).tolist() == [5]
         assert all(np.isfinite(array).all() for array in residuals.latest)
 

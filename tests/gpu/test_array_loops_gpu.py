@@ -49,9 +49,14 @@ def test_averaged_gradients_equal_one_process(run):
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("case", ["default", "none", "period", "EASGD", "DiLoCo"])
-def test_all_workers_have_one_model_after_each_pass(run, case):
-    outcome, made = run("array_loops_async", case, *PACKAGES)
+@pytest.mark.parametrize(
+    ("case", "packages"),
+    [("default", PACKAGES), ("none", ["optax"]), ("period", ["flax"]), ("EASGD", ["optax"]), ("DiLoCo", [])],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_all_workers_have_one_model_after_each_pass(run, case, packages):
+    """`jobs/test_prepare.py` has each case with each package."""
+    outcome, made = run("array_loops_async", case, *(name for name in PACKAGES if name in packages))
     outcome.require_success()
     assert (min(synced for _, synced in made) > 10) == (case != "DiLoCo"), made
 
@@ -63,11 +68,27 @@ def test_loaders_metrics_and_mistakes(run, mode):
     outcome.require_success()
 
 
-@pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
-def test_errors_within_compiled_steps_are_raised_as_they_are(run, mode, error):
-    outcome, made = run("array_loops_errors", mode)
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("sync", "WorkerLostError"),
+        ("async", "NonFiniteError"),
+        ("negative weight", "ConfigurationError"),
+        ("weight of nan", "ConfigurationError"),
+    ],
+)
+def test_errors_within_compiled_steps_are_raised_as_they_are(run, case, error):
+    outcome, made = run("array_loops_errors", case)
     assert sum(f"raised {error} at" in log for log in outcome.logs) == 1, outcome.logs
     assert any(made[0]), made
+
+
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_an_error_of_the_last_step_is_raised_however_a_training_ends(run, end):
+    outcome, _ = run("array_loops_ends", end)
+    assert outcome.result.status
+    assert [outcome.logs[1].count(f"raised by {by}") for by in ("common", "prepare", "close")] == [1, 1, end == "close"]
+    assert end == "close" or "ERROR platoon_base.array_loops.loops: NonFiniteError" in outcome.logs[1]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 from platoon_base.centers import device_source
 from platoon_base.compression import device_source as codecs_source
 from platoon_base.device_arrays import CudaArray
-from platoon_base.devices import runtime
+from platoon_base.devices import nccl, runtime
 
 __all__ = ["OnProcessor", "build_driver", "compiler", "use_processor"]
 
@@ -130,5 +130,7 @@ def compiler(folder):
 
 
 def use_processor(folder):
-    """Let this process's centers on CUDA devices compile for the processor, into a folder."""
+    """Let this process's centers on CUDA devices compile for the processor, into the folder of `build_driver`."""
+    # JAX has loaded another libnccl.so.2 where there are GPUs.
+    nccl._LIBRARIES = (str(Path(folder, "libnccl.so.2")),)
     runtime.CudaRuntime = functools.partial(runtime.CudaRuntime, compiler=compiler(folder))

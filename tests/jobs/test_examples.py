@@ -72,7 +72,7 @@ def test_lasagne_digits_on_two_workers(launch, tmp_path, words, least):
 
 @needs_keras
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "options"), [(2, []), (2, ["--sync"]), (3, ["--conv"])], ids=str)
+@pytest.mark.parametrize(("workers", "options"), [(2, ["--sync"]), (3, ["--conv"])], ids=str)
 def test_keras_digits(launch, workers, options):
     summary, logs = launch("keras_digits.py", "--num-epochs", 15, *options, workers=workers)
     assert summary["test_accuracy"] >= 0.93

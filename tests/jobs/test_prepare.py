@@ -1,6 +1,7 @@
 """`prepare` for loops of PyTorch, of NumPy and of JAX: against one process, with rules, mistakes; the script alone."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 
@@ -22,7 +23,10 @@ modes = pytest.mark.parametrize("mode", ["sync", "async"])
 @both
 @pytest.mark.promise
 def test_averaged_gradients_equal_one_process(run_job, loops):
-    run_job(script_path(f"{loops}_sync"), args=PACKAGES).require_success()
+    outcome = run_job(script_path(f"{loops}_sync"), args=PACKAGES).require_success()
+    # What the script prepares at its end and does not train is no separate model.
+    assert outcome.result.shared_nothing == ()
+    assert not any("was followed by no step" in log for log in outcome.logs)
 
 
 @both
@@ -50,11 +54,47 @@ def test_the_same_rows_on_all_workers_are_warned_of(run_job):
 
 
 @needs_jax
-@pytest.mark.parametrize(("mode", "error"), [("sync", "WorkerLostError"), ("async", "NonFiniteError")])
-def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, mode, error):
-    logs = run_job(script_path("array_loops_errors"), args=[mode]).logs
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("sync", "WorkerLostError"),
+        ("async", "NonFiniteError"),
+        ("negative weight", "ConfigurationError"),
+        ("weight of nan", "ConfigurationError"),
+    ],
+)
+def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, case, error):
+    logs = run_job(script_path("array_loops_errors"), args=[case]).logs
     assert sum(f"raised {error} at" in log for log in logs) == 1
-    assert mode == "async" or "if any(connect().gather(bool(loss < 0.1))): break" in logs[0]
+    assert case != "sync" or "if any(connect().gather(bool(loss < 0.1))): break" in logs[0]
+
+
+@needs_jax
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_an_error_of_the_last_step_is_raised_however_a_training_ends(run_job, end):
+    outcome = run_job(script_path("array_loops_ends"), args=[end])
+    assert outcome.result.status
+    assert [outcome.logs[1].count(f"raised by {by}") for by in ("common", "prepare", "close")] == [1, 1, end == "close"]
+    assert "raised by" not in outcome.logs[0]
+    assert end == "close" or "ERROR platoon_base.array_loops.loops: NonFiniteError" in outcome.logs[1]
+
+
+@pytest.mark.parametrize("loops", ["arrays", pytest.param("torch", marks=TORCH)])
+def test_a_loop_that_is_resumed_twice_continues_at_the_epoch_of_both(platoon, tmp_path, loops):
+    command = ["launch", "-n", 2, "--log-dir", "logs", "--resume", "kept", "--summary", "s.json"]
+    for end, start in ((3, 1), (5, 3), (7, 5)):
+        done = platoon(*command, script_path("prepare_resumed"), tmp_path, loops, end).require()
+        assert done.logs[0].endswith(f"started at {start}\n")
+        assert f"{end} epochs" in json.loads((tmp_path / "s.json").read_text())["trained"]
+
+
+@pytest.mark.parametrize("loops", ["arrays", pytest.param("torch", marks=TORCH)])
+def test_all_workers_of_an_asynchronous_loop_are_restarted_together(platoon, tmp_path, loops):
+    command = ["launch", "-n", 2, "--log-dir", "logs", "--resume", "kept"]
+    command += ["--checkpoint-every", 0.2, "--max-restarts", 1]
+    done = platoon(*command, script_path("prepare_resumed"), tmp_path, loops, 4, tmp_path / "kept").require()
+    assert "cannot restart rank 1 alone: restarting all workers" in " ".join(done.stdout.split())
+    assert all("started at" in log for log in done.logs)
 
 
 @both

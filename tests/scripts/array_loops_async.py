@@ -161,6 +161,20 @@ def twins(case):
         assert 10 < found[1] < 11.5, found
 
 
+def twins_by_hand(case):
+    """Two models of equal shapes go through `sync` together."""
+    pair = prepare({"w": jnp.zeros(3)}, {"w": jnp.full(3, 10.0)}, **SETTINGS[case])
+    if worker.global_size > 1:
+        with raises(ConfigurationError, "sync((p, q))"):
+            jax.jit(sync)(pair[0])
+    step = jax.jit(lambda pair: sync(tuple({"w": p["w"] + 0.02 * (aim - p["w"])} for p, aim in zip(pair, (1, 11)))))
+    for _ in batches(len(X), 8):
+        pair = step(pair)
+    found = [float(model["w"].mean()) for model in common(pair)]
+    assert 0 < found[0] < 1.5, found
+    assert 10 < found[1] < 11.5, found
+
+
 def two_optimizers(case):
     """Of one model, whose parameters `common` finds within a larger tree."""
     import optax
@@ -227,6 +241,7 @@ for case in sys.argv[2:]:
     if case in SETTINGS:
         by_hand(case)
         numpy_alone(case)
+        twins_by_hand(case)
         if "optax" in sys.argv:
             optax_loop(case)
             twins(case)

@@ -55,6 +55,8 @@ for loader in (indexed, streamed):
     assert mine <= 26 * (0.6 if worker.global_size > 1 else 1)
 assert len(indexed) == (4 if worker.global_size > 1 else 7)
 assert len(indexed.read) <= (6 if worker.global_size > 1 else 7), "batches of others are not read"
+for loader in (indexed, streamed):
+    assert np.array_equal(gather_for_metrics(np.concatenate([batch["x"] for batch in loader])), rows), "of a pass"
 for _ in range(2):
     got = np.concatenate([gather_for_metrics(row) for row in shuffled])
     assert sorted(got.tolist()) == list(range(26))

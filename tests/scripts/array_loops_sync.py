@@ -1,6 +1,6 @@
 """Loops of JAX and NumPy with averaged gradients end as one process with the batches of all workers, to 1e-6."""
 
-from job_preamble import connect, np, sys
+from job_preamble import ConfigurationError, connect, np, raises, sys
 import collections
 import jax
 import jax.numpy as jnp
@@ -176,6 +176,32 @@ if "optax" in sys.argv:
     for made in anchored if WORKERS > 1 else anchored[:1]:
         compare("parameters in the state", optax_loop(lambda made=made: made), 128)
     compare("injected", optax_loop(lambda: optax.inject_hyperparams(optax.adamw)(0.05)), 128)
+    plateau = lambda: optax.contrib.reduce_on_plateau(factor=0.5, patience=1, accumulation_size=2)
+    by_losses = [optax.chain(optax.adam(0.1), plateau()), optax.polyak_sgd(0.1)]
+
+    def decides(made):
+        def train(ready, rows, seed, average, common):
+            params, optimizer = ready(first(seed), made)
+            state = optimizer.init(params)
+
+            @jax.jit
+            def step(params, state, x, y):
+                loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+                updates, state = optimizer.update(grads, state, params, value=loss)
+                return optax.apply_updates(params, updates), state
+
+            for row in rows():
+                params, state = step(params, state, X[row], Y[row])
+            return common(params)
+
+        return train
+
+    for made in by_losses:
+        compare("decides by the loss", decides(optax.with_extra_args_support(made)))
+    if WORKERS > 1:
+        searching = prepare(optax.lbfgs(), mode="sync")
+        with raises(ConfigurationError, "linesearch=None"):
+            searching.update({"w": X[0]}, None, {"w": X[0]}, value=0.0, grad=X[0], value_fn=jnp.sum)
 
     def ensemble(ready, rows, seed, average, common):
         """Several models by vmap, with the update within it."""

@@ -42,6 +42,9 @@ for number, loader in enumerate(loaders):
     assert torch.equal(torch.cat(found), rows), (number, found)
     assert number > 1 or right == (rows[:, 0] > 30).tolist()
     assert mine <= 26 * (0.6 if worker.global_size > 1 else 1)
+    own = torch.cat([batch[0] if number < 2 else batch for batch in loader])
+    assert torch.equal(gather_for_metrics(own), rows), "of a whole pass"
+    assert len(gather_for_metrics(own[:1])) == worker.global_size
 
 for _ in range(2):
     for x, _ in loaders[0]:

@@ -4,6 +4,7 @@ from job_preamble import connect
 import copy
 import functools
 import math
+import pickle
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -305,6 +306,8 @@ rates, scheduler = scheduled(lambda each: torch.optim.lr_scheduler.OneCycleLR(ea
 assert scheduler.last_epoch == total, scheduler.last_epoch
 assert type(scheduler) is not torch.optim.lr_scheduler.OneCycleLR or WORKERS == 1
 assert "step" not in scheduler.state_dict()
+loaded = pickle.loads(pickle.dumps(scheduler))
+assert type(loaded) is torch.optim.lr_scheduler.OneCycleLR and loaded.last_epoch == total
 try:
     short = scheduled(lambda each: torch.optim.lr_scheduler.OneCycleLR(each, 0.2, 20), True)
     short(build(0), lambda *each: prepare(*each, mode="sync"), rows(8))

@@ -73,6 +73,16 @@ def test_an_object_that_is_never_used_is_named_with_its_line():
     assert warnings_of(lambda k: Cooperation()) == ""  # it is about to combine: the model is compiled first
 
 
+def test_an_object_of_a_second_training_is_not_named_before_it_could_be_used():
+    decision, second = Watch(2), []
+    for k in range(300):
+        if k == 150:  # after 75 s of the first training, such as a fold
+            second.append(intend("prepare", "was followed by no step", lambda: True))
+        said = decision.sample(k * 0.5, "torch", Cooperation(combined=True, steps=k))
+        assert not said or k * 0.5 >= 75 + AFTER_S
+    assert "was followed by no step" in said
+
+
 def test_the_frames_of_theanos_training():
     compat.apply()
     theano = pytest.importorskip("theano", reason="needs Theano: see docs/install.md")

@@ -48,6 +48,14 @@ class NeverBegins(Lines):
 class NeverEnds(Lines):
     def close(self, succeeded):
         time.sleep(600)
+
+class ExitsAtBegin(Lines):
+    def __init__(self, name, folder):
+        raise SystemExit("no key")
+
+class Exits(Lines):
+    def log(self, values, step, worker):
+        raise SystemExit("no quota")
 """
 
 
@@ -93,6 +101,14 @@ def test_a_tracker_that_does_not_answer_delays_a_job_only_so_long(track):
         "--tracker", "own:NeverBegins", "--timeout", "tracker=0.5", expected=2
     )
     assert "own:NeverEnds has not ended within 0.5 s" in track("--tracker", "own:NeverEnds", "--timeout", "tracker=0.5")
+
+
+def test_a_tracker_that_exits_is_said_and_ends(track, tmp_path):
+    assert "own:ExitsAtBegin cannot begin a run: SystemExit: no key" in track(
+        "--tracker", "own:ExitsAtBegin", expected=2
+    )
+    assert "stopped writing for own:Exits: SystemExit: no quota" in track("--tracker", "own:Exits")
+    assert json.loads((tmp_path / "lines").read_text().splitlines()[-1]) == ["close", True]
 
 
 def test_a_file_in_the_package_is_a_tracker(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ def install(vm: ModuleType, jobs: int | None = None) -> None:
                 if len(missing) > 1:
                     compile_missing(missing, jobs)
             except TimeoutError:
-                # A time-out of the compile lock: Theano would wait for it once more.
+                # The wait for the compile lock has timed out; Theano would only wait for it again.
                 raise
             except Exception:
                 log.info("compiling ahead failed; Theano compiles one module at a time", exc_info=True)
@@ -60,7 +60,7 @@ def missing_modules(nodes: Iterable[Any]) -> dict[str, Missing]:
                 continue
             module_hash = cmodule.get_module_hash(linker.get_src_code(), key)
         except (NotImplementedError, utils.MethodNotDefined):
-            # Without C code Theano runs the Op's Python.
+            # Theano runs an Op without C code in Python.
             continue
         if module_hash not in cache.module_hash_to_key_data:
             missing.setdefault(module_hash, Missing(linker, key))
@@ -75,7 +75,7 @@ def _only_generates_code(node: Any) -> bool:
     kind = type(node.op)
     if getattr(kind, "make_thunk", None) is not Op.make_thunk or kind.make_c_thunk is not Op.make_c_thunk:
         return False
-    # Elemwise prepares for Python only.
+    # Elemwise's preparation is for Python only.
     if kind.prepare_node not in (Op.prepare_node, Elemwise.prepare_node):
         return False
     variables = (*node.inputs, *node.outputs)

@@ -18,9 +18,9 @@ from platoon_base.errors import CollectiveTimeoutError, PlatoonError
 from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback
 from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, CompiledAverage, GradientHeader
 
-if hasattr(jax, "ffi"):
+try:
     from platoon_base import jax_arrays
-else:  # JAX before 0.5.
+except ImportError:  # JAX before 0.5, or no C extension.
     jax_arrays = None  # type: ignore[assignment]
 
 Array = np.ndarray[Any, Any]
@@ -164,7 +164,7 @@ class JaxAverage(CompiledAverage):
         if not self.on_device:
             super()._call_without_gradients()
             return
-        if self._sums.compresses:  # It looks at the weights before it goes on.
+        if self._sums.compresses:  # The header is read before the gradients are summed.
             self._sums_without_gradients(self.like)
         else:
             kind = (*self._names, *((array.shape, array.dtype.str) for array in self.like))

@@ -1,4 +1,4 @@
-"""Variables on JAX, borrowed and given back at once, and synchronized in the next compiled step.
+"""Variables on JAX that are borrowed and returned together, and synchronized in the next compiled step.
 
 A separate program for hundreds of arrays takes JAX milliseconds. Instead, the step starts with a
 call that queues the center's kernels on its arrays.

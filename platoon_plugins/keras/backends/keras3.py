@@ -38,7 +38,7 @@ class KerasVariable:
         """The rule for a variable that is not trained; "own" if it differs between workers."""
         if self.name.endswith(_SEED):
             return "own"
-        # SpectralNormalization's unit vector, which cannot be averaged.
+        # The unit vector of SpectralNormalization cannot be averaged.
         if self.name.endswith("vector_u"):
             return "first"
         wanted = _RULES.get(str(getattr(self.variable, "aggregation", None)))
@@ -235,11 +235,11 @@ class Keras3(Backend):
             return plain_apply(optimizer, averages_of(grads), trainable_variables)
 
         def stateless_apply(optimizer: Any, variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-            # Without `expect`: traced variables must not be stored.
+            # `expect` is not called, since traced variables must not be stored.
             return base.stateless_apply(optimizer, variables, averages_of(grads), trainable_variables)
 
         methods: dict[str, Any] = {"apply": apply, "loss_weight": loss_weight}
-        # The base's own calls `apply`, that of LossScaleOptimizer does not.
+        # The base class's method calls `apply`; that of LossScaleOptimizer does not.
         if base.stateless_apply is not keras.optimizers.Optimizer.stateless_apply:
             methods["stateless_apply"] = stateless_apply
         return methods
@@ -257,7 +257,7 @@ class Keras3(Backend):
 
     def _watched_loss(self, model: Any, average: ModelAverages | None, losses: BatchLosses) -> Callable[..., Any]:
         plain = getattr(model.compute_loss, "plain", model.compute_loss)
-        # The loss may be of any of the optimizers, or of all.
+        # Any of the optimizers, or all, may minimize this loss.
         loss_weights = loss_weights_of(model)
         first = True
 

@@ -14,6 +14,7 @@ import torch
 
 from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
+from platoon_base.torch_arrays import HostCopy
 from platoon_base.torch_loops import EarlyAverages, FlatAverage
 from platoon_base.worker import ErrorFeedback
 from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientAverage, GradientHeader
@@ -209,28 +210,22 @@ class _Arriving:
     def __init__(self, size: int) -> None:
         self._size = size
         self.pending = False  # Whether the header affects no step yet.
-        self._host = torch.empty(0)
-        self._event: Any = None
+        self._copy: HostCopy | None = None
         self._header: GradientHeader | None = None
 
     def fetch(self, header: Tensor) -> None:
         """Start to copy a header, into the memory of an earlier copy."""
-        on_cuda = header.device.type == "cuda"
-        if self._host.shape != header.shape:
-            self._host = torch.empty(header.shape, dtype=header.dtype, pin_memory=on_cuda)
-        self._host.copy_(header, non_blocking=on_cuda)
-        if on_cuda:
-            self._event = self._event or torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(header.device))
+        if self._copy is None or not self._copy.fits(header):
+            self._copy = HostCopy(header)
+        self._copy.start(header)
         self._header, self.pending = None, True
 
     def header(self) -> GradientHeader:
         """Wait for the copy, and return the header."""
         if self._header is None:
-            if self._event is not None:
-                self._event.synchronize()
-            self._header = GradientHeader(self._size, self._host.numel() - 2 * self._size)
-            self._header.array[:] = self._host.numpy()
+            array = self._copy.wait()  # type: ignore[union-attr]
+            self._header = GradientHeader(self._size, array.size - 2 * self._size)
+            self._header.array[:] = array
             self._header.round(self._size)
         return self._header
 
