@@ -250,7 +250,7 @@ def test_a_loader_that_is_slow_is_told():
         signal.pause()
         yield np.zeros(1)
 
-    with pytest.raises(CollectiveTimeoutError, match=r"the process that loads ahead \(pid \d+\) lives"):
+    with pytest.raises(CollectiveTimeoutError, match=r"the process that loads ahead \(pid \d+\) is alive"):
         next(iter(load_ahead(slow, timeout_s=0.3)))
 
 
