@@ -6,7 +6,6 @@ import collections
 import functools
 import math
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from platoon_base.torch_loops.state import (
     parameters_of,
     tensors_beside,
 )
-from platoon_base.torch_loops.watching import UNSCALED, watch
+from platoon_base.torch_loops.watching import UNSCALED, untraced, watch
 from platoon_base.worker import BatchSizes, Fit, State, Worker, agree, passes_before, warn_if_alike, warn_once
 
 Tensor = Any
@@ -73,8 +72,8 @@ class Loop:
         self._rows, self._read, self._counted = 1.0, False, False
         self._loss, self._weight, self._show_at = 0.0 * torch.zeros(()).double(), 0.0, 0.0
         self._handles: list[Any] = []
-        self.backward_begins = _untraced(self._before_backward)
-        self.backward_ends = _untraced(self._after_backward)
+        self.backward_begins = untraced(self._before_backward)
+        self.backward_ends = untraced(self._after_backward)
         self._group_of: dict[int, int] = {}  # The group of each parameter that prepared objects train.
         self._touched: set[int] = set()  # Groups with new gradients.
         self._frozen: list[tuple[Any, Tensor]] = []  # Parameters without gradients, with their group.
@@ -89,8 +88,8 @@ class Loop:
         self.averaged += [each for each in averaged if not _among(each, self.averaged)]
         for optimizer in [each for each in optimizers if not _among(each, self.optimizers)]:
             self.optimizers.append(optimizer)
-            optimizer.register_step_pre_hook(_untraced(self.before_step))
-            self._handles.append(optimizer.register_step_post_hook(_untraced(self.after_step)))
+            optimizer.register_step_pre_hook(untraced(self.before_step))
+            self._handles.append(optimizer.register_step_post_hook(untraced(self.after_step)))
         self._trained.append(have_trained([p for _, p in all_named(models, optimizers)]))
         of_models = {id(parameter) for each in self.models for parameter in each.parameters()}
         beside = [p for each in optimizers for p in parameters_of(each) if id(p) not in of_models]
@@ -103,7 +102,7 @@ class Loop:
         if not parameters:
             return
         number = self._new_group(group)
-        touch = _untraced(functools.partial(_touch, self._touched, number))
+        touch = untraced(functools.partial(_touch, self._touched, number))
         for parameter in parameters:
             self._group_of[id(parameter)] = number
             self._handles.append(parameter.register_post_accumulate_grad_hook(touch))
@@ -549,22 +548,6 @@ class _Fit(Fit):
         """Share values that the script has set, such as by load_state_dict, after the next step."""
         self.worker.release_shared_params()
         self.rule = None
-
-
-def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that torch.compile calls, but does not look through."""
-    disabled: list[Any] = []
-
-    def call(*args: Any, **options: Any) -> Any:
-        dynamo = sys.modules.get("torch._dynamo")  # Its import takes seconds.
-        if dynamo is None:
-            return function(*args, **options)
-        if not disabled:
-            disabled.append(dynamo.disable(function))
-        return disabled[0](*args, **options)
-
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return call
 
 
 def _among(one: Any, objects: Sequence[Any]) -> bool:

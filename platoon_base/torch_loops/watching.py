@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,3 +69,19 @@ def watch(current: Callable[[], Any]) -> None:
     # Scripts may have imported the clipping functions before; these call this function.
     clip_grad._group_tensors_by_device_and_dtype = group_gradients
     torch.amp.GradScaler.scale, torch.amp.GradScaler.unscale_ = scale_loss, unscale_gradients
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile calls, but does not look through."""
+    disabled: list[Any] = []
+
+    def call(*args: Any, **options: Any) -> Any:
+        dynamo = sys.modules.get("torch._dynamo")  # Its import takes seconds.
+        if dynamo is None:
+            return function(*args, **options)
+        if not disabled:
+            disabled.append(dynamo.disable(function))
+        return disabled[0](*args, **options)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call
