@@ -23,7 +23,7 @@ CALLS = {
 OP_CODES = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 
 # Some installations have only the second name.
-_LIBRARIES = ("libnccl.so.2", "libnccl.so")
+LIBRARIES = ("libnccl.so.2", "libnccl.so")
 _ID_BYTES = 128
 
 
@@ -121,10 +121,10 @@ def load_nccl() -> Any:
 
 
 def _found() -> Any:
-    for name in _LIBRARIES[:-1]:
+    for name in LIBRARIES[:-1]:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
-    return ctypes.CDLL(_LIBRARIES[-1])
+    return ctypes.CDLL(LIBRARIES[-1])
 
 
 def _call(name: str, *args: Any) -> None:

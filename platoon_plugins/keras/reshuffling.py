@@ -127,7 +127,7 @@ class _Keras3Inputs:
             # Keras would make a tensor of the rows, which copies them.
             order = kind(rows, batch_size=batch_size, shuffle=True)
             adapter.get_tf_dataset = lambda: self._dataset(order)
-        if keras.backend.backend() == "jax" and _is_on_device():
+        if keras.backend.backend() == "jax" and is_on_device():
             adapter.get_jax_iterator = partial(_one_ahead, kind.get_jax_iterator, adapter, self._ahead)
         _read_from(self._iterator, adapter)
 
@@ -155,7 +155,7 @@ class _Keras3Inputs:
         return order.get_tf_dataset().map(batch, num_parallel_calls=parallel).prefetch(parallel)
 
 
-def _is_on_device() -> bool:
+def is_on_device() -> bool:
     """Return whether JAX computes on devices, which leave the processor time to read ahead."""
     import jax
 

@@ -340,7 +340,7 @@ import jax
 from platoon_plugins.keras import prepare, reshuffling
 
 if jax.default_backend() == "cpu":  # There nothing reads ahead.
-    reshuffling._is_on_device = lambda: True
+    reshuffling.is_on_device = lambda: True
 
 class Ahead(keras.callbacks.Callback):
     def __init__(self, last=None):

@@ -132,5 +132,5 @@ def compiler(folder):
 def use_processor(folder):
     """Let this process's centers on CUDA devices compile for the processor, into the folder of `build_driver`."""
     # JAX has loaded another libnccl.so.2 where there are GPUs.
-    nccl._LIBRARIES = (str(Path(folder, "libnccl.so.2")),)
+    nccl.LIBRARIES = (str(Path(folder, "libnccl.so.2")),)
     runtime.CudaRuntime = functools.partial(runtime.CudaRuntime, compiler=compiler(folder))
