@@ -197,6 +197,9 @@ class _Keras2Inputs:
             whole = part.whole.reshape(len(part.whole), *self._list[i].shape[1:])
             self._list[i] = _RowsOfArray.of(whole, rows)
 
+    def close(self) -> None:
+        """Do nothing: no thread reads ahead."""
+
 
 def _is_all_ones(array: Any) -> bool:
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not (array[:1] == 1).all():
