@@ -103,7 +103,7 @@ def test_errors_outside_of_compiled_steps_fail_the_worker(run, case, error):
     outcome, made = run("array_loops_eager", case)
     assert outcome.result.status
     assert any(error in log for log in outcome.logs), outcome.logs
-    if case != "an_error_that_the_last_call_finds_is_raised":  # The counts may be printed before its calls are made.
+    if case == "a_worker_is_killed":  # The others print their counts without a wait for their calls.
         assert any(map(any, made)), made
 
 
