@@ -152,7 +152,7 @@ class LoopCenter:
         """Wait for synchronizations that are queued on a device, and raise their error."""
         shared = self.worker.advanced.shared
         if self._lent is not None and shared is not None:
-            shared.finish()
+            shared.require_last_sync()
 
     def release(self) -> None:
         if self.fit.rule is not None:

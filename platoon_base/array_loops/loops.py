@@ -82,7 +82,7 @@ class Pass:
 
     def __init__(self, batches: int | None) -> None:
         self.batches, self.trained = batches, False
-        self.sizes: set[int] = set()
+        self.sizes = BatchSizes()
 
 
 class Loop:
@@ -102,7 +102,7 @@ class Loop:
         self.trained: list[str] = []  # What the summary names.
         self.prepared: collections.Counter[Any] = collections.Counter()  # Parameters, by names and shapes.
         self._open: list[Pass] = []
-        self.sizes = BatchSizes()  # Of the latest pass.
+        self.sizes: BatchSizes | None = None  # Of the latest pass.
         self._read: Pass | None = None  # The latest one, if it has ended without a step.
         self._closed = False
         self._counted: Any = None  # The kind of steps that count, where a loop has several.
@@ -127,10 +127,8 @@ class Loop:
     def draws(self, one: Pass, rows: int, kind: Any) -> None:
         self.require_sound()
         self.rows, self._read = float(rows), None
-        if not one.sizes:
-            self.sizes = BatchSizes()
+        self.sizes = one.sizes
         self.sizes.add(rows)
-        one.sizes.add(rows)
         if self.alone:
             self._steps(kind)  # The first kind of loader is that of the training.
         elif self.begun:
@@ -232,7 +230,7 @@ class Loop:
         if self.alone or self.mode != "sync":
             return (grads, *values) if values else grads
         tree = tree_of(grads).floats()
-        if weight is None and self._read is not None and len(self._read.sizes) > 1:
+        if weight is None and self._read is not None and len(self._read.sizes.runs) > 1:
             warn_once(
                 "got a step outside of a pass over a loader, so all workers' batches have equal weights, "
                 "although their numbers of rows may differ: train in `for batch in loader`, or call "

@@ -42,6 +42,7 @@ class Pass:
     def __init__(self, part: Part) -> None:
         self.part, self.trained = part, False
         self.batches = self.rows = 0
+        self.sizes = BatchSizes()
         self.scheduled: dict[int, tuple[int, int]] = {}  # Batches per step, and steps made, of each scheduler.
         self.steps: collections.Counter[int] = collections.Counter()  # Steps of each optimizer.
 
@@ -68,7 +69,7 @@ class Loop:
         self.intent: Any = worker.advanced.intend("prepare", _NEVER, needed)
         self._open: list[Pass] = []
         self._fresh: list[Pass] = []
-        self.sizes = BatchSizes()  # Of the latest pass.
+        self.sizes: BatchSizes | None = None  # Of the latest pass.
         self._rows, self._read, self._counted = 1.0, False, False
         self._loss, self._weight, self._show_at = 0.0 * torch.zeros(()).double(), 0.0, 0.0
         self._handles: list[Any] = []
@@ -137,8 +138,7 @@ class Loop:
         if one not in self._fresh:
             self._fresh.append(one)
         self._rows, self._read, self._counted = float(rows), True, False
-        if not one.batches:
-            self.sizes = BatchSizes()
+        self.sizes = one.sizes
         self.sizes.add(rows)
         one.batches += 1
         one.rows += rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -169,8 +170,6 @@ _KERNEL = f"#define PLACE {_PLACE}ULL\n#define FIRST {_FIRST}ULL\n#define SECOND
 _WORDS = 1 << 14  # In each tile, and in each step on the host.
 _THREADS = 256
 _BLOCKS_EACH = 8
-# The memory of the kernel, by device and size.
-_spaces: dict[tuple[CudaContext, int], Any] = {}
 
 
 def checksums(variables: Sequence[Any]) -> list[int]:
@@ -196,10 +195,8 @@ def _on_device(context: CudaContext, arrays: Sequence[CudaArray]) -> list[int | 
         return [None] * len(arrays)
     sizes = [array.size * array.dtype.itemsize for array in arrays]
     tiles = sum(-(-size // (4 * _WORDS)) for size in sizes)
-    # The sums, and the tiles behind them. To allocate memory would make the device wait for all its work.
-    given = np.zeros(len(arrays) + 5 * tiles, np.uint64)
-    space = _spaces.get((context, given.size)) or runtime.zeros(given.size, "uint64")
-    _spaces[context, given.size] = space
+    given = np.zeros(len(arrays) + 5 * tiles, np.uint64)  # The sums, and the tiles behind them.
+    space = _memory(context, given.size)
 
     def queue(addresses: list[int], stream: int) -> None:
         rows = []
@@ -213,6 +210,12 @@ def _on_device(context: CudaContext, arrays: Sequence[CudaArray]) -> list[int | 
 
     arrays[0].read(arrays, queue)
     return [int(total) for total in space.read()[: len(arrays)]]
+
+
+@functools.lru_cache(16)
+def _memory(context: CudaContext, size: int) -> Any:
+    """Return memory for words of 64 bits, which is kept: allocation makes a device finish all its work."""
+    return runtime_of(context).zeros(size, "uint64")
 
 
 def _on_host(value: Any) -> int:

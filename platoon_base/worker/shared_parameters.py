@@ -395,12 +395,17 @@ class SharedParameters:
         return leave
 
     def finish(self) -> None:
-        """Wait until this worker's updates have reached the center, and raise if it has refused one."""
+        """Wait until this worker's updates have reached the center."""
         if self.center is not None:
             self.center.finish()
             self._progress.mark_made()
-            # The next synchronization restores the parameters.
-            refused = None if self._on_nonfinite == "restore" else self.center.take_refused()
+
+    def require_last_sync(self) -> None:
+        """Wait for this worker's updates, and raise if a center on a device has refused the last ones."""
+        self.finish()
+        # "restore" is done by the next synchronization.
+        if self.center is not None and self._on_nonfinite != "restore":
+            refused = self.center.take_refused()
             if refused is not None:
                 self._handle_nonfinite(refused, (), 0.0)
 

@@ -82,7 +82,7 @@ class Sharing:
         try:
             if self.current is not None:
                 self.current.complete_round(_CLOSING_S)
-                self.current.finish()
+                self.current.require_last_sync()
         except NonFiniteError as exc:
             log.warning("%s", exc)
         except Exception as exc:  # This worker must leave after any error.

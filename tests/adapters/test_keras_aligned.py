@@ -122,6 +122,33 @@ def test_weights_of_jax_have_their_dtypes_when_they_are_borrowed(dtype):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .nox/keras3 (make test)")
+def test_values_go_to_a_device_in_one_call_and_stay_there(monkeypatch):
+    import jax
+
+    from platoon_base.worker.initial_values import set_values
+    from platoon_plugins.keras.backends import current
+
+    place, calls, plain = jax.devices()[0], [], jax.device_put
+    kinds = [((), "float32"), ((2, 3), "bfloat16"), ((4,), "int32")]
+    variables = [keras.Variable(np.zeros(shape, dtype), dtype=dtype) for shape, dtype in kinds]
+    variables[1].assign(jax.device_put(variables[1].value, place))
+    committed = [variable.value.committed for variable in variables]
+    weights = [current().variable(variable) for variable in variables]
+    monkeypatch.setattr(type(weights[0]), "on_host", lambda weight: False)  # As on a GPU.
+    monkeypatch.setattr(jax, "device_put", lambda *given: calls.append(given) or plain(*given))
+    values = [np.full(shape, number + 1.0) for number, (shape, _) in enumerate(kinds)]
+    set_values(weights, values)
+    for value in values:
+        value[...] = 9
+    assert len(calls) == 1
+    assert [(variable.value.dtype, variable.value.shape) for variable in variables] == [
+        (np.dtype(variable.dtype), shape) for variable, (shape, _) in zip(variables, kinds)
+    ]
+    assert all((np.asarray(v.value, "f4") == number + 1).all() for number, v in enumerate(variables))
+    assert [variable.value.committed for variable in variables] == committed == [False, True, False]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .nox/keras3 (make test)")
 def test_what_a_callback_keeps_in_the_last_epoch_is_there_after_the_fit(run_keras):
     """As in a plain fit, whose later steps end what was kept in earlier epochs."""
     run_keras(script_path("keras_aligned_what_a_callback_keeps_in_the_last_epoch")).require_success()

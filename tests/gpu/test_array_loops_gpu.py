@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cuda_center_jobs import DEVICES, require_computing
+from loop_cases import ERRORS_WITHIN_STEPS
 from scripts_here import script_path
 
 from platoon_base.checkpoints.files import CheckpointFolder
@@ -68,15 +69,7 @@ def test_loaders_metrics_and_mistakes(run, mode):
     outcome.require_success()
 
 
-@pytest.mark.parametrize(
-    ("case", "error"),
-    [
-        ("sync", "WorkerLostError"),
-        ("async", "NonFiniteError"),
-        ("negative weight", "ConfigurationError"),
-        ("weight of nan", "ConfigurationError"),
-    ],
-)
+@pytest.mark.parametrize(("case", "error"), ERRORS_WITHIN_STEPS)
 def test_errors_within_compiled_steps_are_raised_as_they_are(run, case, error):
     outcome, made = run("array_loops_errors", case)
     assert sum(f"raised {error} at" in log for log in outcome.logs) == 1, outcome.logs

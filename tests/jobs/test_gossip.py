@@ -73,7 +73,8 @@ def test_one_training_follows_the_other(run_job):
     run_job(script_path("gossip_two_trainings"), 3).require_success()
 
 
-def test_a_job_on_two_hosts_is_refused_by_all_workers(hosts):
+def test_a_job_on_two_hosts_is_refused(hosts):
     assert hosts.run(script_path("gossip_two_trainings"), workers=(1, 2)) == [1, 1], hosts.output(0)
-    for rank, host in ((0, 0), (1, 1), (2, 1)):
-        assert "workers gossip only on one host; use LocalSGD or EASGD" in hosts.log(rank, host)
+    # The first worker that is refused ends the job, so others may be stopped while they import.
+    logs = [hosts.log(rank, host) for rank, host in ((0, 0), (1, 1), (2, 1))]
+    assert any("workers gossip only on one host; use LocalSGD or EASGD" in log for log in logs), logs

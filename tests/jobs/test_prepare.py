@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from loop_cases import ERRORS_WITHIN_STEPS
 from needing import marks_of, needs_loops
 from scripts_here import script_path
 
@@ -53,16 +54,16 @@ def test_the_same_rows_on_all_workers_are_warned_of(run_job):
     assert ["the first gradients are equal on all 2 workers" in log for log in outcome.logs] == [True, False]
 
 
+@needs_torch
+@pytest.mark.parametrize("way", ["apart", "prepared"])
+def test_learning_rates_that_come_to_differ_are_warned_of(run_job, way):
+    outcome = run_job(script_path("torch_prepare_rates"), args=[way]).require_success()
+    said = "the learning rates of the workers differ: pass schedulers such as ReduceLROnPlateau to prepare"
+    assert [said in log for log in outcome.logs] == [way == "apart"] * 2
+
+
 @needs_jax
-@pytest.mark.parametrize(
-    ("case", "error"),
-    [
-        ("sync", "WorkerLostError"),
-        ("async", "NonFiniteError"),
-        ("negative weight", "ConfigurationError"),
-        ("weight of nan", "ConfigurationError"),
-    ],
-)
+@pytest.mark.parametrize(("case", "error"), ERRORS_WITHIN_STEPS)
 def test_errors_within_compiled_steps_are_raised_as_they_are(run_job, case, error):
     logs = run_job(script_path("array_loops_errors"), args=[case]).logs
     assert sum(f"raised {error} at" in log for log in logs) == 1

@@ -75,11 +75,11 @@ class _JaxVariable(KerasVariable):
         if self.on_host():
             self.array = jnp.array(value, self.dtype, copy=True)
         else:  # The copy to the device may read the memory later.
-            self.set_values([self], [value])
+            (self.array,) = _sent_as([self.array], [np.array(value, jnp.dtype(self.dtype))])
 
     @staticmethod
     def set_values(variables: Sequence[_JaxVariable], values: Sequence[Any]) -> None:
-        """Copy the values of several variables."""
+        """Set several values; see `set_value`."""
         if any(variable.on_host() for variable in variables):
             for variable, value in zip(variables, values):
                 variable.set_value(value)
