@@ -32,7 +32,8 @@ from platoon_base.layout import Layout
 from platoon_base.rules import default_period, prepared_rule
 from platoon_base.worker import (
     BatchSizes,
-    FlatAllReduce,
+    Header,
+    HostAverage,
     State,
     Worker,
     agree,
@@ -110,8 +111,7 @@ class Loop:
         self._failure: Exception | None = None
         self.raised = False
         self._ignored = 0  # Calls of programs since the failure.
-        self._unit = 0.0
-        self._sums: FlatAllReduce | None = None
+        self._host: HostAverage | None = None
         self.place = Place(worker, self._guarded)
         self._compared = False
         self._averaged: set[str] = set()  # Names of parameters whose gradients are averaged.
@@ -254,55 +254,39 @@ class Loop:
                 if not self._compared:
                     self._compared = True
                     like = [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in kinds]
-                    self._compare(names, like, [sample()], 0.0)
+                    self._compare(names, like, [sample()])
 
             given = weight if computed else known
             return tree.rebuild(self.place.device.average(key, tree.leaves, given, begin))
 
         def averaged(arrays: list[Array]) -> list[Array]:
             self._steps(key)
-            self._average(tree.names, arrays[:count], _require_weight(arrays[-1]) if computed else known)
+            self._average(key, tree.names, arrays[:count], _require_weight(arrays[-1]) if computed else known)
             return arrays
 
         return tree.rebuild(call_on_host(averaged, [*tree.leaves, *computed], self._guarded)[:count])
 
-    def _average(self, names: Sequence[str], arrays: list[Array], weight: float) -> None:
-        reals = [real_parts(array) for array in arrays]
-        if self._sums is None:
+    def _average(self, key: Any, names: Sequence[str], arrays: list[Array], weight: float) -> None:
+        reals, worker = [real_parts(array) for array in arrays], self.worker
+        if self._host is None:
             self.start()
-            self._unit = self._compare(names, reals, reals, weight) or 1.0
-            self._sums = FlatAllReduce(self.worker, compress=True)
-        factor = weight / self._unit
-        header = np.array([factor], next((x.dtype for x in reals if x.dtype.itemsize >= 4), np.float32))
-        compresses = self.worker.advanced.compresses_gradients
-        if compresses:  # The weights stay exact.
-            header = self.worker.all_reduce(header)
-            factor /= float(header[0]) or 1.0
-        for array in reals:
-            if factor != 1.0:
-                array *= factor
-            if not weight:
-                array[...] = 0
-        if compresses:
-            self._sums(reals)
-            return
-        self._sums([*reals, header])
-        total = float(header[0])
-        for array in reals:
-            if total not in (0.0, 1.0):
-                array /= total
+            self._compare(names, reals, reals)
+            compresses = worker.advanced.compresses_gradients
+            self._host = HostAverage(worker.all_reduce, worker.global_rank, worker.global_size, compresses)
+        wide = next((x.dtype for x in reals if x.dtype.itemsize >= 4), np.float32)  # Travels with these.
+        mine, everyones = (Header(worker.global_size, dtype=wide) for _ in range(2))
+        self._host(reals, reals, weight, mine, everyones, names=[(key, i) for i in range(len(reals))])
 
-    def _compare(self, names: Sequence[str], arrays: Sequence[Array], values: Sequence[Array], weight: float) -> float:
-        """Compare the first gradients of all workers, and their ``values``; return the largest weight."""
+    def _compare(self, names: Sequence[str], arrays: Sequence[Array], values: Sequence[Array]) -> None:
+        """Compare the first gradients of all workers, and their ``values``."""
         layout, mark = Layout.of(arrays, names).fingerprint.hex(), 0
         for array in values:
             mark = checksum(array, mark)
-        told = self.worker.gather([weight, layout, mark if any(x.any() for x in values) else 0], name="gradients")
-        if len({layout for _, layout, _ in told}) > 1:
+        told = self.worker.gather([layout, mark if any(x.any() for x in values) else 0], name="gradients")
+        if len({layout for layout, _ in told}) > 1:
             raise LayoutMismatchError("the gradients of this worker have other names, shapes or dtypes than others'")
-        warn_if_alike([each for _, _, each in told], self.worker.global_rank)
+        warn_if_alike([each for _, each in told], self.worker.global_rank)
         self.place.warn("the gradients of each step", sum(array.nbytes for array in arrays))
-        return max(float(given) for given, _, _ in told)
 
     # A center.
 

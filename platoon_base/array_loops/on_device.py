@@ -94,13 +94,12 @@ class Device:
             if is_computed:  # What is wrong counts as 0 until the script's next call raises.
                 (own,) = call_on_stream(self._handler("weights", self._note_weights), [own], after=arrays[:1])
                 own = jnp.where(_weighs(own), own, 0)
-            header = jnp.zeros(size, np.float32).at[rank].set(own)
             compressed = None
             if self.sums is not None and self.sums.compresses:
                 kept = [ErrorFeedback(), ErrorFeedback()]
                 compressed = self._handler((key, "compressed"), functools.partial(add_up, kept=kept))
             call = self._handler(key, queue)
-            found = sum_over_workers(list(map(_real, arrays)), own, header, slice(None), call, compressed)
+            found = sum_over_workers(list(map(_real, arrays)), own, (rank, size), call, compressed)
             return list(map(_like, arrays, found))
 
         return self._run(("average", key), averaged, [*leaves, weight])

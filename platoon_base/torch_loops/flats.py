@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from platoon_base.device_arrays import Order
-from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, Worker
+from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, Header, WeightedAverage, Worker
 
 Tensor = Any
 
@@ -46,26 +46,27 @@ class Bucket(NamedTuple):
         _multiply(self.gradients, factor)
 
 
-class FlatAverage:
+class FlatAverage(WeightedAverage):
     """Flat buffers on a device, one for each dtype, in which workers average their gradients.
 
-    With compression they are summed; ``feedback`` are the residuals of the buckets. The float32
-    buffer comes last and ends with the header. In each buffer the gradients of the last layers come
-    first, as in a backward pass. ``wholes`` are the buffers as one bucket each. The memory orders
-    of the gradients are the same on all workers; None stands for C order.
+    ``feedback`` are the residuals of the buckets. The float32 buffer comes last and ends with the
+    header: the weights of all ranks, and ``numbers`` others. In each buffer the gradients of the
+    last layers come first, as in a backward pass. ``wholes`` are the buffers as one bucket each.
+    The memory orders of the gradients are the same on all workers; None stands for C order.
     """
 
     def __init__(
         self,
         worker: Worker,
         like: Sequence[Any],
-        header: int,
+        numbers: int,
         device: Any,
         bucket_bytes: int | None,
         orders: Sequence[Order] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._worker, self._timeout_s = worker, timeout_s
+        self._worker, self._timeout_s, self.divisor = worker, timeout_s, worker.global_size
+        header = self.divisor + numbers
         self.like = like
         self.views: list[Tensor] = [None] * len(like)
         self.buckets: list[Bucket] = []
@@ -87,9 +88,76 @@ class FlatAverage:
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.element_size())
         self.header = self._template = flat[end:]
         self._sent: list[float] = []
+        self._weight: Any = 0.0
+        self._ahead = 0  # Elements of the header that precede the gradients.
         self.compresses = worker.advanced.compresses(_array(self.header), timeout_s)
         self.feedback: dict[int, ErrorFeedback] = defaultdict(ErrorFeedback)
         self._timing: list[Any] = []  # Events before and after the latest calls.
+
+    def weigh(self, weight: Any, unit: float, ahead: Sequence[float] = (), *, is_sum: bool = False) -> None:
+        """Set the weight of this worker's next gradients, 0 if it has none; a tensor is not 0.
+
+        With compression it is exchanged here, together with the first numbers of the header.
+        """
+        self._weight, self.unit = weight, unit
+        self._ahead = self.divisor + len(ahead)
+        if self.compresses:
+            target, numbers = self._header_of(ahead)
+            target.copy_(numbers)
+        self.begin(weight, is_sum, torch.is_tensor(weight) or weight > 0)
+
+    def fill(self, number: int, gradients: Any) -> None:
+        """Copy weighted gradients into a bucket, by their indices."""
+        with torch.no_grad():
+            self._fill([self.buckets[number]], gradients, None)
+
+    def finish(
+        self,
+        gradients: Sequence[Tensor | None],
+        numbers: Sequence[float],
+        *,
+        begun: int = 0,
+        whole: bool = False,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """Average gradients, zeros for None, and the header, whose first ``numbers`` are given.
+
+        ``begun`` buckets are filled and combined already, by calls that ``before`` awaits. With
+        ``whole`` all gradients of a dtype are averaged in one call.
+        """
+        buckets = self.wholes if whole and not self.compresses else self.buckets[begun:]
+        with torch.no_grad():
+            header = self._header_of(numbers)
+            self._fill(buckets, gradients, None if self.compresses else header)
+            if before is not None:
+                before()
+            if buckets is self.wholes:
+                for bucket in buckets:
+                    self.combine(bucket.flat)
+            else:
+                for number in range(begun, len(self.buckets)):
+                    self.combine_bucket(number)
+            behind = self.header[self._ahead :]
+            if self.compresses and behind.numel():
+                self.header[self._ahead : len(header[0])] = header[1][self._ahead :]
+                self.combine(behind)
+            self.scale(self.rest())
+
+    def exchange_header(self) -> None:
+        self.combine(self.header[: self._ahead])
+
+    def weights(self) -> Any:
+        weights = self.header[: self.divisor]
+        if weights.is_cuda:  # This does not wait for the device.
+            return weights.sum()
+        found = Header(self.divisor)
+        found.array[:] = weights
+        found.round()
+        return float(found.weights.sum(dtype=np.float64)) / self.divisor
+
+    def nonzero(self, weights: Any) -> Any:
+        """Return the weights of a device unchanged: `scale` bounds their inverse."""
+        return weights if torch.is_tensor(weights) else super().nonzero(weights)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -123,24 +191,30 @@ class FlatAverage:
             members = indices[first:last]
             self.buckets.append(Bucket(whole, part, members, [self.views[i] for i in members]))
 
-    def header_of(self, numbers: list[float]) -> tuple[Tensor, Tensor]:
-        """Return the header's first elements, and the numbers as a tensor, for `Bucket.fill`."""
-        if numbers != self._sent:  # Copies to a device are slower than copies on it.
-            self._sent = numbers
-            self._template = torch.tensor(numbers, dtype=torch.float32, device=self.header.device)
-        return self.header[: len(numbers)], self._template
+    def _header_of(self, numbers: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return the header's first elements, and this worker's weight and numbers, for `Bucket.fill`."""
+        weights, rank, on_device = [0.0] * self.divisor, self._worker.global_rank, torch.is_tensor(self._weight)
+        weights[rank] = 1.0 if on_device else float(self._weight)
+        sent = [*weights, *numbers]
+        if sent != self._sent:  # Copies to a device are slower than copies on it.
+            self._sent = sent
+            self._template = torch.tensor(sent, dtype=torch.float32, device=self.header.device)
+        if on_device:
+            self._template[rank] = self._weight
+        return self.header[: len(sent)], self._template
 
-    def fill(
-        self, buckets: Sequence[Bucket], gradients: Any, factor: Any, header: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        """Copy gradients times a factor into buckets, and a header into the last one."""
+    def _fill(self, buckets: Sequence[Bucket], gradients: Any, header: tuple[Tensor, Tensor] | None) -> None:
+        """Copy weighted gradients into buckets, and a header into the last one."""
+        own = gradients if torch.is_tensor(self._weight) or self._weight else [None] * len(self.like)
         for bucket in buckets:
-            bucket.fill(gradients, header if bucket is buckets[-1] else None)
-            bucket.scale(factor)
+            bucket.fill(own, header if bucket is buckets[-1] else None)
+            bucket.scale(self.factor)
 
     def combine_bucket(self, number: int) -> None:
         """Average a filled bucket over the workers, or with compression sum it."""
         bucket = self.buckets[number]
+        if self.idle:
+            return
         if self.compresses:
             self.combine(bucket.gradients, "sum", feedback=self.feedback[number])
         else:
@@ -154,15 +228,6 @@ class FlatAverage:
     def scale(self, factor: Any) -> None:
         for whole in self.wholes:
             whole.scale(factor)
-
-    def divide(self, divisor: Tensor) -> None:
-        """Divide all gradients by a float32 tensor of one element; for 0, zeros remain zeros."""
-        divisor = divisor.clamp(min=torch.finfo(torch.float32).tiny)
-        for whole in self.wholes:
-            if whole.gradients.dtype in (torch.float32, torch.float64):
-                whole.gradients.div_(divisor)
-            else:  # The divisor could be too small for the dtype.
-                whole.scale(divisor.reciprocal())
 
 
 def _array(flat: Tensor) -> Any:

@@ -18,7 +18,7 @@ from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.flats import FlatAverage
 from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
 from platoon_base.torch_loops.state import have_trained, named_tensors, values_of
-from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, require_weight, start_training
+from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, require_weight, start_training, unit_of
 
 Tensor = Any
 
@@ -92,7 +92,8 @@ class GradientAverage:
         self._orders: list[Order] | None = None
         self._drift: DriftCheck
         self._early: EarlyAverages | None = None
-        self._weight, self._usual_weight, self._mean_weight = 1.0, 0.0, 0.0
+        self._unit = 0.0  # Of weights; 0 before the first step.
+        self._has_batch = False
         if worker.global_size > 1:
             start_training(
                 worker,
@@ -154,7 +155,7 @@ class GradientAverage:
             early = self._watched()
             with early.step():
                 yield
-                self._average(self._begun(early))
+                self._average(early)
         self.worker.advanced.count_step()
 
     def close(self) -> None:
@@ -163,18 +164,10 @@ class GradientAverage:
             self._early.close()
         self._early = None
 
-    def _begun(self, early: EarlyAverages) -> int:
-        """Return how many averages have started; wait for them before raising."""
-        try:
-            return early.take([parameter.grad for parameter in self._parameters])
-        except ConfigurationError:
-            early.wait()
-            raise
-
     def _begin(self, weight: float) -> None:
         """Check this worker's step; in the first step, agree on the unit of weights."""
         self._intent.used = True
-        self._weight = require_weight(weight)
+        weight = require_weight(weight)
         if self._early is not None:
             self._early.wait()  # A step that raised may have left averages in flight.
         for tensor in _leaves(self._model):
@@ -185,19 +178,21 @@ class GradientAverage:
                     "was created, so it would differ between workers: create a new "
                     "GradientAverage on all of them, or change the model before prepare"
                 )
-        if not self._usual_weight:
+        if not self._unit:
             # The buffers have the memory order of the parameters, since gradients are copied faster to the same order.
             orders = [order_of(p.shape, p.stride()) or tuple(range(p.ndim)) for p in self._parameters]
-            mine = [self._weight, checksum(np.array(sum(orders, ()), "i4"))]
+            mine = [weight, checksum(np.array(sum(orders, ()), "i4"))]
             given = self.worker.gather(mine, name="weights of batches", timeout_s=self._timeout_s)
-            self._usual_weight = max(weight for weight, _ in given) or 1.0
+            self._unit = unit_of([weight for weight, _ in given], 1.0)
             self._orders = orders if all(order == mine[1] for _, order in given) else None
+        self._has_batch = weight > 0
+        self._placed().weigh(weight, self._unit)
 
     def _watched(self) -> EarlyAverages:
         if self._early is None:
             flats = self._placed()
             self._early = EarlyAverages(
-                self._parameters, self._fill, self._average_bucket, self._parameters[0].device, _CHANGED
+                self._parameters, self._fill, flats.combine_bucket, self._parameters[0].device, _CHANGED
             )
             self._early.expect([bucket.members for bucket in flats.buckets])
         return self._early
@@ -207,72 +202,38 @@ class GradientAverage:
         if self._flats is None or self._flats.header.device != device:
             self.close()
             _require_one_device(self._parameters)
-            numbers = 1 + len(self._parameters)
+            numbers = len(self._parameters) + NUM_SLOTS
             self._flats = FlatAverage(
-                self.worker, self._parameters, numbers + NUM_SLOTS, device, self._bucket_bytes, self._orders,
-                timeout_s=self._timeout_s,
-            )  # fmt: skip
+                self.worker, self._parameters, numbers, device, self._bucket_bytes, self._orders, self._timeout_s
+            )
             every = 1 if device.type == "cpu" else STEPS_ON_DEVICES
-            self._drift = DriftCheck(self._named, self._flats.header[numbers:], every)
+            self._drift = DriftCheck(self._named, self._flats.header[-NUM_SLOTS:], every)
         return self._flats
 
-    def _average(self, begun: int | None = None) -> None:
+    def _average(self, early: EarlyAverages | None = None) -> None:
         """Average the buckets not started in the backward pass, and write all averages."""
-        flats, first = self._placed(), begun or 0
-        # On a device one more call costs more than an overlap saves.
-        whole = begun is None and not flats.compresses and flats.header.device.type != "cpu"
-        buckets = flats.wholes if whole else flats.buckets[first:]
-        gradients = [parameter.grad if self._weight else None for parameter in self._parameters]
+        flats = self._placed()
+        gradients = [parameter.grad for parameter in self._parameters]
         _require_dense(gradients)
+        begun = 0
+        if early is not None:
+            try:
+                begun = early.take(gradients)
+            except ConfigurationError:
+                early.wait()
+                raise
+        used = [float(self._has_batch and gradient is not None) for gradient in gradients]
+        self._drift.put()
+        # On a device one more call costs more than an overlap saves.
+        whole = early is None and flats.header.device.type != "cpu"
+        flats.finish(gradients, used, begun=begun, whole=whole, before=None if early is None else early.wait)
+        self._drift.require_none()
         with torch.no_grad():
-            used = (float(gradient is not None) for gradient in gradients)
-            header = flats.header_of([self._weight / self._usual_weight, *used])
-            self._drift.put()
-            flats.fill(buckets, gradients, self._factor(flats), header)
-            if first and self._early is not None:
-                self._early.wait()
-            if flats.compresses:
-                for number in range(first, len(flats.buckets)):
-                    self._average_bucket(number)
-                # All workers make this call here, whatever number of averages each has started.
-                flats.combine(flats.header)
-                self._drift.require_none()
-            else:
-                for bucket in buckets:
-                    flats.combine(bucket.flat)
-                self._drift.require_none()
-                mean = flats.header[0]
-                if mean.device.type == "cpu":
-                    flats.scale(1 / float(mean) if mean else 1.0)
-                else:  # This does not wait for the device.
-                    flats.divide(mean)
-            self._write(flats, gradients)
-
-    def _factor(self, flats: FlatAverage) -> float:
-        """Return the factor of gradients before their mean; compressed sums are scaled later."""
-        return 1.0 if flats.compresses or not self._weight else self._weight / self._usual_weight
+            self._write(flats, gradients if self._has_batch else [None] * len(gradients))
 
     def _fill(self, number: int, gradients: Mapping[int, Tensor]) -> None:
         _require_dense(gradients.values())
-        flats = self._placed()
-        with torch.no_grad():
-            counted = gradients if self._weight else dict.fromkeys(gradients)
-            flats.fill([flats.buckets[number]], counted, self._factor(flats))
-
-    def _average_bucket(self, number: int) -> None:
-        flats = self._placed()
-        if flats.compresses:
-            bucket, weight = flats.buckets[number], self._weight / self._usual_weight
-            if number == 0:
-                mean = np.array([weight], np.float32)
-                self._mean_weight = float(self.worker.all_reduce(mean, "mean", timeout_s=self._timeout_s)[0])
-            with torch.no_grad():
-                # No worker has a batch: an unused result must not consume the error feedback.
-                if not self._mean_weight:
-                    bucket.gradients.zero_()
-                    return
-                bucket.scale(weight / self._mean_weight / self.worker.global_size)
-        flats.combine_bucket(number)
+        self._placed().fill(number, gradients)
 
     def _write(self, flats: FlatAverage, gradients: Sequence[Tensor | None]) -> None:
         """Copy the averages to the gradients; create those that only other workers have."""
@@ -281,7 +242,7 @@ class GradientAverage:
             torch._foreach_copy_([gradient for gradient, _ in here], [view for _, view in here])
         if len(here) == len(gradients):
             return
-        used = flats.header[1 : 1 + len(gradients)].cpu().tolist()
+        used = flats.header[flats.divisor : flats.divisor + len(gradients)].cpu().tolist()
         for parameter, gradient, view, workers in zip(self._parameters, gradients, flats.views, used):
             if gradient is None:
                 parameter.grad = view.clone() if workers else None

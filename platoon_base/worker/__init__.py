@@ -13,7 +13,7 @@ from platoon_base.worker.handle import Worker
 from platoon_base.worker.shared_parameters import require_on_nonfinite
 
 if TYPE_CHECKING:
-    from platoon_base.collectives.flat import FlatBuffers
+    from platoon_base.collectives.weighted import MIN_WEIGHT, Header, HostAverage, WeightedAverage, unit_of
     from platoon_base.worker.agreed_state import State, agree, agree_in_step, checksums, default_rule_of, make_equal
     from platoon_base.worker.all_values import BatchSizes, FlatAllReduce, gather_rows, require_same_values
     from platoon_base.worker.fit import (
@@ -31,6 +31,7 @@ __all__ = [
     "COMPUTE",
     "DEFAULT_TIMEOUT_S",
     "LOADING",
+    "MIN_WEIGHT",
     "SAME_DATA_REMEDY",
     "VALIDATION",
     "BatchSizes",
@@ -38,8 +39,10 @@ __all__ = [
     "ErrorFeedback",
     "Fit",
     "FlatAllReduce",
-    "FlatBuffers",
+    "Header",
+    "HostAverage",
     "State",
+    "WeightedAverage",
     "Worker",
     "agree",
     "agree_in_step",
@@ -58,6 +61,7 @@ __all__ = [
     "require_weight",
     "start_together",
     "start_training",
+    "unit_of",
     "warn_if_alike",
     "warn_once",
 ]
@@ -65,7 +69,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "platoon_base.collectives.flat": "FlatBuffers",
+        "platoon_base.collectives.weighted": "MIN_WEIGHT Header HostAverage WeightedAverage unit_of",
         "platoon_base.worker.agreed_state": "State agree agree_in_step checksums default_rule_of make_equal",
         "platoon_base.worker.all_values": "BatchSizes FlatAllReduce gather_rows require_same_values",
         "platoon_base.worker.fit": "Fit begins_anew center_is_on_device passes_before "

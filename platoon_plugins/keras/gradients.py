@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +11,8 @@ import numpy as np
 from platoon_base import Worker, connect
 from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.frameworks import deterministic_seed
 from platoon_base.schedule import votes_suffice
-from platoon_base.worker import FlatBuffers
+from platoon_base.worker import MIN_WEIGHT, Header, HostAverage
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.marks import change_class, mark, unmark
 
@@ -28,8 +26,6 @@ NOT_ATTACHED = (
 )
 # Flags of the ranks in the header; 0 for none.
 VOTE, DONE = 1.0, 2.0
-_EXACT = deterministic_seed() is not None
-MIN_WEIGHT = 1e-8  # The weight of a batch in which everything is masked.
 
 
 def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any:  # noqa: N802 - Horovod's name
@@ -136,16 +132,14 @@ class GradientAverage:
         self.variables: Sequence[Any] = []
         self._policy = "any"
         self._calls: list[GradientAverage] | None = None
-        # With compression the header is sent uncompressed, before the gradients, which are summed.
         self._compresses = worker.advanced.compresses_gradients
-        self._buffers = FlatBuffers(compress=self._compresses)
+        self._average = HostAverage(worker.all_reduce, worker.global_rank, worker.global_size, self._compresses)
         # Names of the gradients' residuals.
         self._names: Sequence[Any] = []
         # Keeps variables alive, as ids of deleted objects are reused.
         self._owners: dict[int, Any] = {}
         self._mine = GradientHeader(worker.global_size, 0)
         self._all = GradientHeader(worker.global_size, 0)
-        self._usual_weight = 1.0
 
     def place(self, device: Any) -> None:
         """Prepare for gradients on a device of the back end; None for the host."""
@@ -162,7 +156,7 @@ class GradientAverage:
         self._forget()
         self.attached, self._calls = True, calls
         self._policy = policy
-        self._usual_weight = 1.0
+        self._average.unit = 1.0
         self._expect([np.zeros_like(array) for array in like])
         self.send(0.0)
 
@@ -235,22 +229,12 @@ class GradientAverage:
     def _step(self, batch: Batch, outs: Sequence[Array]) -> None:
         """Write the averages of a batch's gradients to ``outs``, which may be the same arrays."""
         self._begin_step()
-        ins, size = batch.gradients, self.worker.global_size
-        if len(ins) != len(self.like):
-            self._expect([np.zeros_like(array) for array in ins])
+        if len(batch.gradients) != len(self.like):
+            self._expect([np.zeros_like(array) for array in batch.gradients])
         # If everything is masked, the losses of layers must still have an effect.
         weight = 1.0 if batch.weight is None else max(float(batch.weight), MIN_WEIGHT)
         self._mine.used[:] = batch.used
-        self._mine.weights[self.worker.global_rank] = weight
-        is_sum, usual = batch.weight is None, self._usual_weight
-        if self._compresses:
-            self._exchange_header()
-            total = float(self._all.weights.sum(dtype=np.float64))
-            self._combine(_scaled(ins, outs, 1.0 if is_sum else weight / total), outs, is_sum)
-            return
-        self._combine(_scaled(ins, outs, weight / usual), outs, is_sum)
-        total = float((self._all.weights / usual).sum(dtype=np.float64))
-        _scaled(outs, outs, size if is_sum else size / total)
+        self._exchange(batch.gradients, outs, weight, batch.weight is None)
 
     def _begin_step(self) -> None:
         self.require_attached()
@@ -258,26 +242,9 @@ class GradientAverage:
         if self._calls is not None:
             self._calls.append(self)
 
-    def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
-        """Average gradients and the header; with compression sum gradients that workers use."""
-        if self._compresses:
-            # Gradients that no worker uses are left out: their result is dropped, and residuals with it.
-            here = [i for i, array in enumerate(ins) if array.size and self._all.used[i]]
-            names = self._names or range(len(ins))
-            self._buffers.combine(
-                self.worker.all_reduce, "sum", [ins[i] for i in here], [outs[i] for i in here], [names[i] for i in here]
-            )
-            return
-        self._buffers.combine(self.worker.all_reduce, "mean", [*ins, self._mine.array], [*outs, self._all.array])
-        self._read_header()
-
-    def _exchange_header(self) -> None:
-        self.worker.all_reduce(self._mine.array, "mean", self._all.array)
-        self._read_header()
-
-    def _read_header(self) -> None:
-        self._all.round(self.worker.global_size)
-        self._usual_weight = self._all.usual_weight(self._usual_weight)
+    def _exchange(self, ins: Sequence[Array], outs: Sequence[Array], weight: float, is_sum: bool) -> None:
+        """Average gradients and the header; ``weight`` is 0 for a worker without a batch."""
+        self._average(ins, outs, weight, self._mine, self._all, is_sum=is_sum, names=self._names)
 
     def _expect(self, like: Sequence[Array]) -> None:
         flag = self._mine.flags[self.worker.global_rank]
@@ -289,37 +256,18 @@ class GradientAverage:
         return self._all.flags
 
     def _call_without_gradients(self) -> None:
-        self._mine.weights[:] = self._mine.used[:] = 0
-        if self._compresses:
-            self._exchange_header()
-        self._combine(self.like, [array.copy() for array in self.like], is_sum=False)
+        self._mine.used[:] = 0
+        self._exchange(self.like, [np.empty_like(array) for array in self.like], 0.0, is_sum=False)
 
 
-class GradientHeader:
-    """Sent with gradients: each rank's flag and weight, and how many ranks use each gradient."""
+class GradientHeader(Header):
+    """Sent with gradients; it also has each rank's flag."""
 
     # With `lists` also each rank's number of rows in each gradient that is a list of rows.
 
     def __init__(self, size: int, gradients: int, lists: bool = False) -> None:
-        self.array = np.zeros(2 * size + gradients * (1 + size * lists), np.float32)
-        self.flags, self.weights, self.used = self.array[:size], self.array[size : 2 * size], self.array[2 * size :]
-        self.used, self.counts = self.used[:gradients], self.used[gradients:].reshape(size * lists, gradients)
-
-    def round(self, size: int) -> None:
-        """Turn the mean over the workers back into the exact sum."""
-        self.array *= size
-        whole = np.rint(self.array)
-        np.copyto(self.array, whole, where=abs(self.array - whole) <= 1e-6 * whole)
-
-    def usual_weight(self, before: float) -> float:
-        """Return the largest weight, the next scale of gradients; ``before`` if it is tiny."""
-        # Batches of this weight then need no scaling. Under --deterministic it is a power of two, which
-        # makes the result independent of earlier steps.
-        largest = float(self.weights.max())
-        if _EXACT and largest > 0:
-            largest = 2.0 ** (math.frexp(largest)[1] - 1)
-        # A tiny weight would overflow a float16.
-        return largest if largest > 2 * MIN_WEIGHT else before
+        super().__init__(size, gradients, size * (1 + gradients * lists))
+        self.flags, self.counts = self.others[:size], self.others[size:].reshape(size * lists, gradients)
 
     def require_used_alike(self, like: Sequence[Array]) -> None:
         """Raise on all workers if only some have the gradient of a weight."""
@@ -332,15 +280,6 @@ class GradientHeader:
                 "changes weights that have a gradient on its own worker, so the models would "
                 "differ; use the same weights on all workers, without a branch on the rank"
             )
-
-
-def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Sequence[Array]:
-    """Return ``ins`` times a factor, in ``outs``; ``ins`` itself if the factor is 1."""
-    if factor == 1:
-        return ins
-    # An infinite factor would turn zero gradients into NaN.
-    factors = [array.dtype.type(min(factor, np.finfo(array.dtype).max)) for array in ins]
-    return [np.multiply(array, number, out=out) for array, number, out in zip(ins, factors, outs)]
 
 
 class CompiledAverage(GradientAverage):

@@ -109,7 +109,7 @@ class JaxAverage(CompiledAverage):
             self.like, self._names = like, names
             flag = float(self._mine.flags[rank])
             if flag:
-                self._sums.put(header + 4 * rank, flag, stream)
+                self._sums.put(header + 4 * (self.worker.global_size + len(like) + rank), flag, stream)
             for block in blocks:
                 self._sums.add_up(block.address, block.size, block.dtype.name, stream)
             self._queued.add(self._sums.fetch(header, count, stream))
@@ -184,10 +184,7 @@ class JaxAverage(CompiledAverage):
 
     def _sums_over_workers(self, batch: Batch, counts: bool, is_sum: bool) -> list[Any]:
         """Return the averages of weighted gradients, or sums; ``counts`` if they are of a step."""
-        gradients, weight = batch.gradients, batch.weight
-        size, rank = self.worker.global_size, self.worker.global_rank
-        header = jnp.zeros(2 * size + len(gradients), np.float32)
-        header = header.at[size + rank].set(weight).at[2 * size :].set(np.asarray(batch.used, np.float32))
+        gradients, size = batch.gradients, self.worker.global_size
         kind = (*self._names, *((gradient.shape, gradient.dtype) for gradient in gradients))
         like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
         call = self._handler((counts, kind), self._queue, like, self._names, counts)
@@ -195,9 +192,10 @@ class JaxAverage(CompiledAverage):
         if self._sums.compresses:
             feedback = [ErrorFeedback(), ErrorFeedback()]
             compressed = self._handler(("compressed", kind), self._queue_compressed, feedback)
-        weights = slice(size, 2 * size)
+        numbers = [np.asarray(batch.used), np.zeros(size)]
+        place = self.worker.global_rank, size
         return jax_arrays.sum_over_workers(
-            gradients, weight, header, weights, call, compressed, is_sum=is_sum, idle=not counts
+            gradients, batch.weight, place, call, compressed, numbers=numbers, is_sum=is_sum, idle=not counts
         )
 
     def _take(self, calls: int) -> None:

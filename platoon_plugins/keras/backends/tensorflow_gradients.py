@@ -80,20 +80,12 @@ class TensorFlowAverage(CompiledAverage):
         super()._step(batch, outs)
         self._all.require_used_alike(self.like)
 
-    def _exchange_header(self) -> None:
-        self._count_rows()
-        super()._exchange_header()
-
-    def _count_rows(self) -> None:
+    def _exchange(self, ins: Sequence[Array], outs: Sequence[Array], weight: float, is_sum: bool) -> None:
         counts = self._mine.counts[self.worker.global_rank]
         counts[:] = 0
         for i, (_, numbers) in self._mine_of.items():
             counts[i] = len(numbers)
-
-    def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
-        self._count_rows()
-        pairs = [(array, out) for array, out in zip(ins, outs) if array.size or self._compresses]
-        super()._combine([array for array, _ in pairs], [out for _, out in pairs], is_sum)
+        super()._exchange(ins, outs, weight, is_sum)
         if self._slices:
             self._gather(np.rint(self._all.counts).astype(np.int64), is_sum)
 

@@ -16,8 +16,8 @@ from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_arrays import HostCopy
 from platoon_base.torch_loops import EarlyAverages, FlatAverage
-from platoon_base.worker import ErrorFeedback
-from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, GradientAverage, GradientHeader
+from platoon_base.worker import MIN_WEIGHT, ErrorFeedback, unit_of
+from platoon_plugins.keras.gradients import Batch, GradientAverage, GradientHeader
 
 log = logging.getLogger(__name__)
 
@@ -120,61 +120,35 @@ class TorchAverage(GradientAverage):
             self._expect([_zeros_like(gradient) for gradient in gradients])
         begun = 0 if self._early is None else self._early.take(gradients)
         self._agree_on_buckets()
-        flats = self._exchange(batch, begun)
+        flats = self._exchange_on_device(batch, begun)
         if all(batch.used):
             return list(flats.views)
         used = self._arriving.header().used
         return [view if any_uses else None for view, any_uses in zip(flats.views, used > 0)]
 
-    @torch.no_grad()
-    def _exchange(self, batch: Batch | None, begun: int = 0) -> FlatAverage:
+    def _exchange_on_device(self, batch: Batch | None, begun: int = 0) -> FlatAverage:
         """Average the header and a batch, None for zeros, except buckets that have started."""
-        flats, usual = self._flats_of_like(), self._usual_weight
+        flats = self._flats_of_like()
         gradients, divisor, used = ([None] * len(self.like), None, 0) if batch is None else batch
-        weight = 0.0 if batch is None else _bounded(divisor)
-        size, rank, on_device = self.worker.global_size, self.worker.global_rank, torch.is_tensor(weight)
         self._mine.used[:] = used
-        self._mine.weights[rank] = 1.0 if on_device else weight
-        header = flats.header_of(self._mine.array.tolist())
-        weights, buckets = flats.header[size : 2 * size], flats.buckets[begun:]
-        if flats.compresses:
-            header[0].copy_(header[1])
-        else:
-            flats.fill(buckets, gradients, 1.0 if divisor is None else weight / usual, header)
-        if on_device:
-            weights[rank] = weight
-        if begun and self._early is not None:
-            self._early.wait()
-        self._catch_up()
-        if flats.compresses:
-            self._calls_made += 1
-            flats.combine(flats.header)
-            self._arriving.fetch(flats.header)
-            # Without any batch nobody uses the result, and residuals would be lost.
-            if batch is None and not self._arriving.header().weights.any():
-                return flats
-            total = (weights.double().sum() * size).clamp(min=MIN_WEIGHT)
-            flats.fill(buckets, gradients, 1.0 if divisor is None else weight / total)
-            flats.feedback = self._feedback[tuple(self._names)]
+        numbers = self._mine.array[self.worker.global_size :].tolist()
+        weight, is_sum = 0.0 if batch is None else _bounded(divisor), batch is not None and divisor is None
+        flats.weigh(weight, self._average.unit, numbers if flats.compresses else (), is_sum=is_sum)
+        flats.feedback = self._feedback[tuple(self._names)]
         self._exchanges += 1
+        self._calls_made += len(flats.buckets) - begun + flats.compresses
         watched = self._early is not None and self._bucket_bytes is None
         with flats.timed() if watched else contextlib.nullcontext():
-            for number in range(begun, len(flats.buckets)):
-                self._calls_made += 1
-                flats.combine_bucket(number)
-        if not flats.compresses:
-            self._arriving.fetch(flats.header)
-            if divisor is not None:
-                flats.divide(weights.sum() / usual)
-            elif batch is not None:
-                flats.scale(size)
+            flats.finish(gradients, numbers, begun=begun, before=self._early.wait if begun and self._early else None)
+        self._catch_up()
+        self._arriving.fetch(flats.header)
         return flats
 
     def _fill_early(self, number: int, gradients: Mapping[int, Tensor]) -> None:
         """Queue the copy of gradients into their bucket, on torch's current stream."""
         flats = self._flats_of_like()
-        with torch.no_grad():
-            flats.fill([flats.buckets[number]], gradients, _bounded(self._early_weight()) / self._usual_weight)
+        flats.weigh(_bounded(self._early_weight()), self._average.unit)
+        flats.fill(number, gradients)
         self._calls_made += 1
 
     def _combine_early(self, number: int) -> None:
@@ -185,20 +159,20 @@ class TorchAverage(GradientAverage):
             super()._call_without_gradients()
             return
         self._agree_on_buckets()
-        self._exchange(None)
+        self._exchange_on_device(None)
 
     def _catch_up(self) -> None:
         if not self._arriving.pending:
             return
         self._arriving.pending = False
-        # `used` may describe other gradients.
-        ranks = slice(0, 2 * self.worker.global_size)
-        self._all.array[ranks] = self._arriving.header().array[ranks]
-        self._usual_weight = self._all.usual_weight(self._usual_weight)
+        arrived = self._arriving.header()  # Its `used` may describe other gradients.
+        self._all.weights[:], self._all.flags[:] = arrived.weights, arrived.flags
+        self._average.unit = unit_of(arrived.weights, self._average.unit)
 
     def _flats_of_like(self) -> FlatAverage:
         if self._flats is None or self._flats.like is not self.like:
-            self._flats = FlatAverage(self.worker, self.like, self._mine.array.size, self._device, self._bucket_bytes)
+            numbers = self._mine.array.size - self.worker.global_size
+            self._flats = FlatAverage(self.worker, self.like, numbers, self._device, self._bucket_bytes)
             if self._early is not None and self._bucket_bytes is not None:
                 self._early.expect([bucket.members for bucket in self._flats.buckets])
         return self._flats
@@ -226,7 +200,7 @@ class _Arriving:
             array = self._copy.wait()  # type: ignore[union-attr]
             self._header = GradientHeader(self._size, array.size - 2 * self._size)
             self._header.array[:] = array
-            self._header.round(self._size)
+            self._header.round()
         return self._header
 
 
