@@ -24,12 +24,12 @@ class Header:
         self.weights, self.used = self.array[:size], self.array[size : size + values]
         self.others = self.array[size + values :]
 
-    def round(self) -> None:
-        """Turn means over the workers back into exact sums."""
-        self.array *= len(self.weights)
-        whole = np.rint(self.array)
-        near = abs(self.array - whole) <= 8 * np.finfo(self.array.dtype).eps * whole
-        np.copyto(self.array, whole, where=near)
+
+def sums_of(means: Array, size: int) -> Array:
+    """Return the sums of which these are means over ``size`` workers; exactly, if they are integers."""
+    sums = means * means.dtype.type(size)
+    whole = np.rint(sums)
+    return np.where(abs(sums - whole) <= 8 * np.finfo(sums.dtype).eps * whole, whole, sums)
 
 
 def unit_of(weights: Any, before: float) -> float:
@@ -82,8 +82,8 @@ class WeightedAverage:
         return self.divisor if self._is_sum else self.unit / self.nonzero(self.weights())
 
     def nonzero(self, weights: Any) -> Any:
-        """Return a divisor for values that are all 0 if the weights are."""
-        return weights or 1.0
+        """Return a divisor of values, which are all 0 if the weights are; on devices it may be 0."""
+        return weights or 1.0 if isinstance(weights, float) else weights
 
 
 class HostAverage(WeightedAverage):
@@ -119,7 +119,7 @@ class HostAverage(WeightedAverage):
         pairs = [ins[i] for i in here], [outs[i] for i in here]
         if not self.compresses:
             self._buffers.combine(self._all_reduce, "mean", [*pairs[0], mine.array], [*pairs[1], everyones.array])
-            everyones.round()
+            everyones.array[:] = sums_of(everyones.array, self.divisor)
             _scaled(outs, outs, self.rest())
             self.unit = unit_of(everyones.weights, self.unit)
         elif not self.idle:
@@ -127,7 +127,7 @@ class HostAverage(WeightedAverage):
 
     def exchange_header(self) -> None:
         self._all_reduce(self._mine.array, "mean", self._all.array)
-        self._all.round()
+        self._all.array[:] = sums_of(self._all.array, self.divisor)
 
     def weights(self) -> float:
         return float(self._all.weights.sum(dtype=np.float64)) / self.divisor

@@ -36,7 +36,10 @@ def sum_over_workers(
     wide = [i for i, array in enumerate(arrays) if array.dtype == _WIDE]
     narrow = [i for i, array in enumerate(arrays) if array.dtype != _WIDE]
     kinds = [(wide, _WIDE), (narrow, _NARROW)] if wide else [(narrow, _NARROW)]
-    average = _Average(arrays, weight, place, queue, compressed, numbers, kinds[0][1])
+    rank, size = place
+    weights = jnp.zeros(size, np.float32).at[rank].set(weight)
+    header = jnp.concatenate([weights, *(jnp.asarray(each, np.float32) for each in numbers)])
+    average = _Average(header, size, kinds[0][1], None if compressed is None else queue, arrays[:1])
     average.begin(weight, is_sum, not idle)
     if average.idle:
         return list(arrays)
@@ -44,8 +47,8 @@ def sum_over_workers(
     if compressed is not None:
         sums = call_on_stream(compressed, flats, after=[average.header])
     else:
-        sums = call_on_stream(queue, [*flats[:-1], jnp.concatenate([flats[-1], average.header])])
-        average.header = sums[-1][-average.header.size :]
+        sums = call_on_stream(queue, [*flats[:-1], jnp.concatenate([flats[-1], header])])
+        average.header = sums[-1][-header.size :]
     rest = average.rest()
     found: list[Any] = [None] * len(arrays)
     for flat, (indices, _) in zip(sums, kinds):
@@ -57,21 +60,9 @@ def sum_over_workers(
 
 
 class _Average(WeightedAverage):
-    def __init__(
-        self,
-        arrays: Sequence[Any],
-        weight: Any,
-        place: tuple[int, int],
-        queue: Any,
-        compressed: Any,
-        numbers: Sequence[Any],
-        dtype: Any,
-    ) -> None:
-        rank, self._size = place
-        self._queue, self._after, self._dtype = queue, arrays[:1], dtype
-        self.compresses = compressed is not None
-        weights = jnp.zeros(self._size, np.float32).at[rank].set(weight)
-        self.header: Any = jnp.concatenate([weights, *(jnp.asarray(each, np.float32) for each in numbers)])
+    def __init__(self, header: Any, size: int, dtype: Any, queue: Any, after: Sequence[Any]) -> None:
+        self.header, self._size, self._dtype, self._queue, self._after = header, size, dtype, queue, after
+        self.compresses = queue is not None
 
     def exchange_header(self) -> None:
         # After an array: otherwise XLA may make this call once for all steps of a loop.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from platoon_base.device_arrays import Order
-from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, Header, WeightedAverage, Worker
+from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, WeightedAverage, Worker, sums_of
 
 Tensor = Any
 
@@ -86,8 +86,8 @@ class FlatAverage(WeightedAverage):
                 self.views[i] = _shaped(part, tuple(like[i].shape), None if orders is None else orders[i])
             self.wholes.append(Bucket(flat, flat[:end], indices, [self.views[i] for i in indices]))
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.element_size())
-        self.header = self._template = flat[end:]
-        self._sent: list[float] = []
+        self.header = flat[end:]
+        self._sent: dict[int, tuple[list[float], Tensor]] = {}  # The latest headers, by their lengths.
         self._weight: Any = 0.0
         self._ahead = 0  # Elements of the header that precede the gradients.
         self.compresses = worker.advanced.compresses(_array(self.header), timeout_s)
@@ -106,11 +106,6 @@ class FlatAverage(WeightedAverage):
             target.copy_(numbers)
         self.begin(weight, is_sum, torch.is_tensor(weight) or weight > 0)
 
-    def fill(self, number: int, gradients: Any) -> None:
-        """Copy weighted gradients into a bucket, by their indices."""
-        with torch.no_grad():
-            self._fill([self.buckets[number]], gradients, None)
-
     def finish(
         self,
         gradients: Sequence[Tensor | None],
@@ -128,7 +123,7 @@ class FlatAverage(WeightedAverage):
         buckets = self.wholes if whole and not self.compresses else self.buckets[begun:]
         with torch.no_grad():
             header = self._header_of(numbers)
-            self._fill(buckets, gradients, None if self.compresses else header)
+            self.fill(buckets, gradients, None if self.compresses else header)
             if before is not None:
                 before()
             if buckets is self.wholes:
@@ -150,14 +145,7 @@ class FlatAverage(WeightedAverage):
         weights = self.header[: self.divisor]
         if weights.is_cuda:  # This does not wait for the device.
             return weights.sum()
-        found = Header(self.divisor)
-        found.array[:] = weights
-        found.round()
-        return float(found.weights.sum(dtype=np.float64)) / self.divisor
-
-    def nonzero(self, weights: Any) -> Any:
-        """Return the weights of a device unchanged: `scale` bounds their inverse."""
-        return weights if torch.is_tensor(weights) else super().nonzero(weights)
+        return float(sums_of(weights.numpy(), self.divisor).sum(dtype=np.float64)) / self.divisor
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -195,20 +183,20 @@ class FlatAverage(WeightedAverage):
         """Return the header's first elements, and this worker's weight and numbers, for `Bucket.fill`."""
         weights, rank, on_device = [0.0] * self.divisor, self._worker.global_rank, torch.is_tensor(self._weight)
         weights[rank] = 1.0 if on_device else float(self._weight)
-        sent = [*weights, *numbers]
-        if sent != self._sent:  # Copies to a device are slower than copies on it.
-            self._sent = sent
-            self._template = torch.tensor(sent, dtype=torch.float32, device=self.header.device)
+        sent, size = [*weights, *numbers], self.divisor + len(numbers)
+        if size not in self._sent or sent != self._sent[size][0]:  # Copies to a device are slower than on it.
+            self._sent[size] = sent, torch.tensor(sent, dtype=torch.float32, device=self.header.device)
         if on_device:
-            self._template[rank] = self._weight
-        return self.header[: len(sent)], self._template
+            self._sent[size][1][rank] = self._weight
+        return self.header[:size], self._sent[size][1]
 
-    def _fill(self, buckets: Sequence[Bucket], gradients: Any, header: tuple[Tensor, Tensor] | None) -> None:
+    def fill(self, buckets: Sequence[Bucket], gradients: Any, header: tuple[Tensor, Tensor] | None = None) -> None:
         """Copy weighted gradients into buckets, and a header into the last one."""
         own = gradients if torch.is_tensor(self._weight) or self._weight else [None] * len(self.like)
-        for bucket in buckets:
-            bucket.fill(own, header if bucket is buckets[-1] else None)
-            bucket.scale(self.factor)
+        with torch.no_grad():
+            for bucket in buckets:
+                bucket.fill(own, header if bucket is buckets[-1] else None)
+                bucket.scale(self.factor)
 
     def combine_bucket(self, number: int) -> None:
         """Average a filled bucket over the workers, or with compression sum it."""

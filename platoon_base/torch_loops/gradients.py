@@ -233,7 +233,7 @@ class GradientAverage:
 
     def _fill(self, number: int, gradients: Mapping[int, Tensor]) -> None:
         _require_dense(gradients.values())
-        self._placed().fill(number, gradients)
+        self._placed().fill([self._placed().buckets[number]], gradients)
 
     def _write(self, flats: FlatAverage, gradients: Sequence[Tensor | None]) -> None:
         """Copy the averages to the gradients; create those that only other workers have."""

@@ -13,7 +13,7 @@ from platoon_base.worker.handle import Worker
 from platoon_base.worker.shared_parameters import require_on_nonfinite
 
 if TYPE_CHECKING:
-    from platoon_base.collectives.weighted import MIN_WEIGHT, Header, HostAverage, WeightedAverage, unit_of
+    from platoon_base.collectives.weighted import MIN_WEIGHT, Header, HostAverage, WeightedAverage, sums_of, unit_of
     from platoon_base.worker.agreed_state import State, agree, agree_in_step, checksums, default_rule_of, make_equal
     from platoon_base.worker.all_values import BatchSizes, FlatAllReduce, gather_rows, require_same_values
     from platoon_base.worker.fit import (
@@ -61,6 +61,7 @@ __all__ = [
     "require_weight",
     "start_together",
     "start_training",
+    "sums_of",
     "unit_of",
     "warn_if_alike",
     "warn_once",
@@ -69,7 +70,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "platoon_base.collectives.weighted": "MIN_WEIGHT Header HostAverage WeightedAverage unit_of",
+        "platoon_base.collectives.weighted": "MIN_WEIGHT Header HostAverage WeightedAverage sums_of unit_of",
         "platoon_base.worker.agreed_state": "State agree agree_in_step checksums default_rule_of make_equal",
         "platoon_base.worker.all_values": "BatchSizes FlatAllReduce gather_rows require_same_values",
         "platoon_base.worker.fit": "Fit begins_anew center_is_on_device passes_before "

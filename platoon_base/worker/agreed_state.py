@@ -57,8 +57,7 @@ def agree(
     total = summed.pairs.pop("weight")[0]
     if not total:
         return summed.ranks
-    results = (array / (total if state.rule == "mean" else 1) for state, array in zip(taken, summed.arrays))
-    set_values([state.variable for state in taken], list(map(_agreed, taken, values, results)))
+    _set_agreed(taken, values, summed.arrays, total)
     if copied:
         copy_to_those_left(copied, worker, min(map(int, summed.pairs)), f"{name}, of the first", timeout_s=timeout_s)
     return summed.ranks
@@ -77,11 +76,14 @@ def agree_in_step(states: Sequence[State], worker: Worker, *, timeout_s: float =
     if taken:
         terms = [_term(state, value, 1.0) for state, value in taken]
         summed = worker.all_reduce(np.concatenate([np.ones(1), *map(np.ravel, terms)]), timeout_s=timeout_s)
-        agreed = []
-        for (state, value), term, part in zip(taken, terms, _split(summed[1:], [term.size for term in terms])):
-            result = part.reshape(term.shape) / (summed[0] if state.rule == "mean" else 1)
-            agreed.append(_agreed(state, value, result))
-        set_values([state.variable for state, _ in taken], agreed)
+        sums = [part.reshape(term.shape) for term, part in zip(terms, _split(summed[1:], [t.size for t in terms]))]
+        _set_agreed([state for state, _ in taken], [value for _, value in taken], sums, summed[0])
+
+
+def _set_agreed(states: Sequence[State], values: Sequence[Array], sums: Sequence[Array], total: float) -> None:
+    """Set variables from the sums of their terms; ``total`` is the sum of the weights."""
+    results = (array / (total if state.rule == "mean" else 1) for state, array in zip(states, sums))
+    set_values([state.variable for state in states], list(map(_agreed, states, values, results)))
 
 
 def _split(flat: Array, sizes: Sequence[int]) -> list[Array]:

@@ -16,7 +16,7 @@ from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_arrays import HostCopy
 from platoon_base.torch_loops import EarlyAverages, FlatAverage
-from platoon_base.worker import MIN_WEIGHT, ErrorFeedback, unit_of
+from platoon_base.worker import MIN_WEIGHT, ErrorFeedback, sums_of, unit_of
 from platoon_plugins.keras.gradients import Batch, GradientAverage, GradientHeader
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class TorchAverage(GradientAverage):
         """Queue the copy of gradients into their bucket, on torch's current stream."""
         flats = self._flats_of_like()
         flats.weigh(_bounded(self._early_weight()), self._average.unit)
-        flats.fill(number, gradients)
+        flats.fill([flats.buckets[number]], gradients)
         self._calls_made += 1
 
     def _combine_early(self, number: int) -> None:
@@ -199,8 +199,7 @@ class _Arriving:
         if self._header is None:
             array = self._copy.wait()  # type: ignore[union-attr]
             self._header = GradientHeader(self._size, array.size - 2 * self._size)
-            self._header.array[:] = array
-            self._header.round()
+            self._header.array[:] = sums_of(array, self._size)
         return self._header
 
 
