@@ -26,8 +26,7 @@ from platoon_base.array_loops.trees import (
     same_as,
     tree_of,
 )  # fmt: skip
-from platoon_base.errors import ConfigurationError, LayoutMismatchError
-from platoon_base.fingerprint import checksum
+from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules import default_period, prepared_rule
 from platoon_base.worker import (
@@ -40,6 +39,7 @@ from platoon_base.worker import (
     copy_first_values,
     default_rule_of,
     passes_before,
+    require_same_layout,
     require_same_values,
     require_weight,
     start_training,
@@ -279,13 +279,8 @@ class Loop:
 
     def _compare(self, names: Sequence[str], arrays: Sequence[Array], values: Sequence[Array]) -> None:
         """Compare the first gradients of all workers, and their ``values``."""
-        layout, mark = Layout.of(arrays, names).fingerprint.hex(), 0
-        for array in values:
-            mark = checksum(array, mark)
-        told = self.worker.gather([layout, mark if any(x.any() for x in values) else 0], name="gradients")
-        if len({layout for layout, _ in told}) > 1:
-            raise LayoutMismatchError("the gradients of this worker have other names, shapes or dtypes than others'")
-        warn_if_alike([each for _, each in told], self.worker.global_rank)
+        require_same_layout(Layout.of(arrays, names), self.worker)
+        warn_if_alike(self.worker, values)
         self.place.warn("the gradients of each step", sum(array.nbytes for array in arrays))
 
     # A center.

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.fingerprint import checksum
 from platoon_base.rules import prepared_rule, rule_for_loop, shares_moments
 from platoon_base.torch_loops.gradients import GradientAverage, Rhythm
 from platoon_base.torch_loops.loaders import Part
@@ -369,18 +368,11 @@ class SyncLoop(Loop):
         average = self._averages[number]
         if not self._compared:
             self._compared = True
-            self._warn_if_alike([tensor.grad for tensor in average.parameters if tensor.grad is not None])
+            dense = [p.grad for p in average.parameters if p.grad is not None and p.grad.layout is torch.strided]
+            warn_if_alike(self.worker, (gradient.detach().float().cpu().numpy() for gradient in dense))
         average.average(self._rows)
         self._accumulates.discard(number)
         self._averaged_for |= self._users[number]
-
-    def _warn_if_alike(self, gradients: Sequence[Tensor]) -> None:
-        mark = 0
-        for gradient in gradients:
-            if gradient.layout is torch.strided and gradient.any():
-                mark = checksum(gradient.detach().float().cpu().numpy(), mark)
-        marks = self.worker.gather(mark, name="first gradients")
-        warn_if_alike(marks, self.worker.global_rank)
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         super().before_step(optimizer, args, kwargs)

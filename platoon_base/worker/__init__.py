@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         start_training,
         warn_if_alike,
     )
-    from platoon_base.worker.initial_values import copy_first_values, copy_values, start_together
+    from platoon_base.worker.initial_values import copy_first_values, copy_values, require_same_layout, start_together
 
 __all__ = [
     "COMPUTE",
@@ -57,6 +57,7 @@ __all__ = [
     "make_equal",
     "passes_before",
     "require_on_nonfinite",
+    "require_same_layout",
     "require_same_values",
     "require_weight",
     "start_together",
@@ -75,6 +76,6 @@ __getattr__ = lazy_names(
         "platoon_base.worker.all_values": "BatchSizes FlatAllReduce gather_rows require_same_values",
         "platoon_base.worker.fit": "Fit begins_anew center_is_on_device passes_before "
         "require_weight start_training warn_if_alike",
-        "platoon_base.worker.initial_values": "copy_first_values copy_values start_together",
+        "platoon_base.worker.initial_values": "copy_first_values copy_values require_same_layout start_together",
     },
 )

@@ -6,10 +6,12 @@ import atexit
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.fingerprint import checksum
 from platoon_base.parameters import Parameters
 from platoon_base.rules.center import Rule
 from platoon_base.rules.outer import overlap_of, waits
@@ -441,9 +443,14 @@ def require_weight(weight: float) -> float:
     return number
 
 
-def warn_if_alike(marks: Sequence[int], rank: int) -> None:
-    """Warn on rank 0 if the first gradients have equal checksums; 0 if they are all zeros."""
-    if marks[0] and len(marks) > 1 and len(set(marks)) == 1 and not rank:
+def warn_if_alike(worker: Worker, gradients: Iterable[Array]) -> None:
+    """Warn on rank 0 if the first gradients are equal on all workers; a collective call."""
+    mark = 0  # If all are zeros.
+    for gradient in gradients:
+        if gradient.any():
+            mark = checksum(gradient, mark)
+    marks = worker.gather(mark, name="first gradients")
+    if mark and len(set(marks)) == 1 < len(marks) and not worker.global_rank:
         warn_once(
             f"the first gradients are equal on all {len(marks)} workers, so each trains on the same rows: "
             "pass the loader to prepare too, or divide the rows with worker.shard"
