@@ -14,6 +14,7 @@ from platoon_base.system.environment import deterministic_seed
 
 MIN_WEIGHT = 1e-8  # The weight of a batch in which everything is masked.
 _EXACT = deterministic_seed() is not None
+_NEAR = {np.dtype(name): 8 * float(np.finfo(name).eps) for name in ("float32", "float64")}
 
 
 class Header:
@@ -27,9 +28,9 @@ class Header:
 
 def sums_of(means: Array, size: int) -> Array:
     """Return the sums of which these are means over ``size`` workers; exactly, if they are integers."""
-    sums = means * means.dtype.type(size)
+    sums = means * size
     whole = np.rint(sums)
-    return np.where(abs(sums - whole) <= 8 * np.finfo(sums.dtype).eps * whole, whole, sums)
+    return np.where(abs(sums - whole) <= _NEAR[means.dtype] * whole, whole, sums)
 
 
 def unit_of(weights: Any, before: float) -> float:
@@ -130,7 +131,7 @@ class HostAverage(WeightedAverage):
         self._all.array[:] = sums_of(self._all.array, self.divisor)
 
     def weights(self) -> float:
-        return float(self._all.weights.sum(dtype=np.float64)) / self.divisor
+        return math.fsum(self._all.weights.tolist()) / self.divisor
 
 
 def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Sequence[Array]:

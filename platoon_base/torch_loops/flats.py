@@ -145,7 +145,7 @@ class FlatAverage(WeightedAverage):
         weights = self.header[: self.divisor]
         if weights.is_cuda:  # This does not wait for the device.
             return weights.sum()
-        return float(sums_of(weights.numpy(), self.divisor).sum(dtype=np.float64)) / self.divisor
+        return math.fsum(sums_of(weights.numpy(), self.divisor).tolist()) / self.divisor
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Averaged gradients whose weights are up to 10^8 rows, against exact fractions."""
+"""Averaged gradients whose weights are up to 10^8 rows, and of float64, against exact fractions."""
 
 from job_preamble import worker
 from fractions import Fraction
@@ -16,3 +16,12 @@ for shift in range(3):
     for found, *given in zip(model.weight.grad[0].tolist(), *(gradient.tolist() for gradient in gradients)):
         exact = sum(w * Fraction(g) for w, g in zip(weights, given)) / sum(weights)
         assert abs(found - exact) < 1e-6 * max(map(abs, given)), (found, float(exact))
+
+# The numbers of rows are known exactly, so float64 has its own precision.
+wide = torch.nn.Linear(50, 1, bias=False).double()
+average, rows = GradientAverage(worker, wide), [20, 7, 13]
+for _ in range(2):
+    wide.weight.grad = gradients[worker.global_rank].reshape(1, 50).double()
+    average(rows[worker.global_rank])
+exact = sum(n * gradient.double() for n, gradient in zip(rows, gradients)) / sum(rows)
+torch.testing.assert_close(wide.weight.grad[0], exact, rtol=0, atol=1e-13)
