@@ -24,12 +24,14 @@ from platoon_base.links.stream import require_cipher
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable
-from platoon_base.multihost.rendezvous import Introduction, arrive, fingerprint, gather_hosts
+from platoon_base.multihost.rendezvous import arrive, fingerprint, gather_hosts, introduction
 from platoon_base.system.folder_lock import is_locked
 
 
 @contextlib.contextmanager
-def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signals: StopSignals) -> Iterator[HostTable]:
+def other_hosts(
+    console: Console, hosts: HostOptions, here: between.Arrive, signals: StopSignals
+) -> Iterator[HostTable]:
     """Wait, on the first host, until the others have joined; yield their table."""
 
     def say(text: str) -> None:
@@ -62,9 +64,8 @@ def serve_other_host(start: StartOptions, hosts: HostOptions, log_folder: Path |
         require_descriptors_for(len(devices))
     except PlatoonError as exc:
         problem = exc
-    here = Introduction(
-        hosts.place, devices, fingerprint(start.program, start.args), "" if problem is None else str(problem)
-    )
+    program = fingerprint(start.program, start.args)
+    here = introduction(hosts.place, devices, program, "" if problem is None else str(problem))
 
     def say(text: str) -> None:
         report.print_line(start.console, text)

@@ -135,9 +135,7 @@ class JobSaving:
             log.warning("%s", _NO_PARAMETERS)
 
     def save_dropped(self, shared: Shared) -> None:
-        """Save a center that the workers are about to release; end the exchanges between hosts."""
-        if self._hosts is not None:
-            self._hosts.couriers.center_dropped()
+        """Save a center that the workers are about to release."""
         self._checkpointer.end(self._about(shared), shared.layout)
 
     def save_the_end(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:

@@ -36,21 +36,13 @@ class CourierKeeper:
         self._start_at = 0.0
         self._memory = -1  # Memory for the state that a restarted courier needs.
 
-    def start(
-        self,
-        specs: list[tuple[str, tuple[int, ...], str]],
-        moments: int,
-        rule: str,
-        every_s: float,
-    ) -> None:
+    def _start(self, order: between.Start) -> None:
         """Start the courier unless it runs."""
         if self._begin is None:
-            path, prefix = self._files.center_place
             world = self._files.world
             if codec_of(world.compression) is not None:
                 self._memory = os.memfd_create("platoon-residuals")
-            place = (path, prefix)
-            self._begin = between.Begin(world, place, specs, moments, rule, every_s, False, self._memory)
+            self._begin = between.Begin(world, self._files.center_place, order, memory=self._memory)
             self._launch()
 
     def _launch(self) -> None:
@@ -84,7 +76,11 @@ class CourierKeeper:
                 self._send(order)
 
     def handle_order(self, order: between.Order) -> None:
-        """Pass an order to the courier, and to one that is started again."""
+        """Start or end the courier, or pass an order to it, and to one that is started again."""
+        if isinstance(order, between.Start):
+            return self._start(order)
+        if isinstance(order, between.Dropped):
+            return self.close()
         if isinstance(order, between.Made):
             self._made = True
         elif isinstance(order, between.Peers):
@@ -98,7 +94,7 @@ class CourierKeeper:
             self._round.append(order)
         self._send(order)
 
-    def _send(self, order: between.Order) -> None:
+    def _send(self, order: between.ToCourier) -> None:
         if self._process is not None:
             self._process.send(order)
 
@@ -126,8 +122,8 @@ class CourierKeeper:
         self._start_at = time.monotonic() + timeout("restart")
         log.warning("the courier of this host ended (status %s): restarting it", process.status)
 
-    def dropped(self) -> None:
-        """End the courier: the workers have released the center."""
+    def close(self) -> None:
+        """End the courier."""
         self._begin, self._made, self._peers, self._round = None, False, None, []
         process, self._process = self._process, None
         if process is not None:
@@ -135,9 +131,6 @@ class CourierKeeper:
         memory, self._memory = self._memory, -1
         if memory >= 0:
             os.close(memory)
-
-    def close(self) -> None:
-        self.dropped()
 
 
 _BLOCK = 1 << 16
@@ -160,7 +153,7 @@ class CourierProcess:
     def status(self) -> int | None:
         return self._process.returncode
 
-    def send(self, order: between.Order) -> None:
+    def send(self, order: between.ToCourier) -> None:
         """Send an order; an ended courier drops it, and `read` reports the end."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):

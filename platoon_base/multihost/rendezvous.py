@@ -10,7 +10,9 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 import platoon_base
 from platoon_base.controller.stop_signals import StopSignals
@@ -49,29 +51,19 @@ class RendezvousInterruptedError(Exception):
         self.number = number
 
 
-class Introduction(NamedTuple):
-    """The introduction of this host; ``problem`` is why it cannot take part, or empty."""
-
-    place: Place
-    devices: list[str]
-    program: str
-    problem: str = ""
-
-    def arrival(self, address: str, first_address: str) -> between.Arrive:
-        """Return the message to host 0; other hosts reach this one at ``address``."""
-        return between.Arrive(
-            protocol=between.PROTOCOL,
-            version=platoon_base.__version__,
-            hosts=self.place.hosts,
-            host=self.place.host,
-            name=os.uname().nodename,
-            address=address,
-            first_address=first_address,
-            devices=self.devices,
-            program=self.program,
-            pid=os.getpid(),
-            problem=self.problem,
-        )
+def introduction(place: Place, devices: list[str], program: str, problem: str = "") -> between.Arrive:
+    """Return the message of this host to host 0, without the addresses."""
+    return between.Arrive(
+        protocol=between.PROTOCOL,
+        version=platoon_base.__version__,
+        hosts=place.hosts,
+        host=place.host,
+        name=os.uname().nodename,
+        devices=devices,
+        program=program,
+        pid=os.getpid(),
+        problem=problem,
+    )
 
 
 def fingerprint(program: Program, args: Sequence[str]) -> str:
@@ -103,7 +95,7 @@ def _says_loopback(name: str) -> bool:
 @contextlib.contextmanager
 def gather_hosts(
     endpoint: str,
-    here: Introduction,
+    here: between.Arrive,
     signals: StopSignals,
     say: Callable[[str], None],
     *,
@@ -130,7 +122,7 @@ def gather_hosts(
         world = World(
             [len(here.devices), *(len(each.devices) for each in arrived)],
             0,
-            [os.uname().nodename, *(each.name for each in arrived)],
+            [here.name, *(each.name for each in arrived)],
             [arrived[0].first_address, *(each.address for each in arrived)],
             secrets.token_hex(_KEY_BYTES) if encrypted else "",
             compression,
@@ -148,7 +140,7 @@ def _require_none(taken: Sequence[signal.Signals]) -> None:
 class _HostRendezvous:
     """The arrivals of the other hosts, on host 0."""
 
-    def __init__(self, link: LinkServer, here: Introduction, say: Callable[[str], None]) -> None:
+    def __init__(self, link: LinkServer, here: between.Arrive, say: Callable[[str], None]) -> None:
         self._link = link
         self._here = here
         self._say = say
@@ -176,12 +168,12 @@ class _HostRendezvous:
                 self._say(f"waiting for {self._missing()} at {self._link.address}")
 
     def _missing_hosts(self) -> list[int]:
-        hosts = range(1, self._here.place.hosts)
+        hosts = range(1, self._here.hosts)
         return [host for host in hosts if host not in self.members or self.members[host].silent]
 
     def _missing(self) -> str:
         missing = list(map(str, self._missing_hosts()))
-        return f"host{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._here.place.hosts}"
+        return f"host{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._here.hosts}"
 
     def _admit(self, peer: Peer, body: bytes) -> None:
         try:
@@ -200,15 +192,13 @@ class _HostRendezvous:
             self._link.forget(there.peer)
             there = None
         if arrived.host == 0 or there is not None:
-            taken = os.uname().nodename if there is None else there.name
-            pid = os.getpid() if there is None else there.arrived.pid
+            taken = self._here if there is None else there.arrived
             why = (
-                f"host {arrived.host} of the job is {taken} (process {pid}) already: pass a "
+                f"host {arrived.host} of the job is {taken.name} (process {taken.pid}) already: pass a "
                 "different --node-rank on each host"
             )
-            say_why = f"refused {arrived.name} (process {arrived.pid}): {why}"
             self._refuse(peer, why)
-            log.warning("%s", say_why)
+            log.warning("refused %s (process %d): %s", arrived.name, arrived.pid, why)
             return
         problem = self._problem(arrived)
         if problem:
@@ -220,17 +210,17 @@ class _HostRendezvous:
 
     def _problem(self, arrived: between.Arrive) -> str:
         here = self._here
-        if (arrived.protocol, arrived.version) != (between.PROTOCOL, platoon_base.__version__):
+        if (arrived.protocol, arrived.version) != (here.protocol, here.version):
             return (
-                f"has platoon-plugins {arrived.version}, and host 0 has "
-                f"{platoon_base.__version__}: install one version on all hosts"
+                f"has platoon-plugins {arrived.version}, and host 0 has {here.version}: "
+                "install one version on all hosts"
             )
         if arrived.problem:
             return f"cannot take part: {arrived.problem}"
-        if arrived.hosts != here.place.hosts:
-            return f"has --nnodes {arrived.hosts}, and host 0 has {here.place.hosts}: pass the same on all hosts"
-        if not 0 < arrived.host < here.place.hosts:
-            return f"has an index that is not one of 0 to {here.place.hosts - 1}: pass each host its --node-rank"
+        if arrived.hosts != here.hosts:
+            return f"has --nnodes {arrived.hosts}, and host 0 has {here.hosts}: pass the same on all hosts"
+        if not 0 < arrived.host < here.hosts:
+            return f"has an index that is not one of 0 to {here.hosts - 1}: pass each host its --node-rank"
         if arrived.program != here.program:
             return "runs another script than host 0, or has other arguments: use the same command on all hosts"
         workers = len(here.devices) + len(arrived.devices)
@@ -263,7 +253,7 @@ class _HostRendezvous:
 @contextlib.contextmanager
 def arrive(
     endpoint: Callable[[], str],
-    here: Introduction,
+    here: between.Arrive,
     signals: StopSignals,
     say: Callable[[str], None],
 ) -> Iterator[tuple[LinkClient, Callable[[], between.Welcome]]]:
@@ -292,10 +282,9 @@ def arrive(
         f"this host has no route to {address}: check its network (`ip route get {address}`), or pass another address"
     )
     own = poll(functools.partial(own_address_towards, address), f"a route to {address}", no_way)
-    arrival = here.arrival(own, address)
     link = LinkClient(address, port, key)
     try:
-        link.peer.send(between.encode(arrival))
+        link.peer.send(between.encode(msgspec.structs.replace(here, address=own, first_address=address)))
         yield link, lambda: _wait_for_welcome(link, f"{name}:{port}", signals, say)
     except Exception as exc:
         _send_reason(link, exc)

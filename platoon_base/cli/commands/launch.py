@@ -32,7 +32,7 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import Place
 from platoon_base.job.hosting import JobOptions
-from platoon_base.multihost.rendezvous import Introduction, fingerprint
+from platoon_base.multihost.rendezvous import fingerprint, introduction
 from platoon_base.rules import parse_rule
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE, threads_of
 from platoon_base.system.job_paths import path_of
@@ -206,7 +206,7 @@ def command(
         signals = stack.enter_context(StopSignals())
         table = None
         if place.hosts > 1:
-            here = Introduction(place, chosen.devices, fingerprint(program, start.args))
+            here = introduction(place, chosen.devices, fingerprint(program, start.args))
             table = stack.enter_context(other_hosts(console, hosts, here, signals))
         size = len(chosen.devices) if table is None else table.world.size
         lines = [report.opening(chosen, center, folder, None if table is None else table.world)]
