@@ -25,7 +25,7 @@ class Observer(Protocol):
     """Something that follows a job, such as its screen; an error ends it, but not the job.
 
     `close` is called once, after an error too; ``result`` is None if the job was not run to its
-    end.
+    end. A method ``poll()``, if there is one, is called several times a second.
     """
 
     name: str  # Shown in warnings.
@@ -55,6 +55,9 @@ class Option(NamedTuple):
     option: Callable[[Any], Any]
     parameter: str
     make: Callable[[Any, Observed], Observer]
+
+
+_POLL_INTERVAL_S = 0.2
 
 
 class Observers:
@@ -108,18 +111,21 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         ended, taken = False, None
+        poll: Callable[[], None] | None = getattr(self._observer, "poll", None)
         while not ended:
-            self._is_new.wait()
+            self._is_new.wait(None if poll is None else _POLL_INTERVAL_S)
             self._is_new.clear()
             ended, latest = self._ended, self._latest
             if latest is not taken and not self._failed:
                 self._guarded(self._observer.take, latest)
             taken = latest
+            if poll is not None and not self._failed:
+                self._guarded(poll)
         self._guarded(self._observer.close, self._result)
 
-    def _guarded(self, call: Callable[[Any], None], value: Any) -> None:
+    def _guarded(self, call: Callable[..., None], *values: Any) -> None:
         try:
-            call(value)
+            call(*values)
         except (Exception, SystemExit) as exc:
             if not self._failed:  # The end of an observer that has failed may fail too.
                 self._failed = True

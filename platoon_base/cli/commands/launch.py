@@ -20,7 +20,7 @@ from platoon_base.cli.commands.arguments import SCRIPT, result_file, timeout_ali
 from platoon_base.cli.configuration import config_option
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.deterministic import deterministic_job, deterministic_options
-from platoon_base.cli.launch_options import HostOptions, StartOptions, engine_options, host_options, start_options
+from platoon_base.cli.launch_options import HostOptions, StartOptions, host_options, start_options
 from platoon_base.cli.launcher import choose_center, launch, open_checkpoints
 from platoon_base.cli.observers import Observed, Observer, Observers
 from platoon_base.cli.other_host import other_hosts, serve_other_host
@@ -144,7 +144,6 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     callback=result_file,
     help="Write the summary as JSON to this file.",
 )
-@engine_options
 @host_options
 @deterministic_options
 @tracker_options
