@@ -100,7 +100,7 @@ def launch(
     starts = worker_starts(program, args, devices, log_folder, world, address)
     size = world.size if world.several else len(devices)
     origin = Origin([*program.argv, *args], list(devices), str(log_folder.absolute()))
-    story = Story()
+    story = options.story or Story()
     options = replace(options, origin=origin, hosts=hosts, story=story)
     preload = preloaded(program, devices)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from platoon_base.cli.recent import Recent
 from platoon_base.controller.outcome import Result, Snapshot
+from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.phases import PHASES
 from platoon_base.timeouts import timeout
@@ -46,6 +47,7 @@ class Observed(NamedTuple):
     script: str
     command: str
     folder: Path  # Its logs are here.
+    story: Story
     settings: Mapping[str, float | str] = MappingProxyType({})  # Hyperparameters known at the start.
 
 

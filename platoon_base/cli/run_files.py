@@ -134,14 +134,12 @@ def write_json(path: Path, values: Mapping[str, Any]) -> bool:
 
 
 def write_text(path: Path, text: str, what: str, instead: str = "\n") -> bool:
-    """Write a text as `write_bytes` does, with escapes for lone surrogates."""
-    return write_bytes(path, legible(text).encode(), what, instead)
+    """Write a file, or print why not, and ``instead``, and remove an old one; return success.
 
-
-def write_bytes(path: Path, data: bytes, what: str, instead: str = "\n") -> bool:
-    """Write a file, or print why not, and ``instead``, and remove an old one; return success."""
+    Lone surrogates are escaped.
+    """
     try:
-        write_where_named(path, data)
+        write_where_named(path, legible(text).encode())
     except ConfigurationError as exc:  # A symbolic link of another user stays.
         click.echo(f"platoon: did not write {what}: {exc}{instead}", err=True, nl=False)
         return False
@@ -182,15 +180,6 @@ def story_written(folder: Path, story: Story) -> Iterator[None]:
 
 def as_json(entries: Sequence[Entry]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(entries), indent=2)
-
-
-def known_story(folder: Path, reader: str) -> list[Entry]:
-    """Return the event log in a folder; if it cannot be read, warn that ``reader`` has none."""
-    try:
-        return read_story(folder)
-    except ConfigurationError as exc:
-        log.warning("%s does not show the events of the job: %s", reader, exc)
-        return []
 
 
 def read_story(folder: Path) -> list[Entry]:

@@ -289,9 +289,14 @@ def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> I
     world = welcome.world
     # After the block nothing of the job is left on this host: no process, shared memory or folder.
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(
-            world.size, "host", welcome.checkpoint, origin, world, welcome.job, training=welcome.training
-        )
+        files = JobFiles(
+            size=world.size,
+            job=welcome.job,
+            checkpoint=welcome.checkpoint,
+            origin=origin,
+            world=world,
+            training=welcome.training,
+        ).create()
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))

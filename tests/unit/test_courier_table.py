@@ -52,7 +52,7 @@ class Table:
 
 @pytest.fixture
 def table():
-    files = JobFiles.create(3, world=WORLD)
+    files = JobFiles(size=3, world=WORLD).create()
     try:
         yield Table(files)
     finally:

@@ -50,7 +50,7 @@ def scalars(folder):
 
 def event_files(folder, every_s):
     """Return the observer that ``--tensorboard`` makes."""
-    job = Observed("train.py", "train.py", folder)
+    job = Observed("train.py", "train.py", folder, Story())
     return TrackedRun("TensorBoard", lambda name, logs: Tracker(name, logs, folder), job, every_s)
 
 

@@ -29,6 +29,7 @@ from platoon_base.cli.run_files import LogFolder, new_log_folder, write_json
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.trackers import tracker_options
 from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import Place
 from platoon_base.job.hosting import JobOptions
@@ -200,7 +201,8 @@ def command(
     center = choose_center("host" if start.center == "auto" and place.hosts > 1 else start.center, chosen.devices)
     folder = log_dir or new_log_folder(program.title)
     fatal = "never" if allow_failures else "always" if fail_fast else "early"
-    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, fail_fast=fatal)
+    story = Story()
+    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, fail_fast=fatal, story=story)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         table = None
@@ -220,7 +222,7 @@ def command(
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
         settings = _settings(start, place, size, chosen.devices, options)
-        observers = trackers(Observed(program.title, " ".join(start.command), folder, settings))
+        observers = trackers(Observed(program.title, " ".join(start.command), folder, story, settings))
         lines += filter(None, (each.opening for each in observers))
         # The logs come last, because this moves earlier ones.
         stack.enter_context(_open_logs(folder, options.saving))
