@@ -296,9 +296,8 @@ class BrokenReport(RunReport):
 
 
 def test_an_error_in_the_report_costs_the_report_and_not_the_job(tmp_path, caplog):
-    broken, other = (
-        kind(tmp_path / name, observed(tmp_path)) for kind, name in ((BrokenReport, "x"), (RunReport, "y"))
-    )
+    job = observed(tmp_path)
+    broken, other = BrokenReport(tmp_path / "x", job), RunReport(tmp_path / "y", job)
     with pytest.raises(KeyError, match="of the job"), Observers([broken, other]):
         raise KeyError("of the job")
     assert "stopped writing for the report: ZeroDivisionError: in the page" in caplog.text

@@ -16,6 +16,7 @@ from platoon_base.cli.observers import Observed, TrackedRun
 from platoon_base.cli.trackers.tensorboard import Tracker
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.roster import Participant, Phase
+from platoon_base.coordination.story import Story
 from platoon_base.shm.job_state import Progress
 
 pytestmark = pytest.mark.base
