@@ -69,7 +69,7 @@ class _Cell:
         sys.stdout.flush()
 
     def _draw(self) -> None:
-        if self._display is None or self._recent.snapshot is None:
+        if self._display is None or not self._recent.taken:
             return
         shown = {"text/plain": "\n".join(table(self._recent, _WIDTH, _HEIGHT, self._title))}
         if self._handle is None:

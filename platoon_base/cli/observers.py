@@ -215,7 +215,7 @@ class TrackedRun:
 
     def close(self, result: Result | None = None) -> None:
         try:
-            if self._recent.snapshot is not None:
+            if self._recent.taken:
                 self._log_workers(self._recent.snapshot)
         finally:
             self._tracker.close(result is not None and result.status == 0)
@@ -242,7 +242,7 @@ class TrackedRun:
 
     def _log_job(self, snapshot: Snapshot) -> None:
         counts = {
-            "workers": sum(not each.phase.gone for each in snapshot.participants),
+            "workers": len(snapshot.here),
             "failures": len(snapshot.failed),
             "checkpoints": snapshot.saved_checkpoints,
         }
