@@ -18,7 +18,7 @@ from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.launcher import choose_center, launch, require_runnable
 from platoon_base.cli.notebook_worker import code_of_file
 from platoon_base.cli.recent import Recent
-from platoon_base.cli.run_files import LogFolder, new_log_folder
+from platoon_base.cli.run_files import log_folder, new_log_folder
 from platoon_base.cli.table import table
 from platoon_base.cli.worker_output import LogLines, WorkerWarnings, describe
 from platoon_base.controller.outcome import Result, Snapshot
@@ -104,7 +104,7 @@ def run(
     chosen = chosen_devices(num_processes, tuple(devices)).devices
     require_runnable(_PROGRAM, chosen)
     folder = new_log_folder("notebook") if log_dir is None else Path(log_dir)
-    with LogFolder(folder), tempfile.TemporaryDirectory(prefix="platoon-notebook-") as box, StopSignals() as signals:
+    with log_folder(folder), tempfile.TemporaryDirectory(prefix="platoon-notebook-") as box, StopSignals() as signals:
         call, returned = Path(box, "call"), Path(box, "returned")
         call.write_bytes(_pickled(function, args))
         cell = _Cell(f"{getattr(function, '__name__', 'function')}()", folder, len(chosen))

@@ -48,53 +48,40 @@ def _make(parent: Path, name: str) -> Path:
             folder = parent / f"{name}_{number}"
 
 
-class LogFolder:
-    """A folder for the logs of one run, locked unless its checkpoints lock it; a context manager.
+@contextlib.contextmanager
+def log_folder(path: Path, lock: bool = True) -> Iterator[None]:
+    """Use a folder for the logs of one run, locked unless its checkpoints lock it.
 
     Logs of an earlier run are moved to ``earlier/<date>_<time>``.
     """
-
-    def __init__(self, path: Path, lock: bool = True) -> None:
-        self.path = path
-        self._wants_lock = lock
-        self._lock: FolderLock | None = None
-
-    def __enter__(self) -> LogFolder:
-        require_room(self.path, "logs")
+    require_room(path, "logs")
+    with contextlib.ExitStack() as stack:
         try:
-            self._lock = FolderLock(self.path) if self._wants_lock else None
+            if lock:
+                stack.callback(FolderLock(path).close)
         except BlockingIOError:
             raise ConfigurationError(
-                f"another job writes its logs to {self.path}: wait until it ends, or name another --log-dir"
+                f"another job writes its logs to {path}: wait until it ends, or name another --log-dir"
             ) from None
         except OSError as exc:
-            raise ConfigurationError(f"cannot write logs to {self.path}: {exc}; name another --log-dir") from exc
+            raise ConfigurationError(f"cannot write logs to {path}: {exc}; name another --log-dir") from exc
         try:
-            self._rename_previous()
+            _rename_previous(path)
         except OSError as exc:
-            self._unlock()
-            raise ConfigurationError(
-                f"cannot move the earlier logs in {self.path}: {exc}; name another --log-dir"
-            ) from exc
-        return self
+            raise ConfigurationError(f"cannot move the earlier logs in {path}: {exc}; name another --log-dir") from exc
+        yield
 
-    def _rename_previous(self) -> None:
-        found = [self.path / name for name in os.listdir(self.path) if _OF_RUN.fullmatch(name)]
-        if not found:
-            return
-        last = datetime.datetime.fromtimestamp(max(path.stat().st_mtime for path in found))
-        earlier = path_of(self.path, "earlier")
-        earlier.mkdir(exist_ok=True)
-        folder = _make(earlier, last.strftime(_STAMP))
-        for path in found:
-            path.rename(folder / path.name)
 
-    def __exit__(self, *exc: object) -> None:
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
+def _rename_previous(folder: Path) -> None:
+    found = [folder / name for name in os.listdir(folder) if _OF_RUN.fullmatch(name)]
+    if not found:
+        return
+    last = datetime.datetime.fromtimestamp(max(path.stat().st_mtime for path in found))
+    earlier = path_of(folder, "earlier")
+    earlier.mkdir(exist_ok=True)
+    there = _make(earlier, last.strftime(_STAMP))
+    for path in found:
+        path.rename(there / path.name)
 
 
 def tail(path: Path, begin: int = 0) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from platoon_base import __version__
-from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import SCRIPT, result_file, timeout_alias
 from platoon_base.cli.configuration import config_option
@@ -25,7 +24,7 @@ from platoon_base.cli.launcher import choose_center, launch, open_checkpoints
 from platoon_base.cli.observers import Observed, Observer, Observers
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.report import summary
-from platoon_base.cli.run_files import LogFolder, new_log_folder, write_json
+from platoon_base.cli.run_files import log_folder, new_log_folder, write_json
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.trackers import tracker_options
 from platoon_base.controller.stop_signals import StopSignals
@@ -224,8 +223,9 @@ def command(
         settings = _settings(start, place, size, chosen.devices, options)
         observers = trackers(Observed(program.title, " ".join(start.command), folder, story, settings))
         lines += filter(None, (each.opening for each in observers))
-        # The logs come last, because this moves earlier ones.
-        stack.enter_context(_open_logs(folder, options.saving))
+        # The logs come last, because this moves earlier ones. The checkpoints may have locked the folder.
+        is_locked = options.saving is not None and options.saving.folder.path.resolve() == folder.resolve()
+        stack.enter_context(log_folder(folder, lock=not is_locked))
         for line in lines:
             report.print_line(console, line)
         lend_terminal(size)
@@ -261,9 +261,3 @@ def _settings(
         **of_workers,
         "platoon_version": __version__,
     }
-
-
-def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
-    """Return the folder of the logs, not opened yet; the checkpoints may have locked it."""
-    is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
-    return LogFolder(folder, lock=not is_locked)
