@@ -141,7 +141,7 @@ class Reporting:
 
     def snapshot(self, now: float) -> Snapshot:
         coordinator = self._coordinator
-        tally = Tally() if self._saving is None else self._saving.tally
+        tally = Tally() if self._saving is None else self._saving.checkpointer.tally
         return Snapshot(
             list(coordinator.roster.values()),
             {rank: self._job_state.progress(rank) for rank in coordinator.roster},
@@ -274,7 +274,7 @@ class Controller:
         if self._coordinator.next_deadline is not None:
             wake = min(wake, now + self._coordinator.next_deadline - awake())
         if self._saving is not None:
-            wake = min(wake, self._saving.next_poll_at(now))
+            wake = min(wake, self._saving.checkpointer.next_poll_at(now))
         if self._budget is not None:
             wake = min(wake, now + _BUDGET_EVERY_S)
         return max(0.0, wake - now)

@@ -132,9 +132,24 @@ def gather_hosts(
         link.close()
 
 
-def _require_none(taken: Sequence[signal.Signals]) -> None:
-    if taken:
-        raise RendezvousInterruptedError(taken[0])
+class _Patience:
+    """The limit of a wait for other hosts, and the lines that are said meanwhile."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.limit_s = timeout("rendezvous")
+        self._until, self._next_news = awake() + self.limit_s, awake() + _FIRST_NEWS_S
+
+    def check(self, taken: Sequence[signal.Signals], waits_for: str, problem: str) -> None:
+        """Raise an error if a signal was taken, or the limit has passed; say at times what is missing."""
+        now = awake()
+        if taken:
+            raise RendezvousInterruptedError(taken[0])
+        if now > self._until:
+            raise ConfigurationError(problem)
+        if now > self._next_news:
+            self._next_news = now + _NEWS_S
+            self._say(f"waiting for {waits_for}")
 
 
 class _HostRendezvous:
@@ -147,25 +162,20 @@ class _HostRendezvous:
         self.members: dict[int, Member] = {}
 
     def wait(self, signals: StopSignals) -> None:
-        began, timeout_s = awake(), timeout("rendezvous")
-        next_news = began + _FIRST_NEWS_S
+        patience = _Patience(self._say)
         while self._missing_hosts():
             self._link.poll(POLL_S, [signals.fd])
-            _require_none(signals.take())
+            patience.check(
+                signals.take(),
+                f"{self._missing()} at {self._link.address}",
+                f"{self._missing()} did not join at {self._link.address} within {patience.limit_s:g} s: start "
+                "`platoon launch` there with this --rdzv-endpoint, and read its messages (a firewall, another port?)",
+            )
             for peer, body in self._link.receive():
                 self._admit(peer, body)
             now = awake()
             self._link.tick(now)
             self._mark_silent_hosts(now)
-            if now > began + timeout_s:
-                raise ConfigurationError(
-                    f"{self._missing()} did not join at {self._link.address} within {timeout_s:g} "
-                    "s: start `platoon launch` there with this --rdzv-endpoint, and read its "
-                    "messages (a firewall, another port?)"
-                )
-            if now > next_news:
-                next_news = now + _NEWS_S
-                self._say(f"waiting for {self._missing()} at {self._link.address}")
 
     def _missing_hosts(self) -> list[int]:
         hosts = range(1, self._here.hosts)
@@ -264,8 +274,7 @@ def arrive(
     0, then the wait for all other hosts. Raises `ConfigurationError` if host 0 does not answer or refuses this
     host, and `RendezvousInterruptedError` at a signal.
     """
-    deadline = awake() + timeout("rendezvous")
-    poll = functools.partial(_poll, signals, say, deadline)
+    poll = functools.partial(_poll, signals, _Patience(say))
     path = key_file()
     key = poll(
         find_key,
@@ -305,30 +314,28 @@ def _send_reason(link: LinkClient, exc: Exception) -> None:
     link.finish()
 
 
-def _poll(
-    signals: StopSignals, say: Callable[[str], None], deadline: float, ask: Callable[[], _T], what: str, problem: str
-) -> _T:
+def _poll(signals: StopSignals, patience: _Patience, ask: Callable[[], _T], what: str, problem: str) -> _T:
     """Wait until ``ask`` returns a value; ``what`` and ``problem`` are for messages."""
-    next_news = awake() + _FIRST_NEWS_S
     while not (found := ask()):
-        now = awake()
-        if now > deadline:
-            raise ConfigurationError(problem)
-        if now > next_news:
-            next_news = now + _NEWS_S
-            say(f"waiting for {what}: {problem}")
-        _require_none(signals.take(POLL_S))
+        patience.check(signals.take(POLL_S), f"{what}: {problem}", problem)
     return found
 
 
 def _wait_for_welcome(
     link: LinkClient, where: str, signals: StopSignals, say: Callable[[str], None]
 ) -> between.Welcome:
-    began, timeout_s = awake(), timeout("rendezvous")
-    next_news = began + _FIRST_NEWS_S
+    patience = _Patience(say)
     while True:
         link.poll(POLL_S, [signals.fd])
-        _require_none(signals.take())
+        missing, problem = "the other hosts", "some of the other hosts have not joined"
+        if not link.connected:
+            missing, problem = f"host 0 at {where}", f"no answer from {where}" + (f" ({link.why})" if link.why else "")
+        patience.check(
+            signals.take(),
+            missing,
+            f"{problem} within {patience.limit_s:g} s: check that --rdzv-endpoint is an address of host "
+            "0, and that its launcher runs",
+        )
         link.receive()
         while link.inbox:  # Messages after a welcome are for the deputy.
             message = between.decode_down(link.inbox.popleft())
@@ -352,14 +359,3 @@ def _wait_for_welcome(
             raise ConfigurationError(f"the job at {where} {link.dismissed}: {what}")
         if link.connected and link.peer.closed(now):
             raise ConfigurationError(f"host 0 at {where} ended before the job started")
-        if now > began + timeout_s:
-            what = "some of the other hosts have not joined"
-            if not link.connected:
-                what = f"no answer from {where}" + (f" ({link.why})" if link.why else "")
-            raise ConfigurationError(
-                f"{what} within {timeout_s:g} s: check that --rdzv-endpoint is an address of host "
-                "0, and that its launcher runs"
-            )
-        if now > next_news:
-            next_news = now + _NEWS_S
-            say(f"waiting for {'the other hosts' if link.connected else f'host 0 at {where}'}")
