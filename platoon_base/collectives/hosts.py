@@ -246,13 +246,13 @@ class _Forming:
         return notes
 
     @property
-    def _has_rail(self) -> bool:
+    def _has_lane(self) -> bool:
         return self._index < min(self._world.workers)
 
     def _listen(self) -> _Note:
         if self._world.data_key:
             require_cipher()
-        if not self._has_rail:
+        if not self._has_lane:
             return _Note()
         self._listener = Listener(self._world.addresses[self._world.host])
         return _Note(self._listener.address.port, self._listener.address.token)
