@@ -30,6 +30,7 @@ from platoon_base.collectives.hosts_parts import (
 )
 from platoon_base.dtypes import Array
 from platoon_base.system.process import awake
+from platoon_base.system.text import to_bytes
 
 Steps = Generator[int, None, None]
 
@@ -56,7 +57,7 @@ class _Plan(NamedTuple):
     op: str
 
 
-class HostsExchange:
+class HostsExchange(Exchange):
     """An exchange over hosts; ranks of the group are numbered host by host.
 
     A call is a generator that yields a status of `Exchange.resume` when it waits. ``local`` and
@@ -95,7 +96,7 @@ class HostsExchange:
         # Reduction of the next call; may be a compressed one.
         self.reduction: Callable[..., Reduction] = Reduction
         self.calls = 0
-        self.busy = False
+        self.busy = self._has_reported = False
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
         if self._memory.broken:
@@ -158,9 +159,10 @@ class HostsExchange:
     def unanswered(self) -> str:
         return "" if self._within else self._links.unanswered()
 
-    def report(self, how: int, text: bytes) -> None:
-        if not self.busy:
-            self._links.send_last_record(how, text)
+    def report(self, how: int, text: str) -> None:
+        if not (self._has_reported or self.busy):
+            self._has_reported = True
+            self._links.send_last_record(how, to_bytes(text, 3000))
 
     def close(self) -> None:
         if not self.busy:
