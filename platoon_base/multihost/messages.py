@@ -15,7 +15,9 @@ from platoon_base.courier.messages import News, Order
 from platoon_base.errors import ProtocolError
 from platoon_base.hosts import World
 
-PROTOCOL = 10
+PROTOCOL = 11
+
+# The annotations below are read at run time, on Python 3.9 too, so they use Union.
 
 
 class Rows(msgspec.Struct, frozen=True):

@@ -149,8 +149,9 @@ class _Dealt:
     def set_epoch(self, epoch: int) -> None:
         self._common = seeds.Common([*self._seed, epoch])
         for sampler in self._inner, getattr(self._inner, "sampler", None):
-            if callable(getattr(sampler, "set_epoch", None)):
-                sampler.set_epoch(epoch)
+            set_sampler = getattr(sampler, "set_epoch", None)
+            if callable(set_sampler):
+                set_sampler(epoch)
 
     def __len__(self) -> int:
         return len(range(self._rank, len(self._inner), self._size))
@@ -169,7 +170,7 @@ def _iterable(loader: Any, worker: Worker) -> Any:
     order = ReadOrder(_named(loader), REMEDY, worker.global_size)
     common = seeds.Common([worker.seed, register(order, worker)])
 
-    class EveryNth(IterableDataset):  # type: ignore[type-arg]
+    class EveryNth(IterableDataset):
         dealt_by = order
 
         def __iter__(self) -> Iterator[Any]:
