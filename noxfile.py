@@ -52,6 +52,7 @@ KERAS = ("setuptools", "wheel", "keras", "scikit-learn")
 # keras-tuner 1.4.8 imports six, and does not say so.
 TORCH_AND_JAX = ("torch", "jax", "pandas", "orbax-checkpoint", "keras-tuner", "six")
 TORCH_AND_JAX += ("optax", "flax", "equinox")  # for loops of JAX
+TORCH_AND_JAX += ("accelerate", "lightning")  # whose scripts docs/ten_minutes.md has
 TORCH_AND_JAX += ("cloudpickle", "ipykernel", "nbclient")  # for the tests of notebooks
 DOCS = ("sphinx", "furo", "myst-parser", "numpydoc", "sphinx-mathjax-offline", "sphinx-copybutton", "sphinx-design")
 # Imported by the API reference; frameworks are mocked.

@@ -152,6 +152,12 @@ class Tracker(Protocol):
     def close(self, succeeded: bool) -> None: ...
 
 
+def name_of_worker(name: str, worker: int | None) -> str:
+    """Return ``worker0/loss``, or ``system/worker0/cpu_percent``, for trackers with one list of names."""
+    group, slash, last = name.rpartition("/")
+    return name if worker is None else f"{group}{slash}worker{worker}/{last}"
+
+
 class TrackedRun:
     """An observer that writes snapshots to a tracker.
 
@@ -228,6 +234,9 @@ class TrackedRun:
                 "batches_per_second": self._recent.rate(rank),
                 "share_of_synchronization": self._recent.sync_share(rank),
             }
+            if progress.memory_bytes:
+                values["system/cpu_percent"] = progress.cpu_percent
+                values["system/memory_mb"] = progress.memory_bytes / 1e6
             if rank in snapshot.phases:
                 values.update(zip((f"{phase}_seconds" for phase in PHASES), snapshot.phases[rank].seconds))
             self._log(values, progress.steps, rank)

@@ -95,8 +95,7 @@ class JobSaving:
             shared = self._coordinator.shared
             if not self._at_one_round():
                 return False
-            self._checkpointer.begin(self._about(shared), None if shared is None else shared.layout, at_once=True)
-            self._warn_of_no_parameters()
+            self._begin(shared, at_once=True)
         finally:
             turns.unlock()
         return True
@@ -117,22 +116,23 @@ class JobSaving:
 
     def _save(self) -> None:
         shared = self._coordinator.shared
-        # Positions are read before the center: a resume skips no batch, but may repeat some.
-        about, layout = self._about(shared), None if shared is None else shared.layout
-        self._checkpointer.begin(about, layout)
-        self._warn_of_no_parameters()
+        about = self._begin(shared)
         if self._hosts is not None:
-            parameters = [] if layout is None else [tuple(spec) for spec in layout.specs]
+            parameters = [] if shared is None else [tuple(spec) for spec in shared.layout.specs]
             self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
 
-    def _warn_of_no_parameters(self) -> None:
-        """Warn once if workers have trained, but no checkpoint has parameters."""
-        if self._warned_of_no_parameters or self._checkpointer.keeps_center:
-            return
+    def _begin(self, shared: Shared | None, at_once: bool = False) -> About:
+        """Begin a checkpoint, unless it would be empty, as after a failed import."""
         progress = map(self._job_state.progress, self._coordinator.roster)
-        if any(each.steps > each.steps_before_start for each in progress):
+        trained = any(each.steps > each.steps_before_start for each in progress)
+        # Positions are read before the center: a resume skips no batch, but may repeat some.
+        about = self._about(shared)
+        empty = shared is None and not about.kept and not trained
+        self._checkpointer.begin(about, None if shared is None else shared.layout, at_once, empty)
+        if trained and not self._warned_of_no_parameters and not self._checkpointer.keeps_center:
             self._warned_of_no_parameters = True
             log.warning("%s", _NO_PARAMETERS)
+        return about
 
     def save_dropped(self, shared: Shared) -> None:
         """Save a center that the workers are about to release; end the exchanges between hosts."""

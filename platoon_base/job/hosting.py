@@ -184,12 +184,15 @@ def open_job_state(files: JobFiles) -> Iterator[tuple[Segment, JobState]]:
             job_state.detach()
 
 
+_OF_ONE_START = ("saved", "stopped_by", "trained")  # They describe the run that reported them.
+
+
 def _resumed(about: About, size: int, world: World, story: Story | None) -> Coordinator:
     coordinator = Coordinator(size, about.seed, world=world, story=story)
     coordinator.restore_earlier_job(
         positions={rank: about.position(rank, size) for rank in range(size)},
         kept=about.kept,
-        reported={name: value for name, value in about.reported.items() if value is not None},
+        reported={n: v for n, v in about.reported.items() if v is not None and n not in _OF_ONE_START},
         has_center=bool(about.parameters),
     )
     return coordinator

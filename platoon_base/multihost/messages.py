@@ -13,7 +13,7 @@ from platoon_base.errors import ProtocolError
 from platoon_base.hosts import World
 from platoon_base.worker_process.failure import Failure
 
-PROTOCOL = 9
+PROTOCOL = 10
 
 # The annotations below are read at run time, on Python 3.9 too, so they use Optional and Union.
 

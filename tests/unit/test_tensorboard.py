@@ -126,16 +126,20 @@ def test_a_course_begins_anew_only_where_steps_are_repeated(tmp_path, snapshot):
     assert begun == [100, 150]
 
 
-REPORTS = script_path("tensorboard_reports")
+REPORTS = script_path("trackers_train")
 
 
 @needs_writer
 def test_a_job_writes_them(platoon, tmp_path):
     done = platoon("launch", "-n", 2, "--tensorboard", "board", REPORTS)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert scalars(tmp_path / "board" / "center") == [("val", 5, 0.5)]
+    assert scalars(tmp_path / "board" / "center") == [("val_loss", 5, 0.25)]
     for rank in range(2):
-        assert ("loss", 5, 0.75) in scalars(tmp_path / "board" / f"worker{rank}")
+        of_worker = scalars(tmp_path / "board" / f"worker{rank}")
+        assert ("loss", 5, 0.75) in of_worker
+        used = {name: value for name, _, value in of_worker if name.startswith("system/")}
+        assert used.keys() == {"system/cpu_percent", "system/memory_mb"}
+        assert min(used.values()) > 0
 
 
 @needs_writer

@@ -87,6 +87,8 @@ class Metrics:
             (CounterMetricFamily, "sync_seconds", "Seconds of a worker in synchronization."),
             (GaugeMetricFamily, "epoch", "Current epoch of a worker."),
             (GaugeMetricFamily, "loss", "Loss that a worker reported last."),
+            (GaugeMetricFamily, "cpu_percent", "Use of the processor by a worker; 100 is one core."),
+            (GaugeMetricFamily, "memory_bytes", "Memory of a worker in RAM."),
         ):
             family = kind(f"platoon_{name}", text, labels=["rank", "device"])
             for rank, progress in sorted(snapshot.progress.items()):
