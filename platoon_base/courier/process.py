@@ -11,10 +11,11 @@ import signal
 import sys
 from pathlib import Path
 
-from platoon_base.centers.host import HostCenter, HostCenters
+from platoon_base.centers.host import HostCenters
 from platoon_base.centers.stripes import COURIER
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
+from platoon_base.courier.background import OpenCenter
 from platoon_base.courier.courier import Courier, be_nice
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.hosts import hosts_rule
@@ -76,7 +77,7 @@ def _start(order: between.Begin, news: int) -> Courier:
     path, prefix = order.center
     name = HiddenName(Path(path), prefix)
 
-    def open_center() -> HostCenter:
+    def open_center() -> OpenCenter:
         return HostCenters(name).watch(layout, COURIER)
 
     def report(message: between.News) -> None:
