@@ -53,6 +53,10 @@ class World(msgspec.Struct, frozen=True):
             raise IndexError(rank)
         return bisect.bisect_right(list(itertools.accumulate(self.workers)), rank)
 
+    def named(self, host: int) -> str:
+        name = self.names[host] if host < len(self.names) else ""
+        return f"host {host} ({name})" if name else f"host {host}"
+
 
 ONE_HOST = World()
 

@@ -24,9 +24,6 @@ EXTENSION: Any = extension("_kernels")
 
 Fused = Callable[..., Optional[tuple[int, int]]]
 
-# The arrays of one piece: local, center, local states, center states.
-PieceArrays = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
-
 BLOCK = 32768  # Elements per NumPy call; a copy fits into the cache.
 STEP_BLOCK = 2 * BLOCK  # Elements of an outer step, which is made and saved block by block.
 HAVE_FUSED = EXTENSION is not None
@@ -66,7 +63,7 @@ class Plan:
 
     def run(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
         """Apply ``rule`` in place; return (piece, element) of the first one refused, or None."""
-        # ``local`` must not overlap the center; only `apply` checks that.
+        # ``local`` must not overlap the center.
         if (len(rule.local_state), len(rule.center_state)) != self._states:
             raise ConfigurationError(
                 f"got {rule!r} with the states {sum(names_of(rule), ())}, and the plan has "
@@ -135,20 +132,6 @@ class Plan:
         return first
 
 
-def apply(rule: Rule, pieces: Sequence[PieceArrays]) -> tuple[int, int] | None:
-    """Check the pieces of memory and apply ``rule`` once, in place; a `Plan` is cheaper."""
-    _require_disjoint([a for local, center, own, shared in pieces for a in (local, center, *own, *shared)])
-    for _, _, own, shared in pieces:
-        if (len(own), len(shared)) != (len(rule.local_state), len(rule.center_state)):
-            raise ConfigurationError(
-                f"got {len(own)} local and {len(shared)} center states, and {rule!r} needs "
-                f"{' and '.join(map(str, names_of(rule)))}"
-            )
-    own_states = [[piece[2][i] for piece in pieces] for i in range(len(rule.local_state))]
-    shared_states = [[piece[3][i] for piece in pieces] for i in range(len(rule.center_state))]
-    return Plan([piece[1] for piece in pieces], own_states, shared_states).run(rule, [piece[0] for piece in pieces])
-
-
 def _adopt(adopt: Fused, about: tuple[int, ...], address: int, pieces: int) -> tuple[int, int] | None:
     return adopt(address, pieces, *about)
 
@@ -180,21 +163,6 @@ def _require_like(array: Array, center: Array) -> None:
         raise ConfigurationError("got a read-only array: a synchronization changes it; pass a copy")
 
 
-def _require_disjoint(arrays: Sequence[Array]) -> None:
-    """Raise if the memory of two arrays, from the first byte to the last, overlaps."""
-    spans = []
-    for array in arrays:
-        if array.size:
-            ends = array.ctypes.data, array.ctypes.data + sum((n - 1) * s for n, s in zip(array.shape, array.strides))
-            spans.append((min(ends), max(ends) + array.itemsize))
-    spans.sort()
-    for (_, stop), (start, _) in zip(spans, spans[1:]):
-        if start < stop:
-            raise ConfigurationError(
-                "got arrays that overlap in memory, so one update would read the result of another: pass copies"
-            )
-
-
 def _run_block(
     rule: Rule,
     local: Array,
@@ -208,16 +176,18 @@ def _run_block(
     copies = [array[block].copy() for array in arrays]
     split = 2 + len(local_states)
     rule.sync(copies[0], copies[1], tuple(copies[2:split]), tuple(copies[split:]))
-    finite = np.isfinite(copies[1])
-    for state in copies[split:]:
-        finite &= np.isfinite(state)
-    if finite.all():
-        for array, copy in zip(arrays, copies):
-            array[block] = copy
-        return None
+    return _write_finite([array[block] for array in arrays], copies, [copies[1], *copies[split:]])
+
+
+def _write_finite(arrays: Sequence[Array], copies: Sequence[Array], guarded: Sequence[Array]) -> int | None:
+    """Write elements back unless one of ``guarded`` is not finite there; return the first element left out."""
+    finite = np.isfinite(guarded[0])
+    for copy in guarded[1:]:
+        finite &= np.isfinite(copy)
+    everywhere = bool(finite.all())
     for array, copy in zip(arrays, copies):
-        np.copyto(array[block], copy, where=finite)
-    return int(np.argmin(finite))
+        np.copyto(array, copy, where=True if everywhere else finite)
+    return None if everywhere else int(np.argmin(finite))
 
 
 def blocks(size: int) -> Iterator[slice]:
@@ -294,14 +264,5 @@ class RoundKernels:
         arrays = [array[block] for array in self._changing]
         c, *states = [array.copy() for array in arrays]
         rule.step(mean.astype(c.dtype, copy=False), c, tuple(states), part)
-        finite = _all_finite([c, *states])
-        for array, copy in zip(arrays, [c, *states]):
-            np.copyto(array, copy, where=finite)
-        return None if finite.all() else block.start + int(np.argmin(finite))
-
-
-def _all_finite(arrays: Sequence[Array]) -> Array:
-    finite: Array = np.isfinite(arrays[0])
-    for array in arrays[1:]:
-        finite &= np.isfinite(array)
-    return finite
+        refused = _write_finite(arrays, [c, *states], [c, *states])
+        return None if refused is None else block.start + refused

@@ -306,11 +306,11 @@ class Failures:
                 fresh.append(ended.failure)
             else:
                 silent.append(ended)
-        texts = [describe(self._folder, ended) for ended in silent]
+        texts = [(ended.at, describe(self._folder, ended)) for ended in silent]
         own = [failure for failure in fresh if not failure.follows]
         texts += self._grouped(sorted(own, key=lambda failure: failure.at))
         self._held = [failure for failure in fresh if failure.follows]
-        yield from texts
+        yield from (text for _, text in sorted(texts, key=lambda timed: timed[0]))
         if self._held and (texts or self._said or last or self._held[0].at < time.time() - _FAILURE_HELD_S):
             held, self._held = self._held, []
             yield from () if stopping and not self._said else self._followed(held)
@@ -335,26 +335,28 @@ class Failures:
         self._known.add((rank, at))
         return is_new
 
-    def _grouped(self, failures: Sequence[Failure]) -> Iterator[str]:
-        """Yield a block for each new kind of failure, with the other workers that have the same."""
-        again: dict[int, list[int]] = {}
+    def _grouped(self, failures: Sequence[Failure]) -> Iterator[tuple[float, str]]:
+        """Yield times and blocks of new kinds of failures, with the other workers that have the same."""
+        again: dict[int, list[Failure]] = {}
         groups: list[list[Failure]] = []
         for failure in failures:
             i = next((i for i, said in enumerate(self._said) if failure.same_as(said)), None)
             group = next((group for group in groups if failure.same_as(group[0])), None)
             if i is not None:
-                again.setdefault(i, []).append(failure.rank)
+                again.setdefault(i, []).append(failure)
             elif group is not None:
                 group.append(failure)
             else:
                 groups.append([failure])
-        for i, ranks in again.items():
-            yield f"{name_workers(ranks)} too: {self._said[i].kind} ({self._said[i].where})"
+        for i, others in again.items():
+            names = name_workers(failure.rank for failure in others)
+            yield others[0].at, f"{names} too: {self._said[i].kind} ({self._said[i].where})"
         for group in groups:
             self._said = [*self._said[-_KEPT:], group[0]]
-            yield _block(self._folder, [group[0].rank], group[0])
+            yield group[0].at, _block(self._folder, [group[0].rank], group[0])
             if len(group) > 1:
-                yield f"{name_workers(failure.rank for failure in group[1:])} too: {group[0].kind} ({group[0].where})"
+                names = name_workers(failure.rank for failure in group[1:])
+                yield group[0].at, f"{names} too: {group[0].kind} ({group[0].where})"
 
     def _followed(self, failures: Sequence[Failure]) -> Iterator[str]:
         kinds: dict[tuple[str, str], list[Failure]] = {}

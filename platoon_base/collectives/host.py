@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from platoon_base.collectives.base import (
     require_writable,
     result_shape,
 )
+from platoon_base.collectives.groups import Membership
 from platoon_base.collectives.host_exchange import (
     AGAIN,
     BROKEN,
@@ -36,7 +37,6 @@ from platoon_base.collectives.host_exchange import (
     NumpyExchange,
     describe,
     headline,
-    refuse_closed,
 )
 from platoon_base.dtypes import Array
 from platoon_base.errors import (
@@ -123,6 +123,18 @@ class HostCollective(Collective):
             shared.unlink()
             raise
 
+    @classmethod
+    def form(cls, membership: Membership, name: str | HiddenName, timeout_s: float) -> HostCollective:
+        """Form the group of all workers of a job on this host, a collective call; all ranks raise errors."""
+        ranks, index, made = range(membership.size), membership.rank, []
+
+        def create() -> None:
+            if index == 0:
+                made.append(cls.create(name, ranks, index, membership.liveness))
+
+        membership.step("form the collective of this host", create, timeout_s)
+        return made[0] if made else cls.attach(name, ranks, index, membership.liveness)
+
     def refuse(self, exc: BaseException) -> None:
         """Break the group because this rank does not make a call; report the reason."""
         if self.size == 1:
@@ -130,7 +142,7 @@ class HostCollective(Collective):
         self._refused = exc
         if self._busy.acquire(blocking=False):  # Otherwise the next call of this rank reports it.
             try:
-                self._failure.break_group(exc, self._failure.refused(self._exchange.calls + 1, exc))
+                self._break(exc, self._failure.refused(self._exchange.calls + 1, exc))
             finally:
                 self._busy.release()
 
@@ -149,7 +161,7 @@ class HostCollective(Collective):
                     exc = self._failure.closed_meanwhile(self._exchange.calls)
                     # A signal handler interrupted the call, which ends after the handler returns.
                     # The group is broken now, since the handler may end the process.
-                    self._failure.break_group(exc, str(exc))
+                    self._break(exc, str(exc))
                 else:
                     self._release()
             finally:
@@ -160,7 +172,7 @@ class HostCollective(Collective):
         """Release the memory; the caller holds the lock."""
         if self._shared.memory is not None:
             self._exchange.close()
-            self._exchange = cast(Exchange, _Closed())  # Further calls raise.
+            self._exchange = Exchange()  # Further calls raise.
             self._shared.close()
 
     def _headline(self, kind: str, op: str, root: int, array: Array, timeout_s: float) -> Array:
@@ -221,19 +233,24 @@ class HostCollective(Collective):
         try:
             self._inside = True
             if self._refused is not None:
-                self._failure.break_group(self._refused, self._failure.refused(self._exchange.calls + 1, self._refused))
+                self._break(self._refused, self._failure.refused(self._exchange.calls + 1, self._refused))
             status = self._exchange.begin(header, array, out, min(PATIENCE_S, timeout_s))
             if status != ENDED:
                 self._wait_until_done(status, header, deadline, timeout_s)
         except BaseException as exc:
             text = str(exc) if isinstance(exc, PlatoonError) else f"{self._named(header)} ended with {exc!r}"
-            self._failure.break_group(exc, text)
+            self._break(exc, text)
             raise
         finally:
             self._inside = False
             if self._closing:
                 self._release()
             self._busy.release()
+
+    def _break(self, exc: BaseException, text: str) -> None:
+        self._failure.break_group(exc, text)
+        if self._shared.memory is not None:
+            self._exchange.report(self._shared.memory.broken, self._failure.written())
 
     def _refuse_second(self) -> NoReturn:
         exc = ConfigurationError(
@@ -263,7 +280,7 @@ class HostCollective(Collective):
         if not missing:
             return deadline
         ranks = [self._ranks[q] for q in missing]
-        why = self._liveness.why_absent(ranks)
+        why = self._why_absent(ranks)
         if not why and set(left) & set(missing):
             who = listed(self._ranks[q] for q in left if q in missing)
             why = f"{who} closed the collective"
@@ -288,6 +305,9 @@ class HostCollective(Collective):
             "timeout_s"
         )
 
+    def _why_absent(self, ranks: list[int]) -> str:
+        return self._liveness.why_absent(ranks)
+
     def _named(self, header: Array) -> str:
         return self._failure.named(self._exchange.calls, header)
 
@@ -297,7 +317,7 @@ class GroupFailure:
 
     def __init__(self, shared: GroupSegment, index: int) -> None:
         self._shared = shared
-        self._ranks = shared.ranks
+        self.ranks = shared.ranks  # Those of all hosts in a group over hosts.
         self._rank = shared.ranks[index]
 
     def break_group(self, exc: BaseException, text: str) -> None:
@@ -332,7 +352,7 @@ class GroupFailure:
         if self._shared.open_memory.broken == DIFFERED:
             return ConfigurationError(text)
         return WorkerLostError(
-            f"the collective of {listed(self._ranks)} has been unusable since a call of one of them failed: {text}"
+            f"the collective of {listed(self.ranks)} has been unusable since a call of one of them failed: {text}"
         )
 
     def written(self) -> str:
@@ -357,7 +377,7 @@ class GroupFailure:
         )
 
     def mismatch(self, call: int, called: Mapping[int, Array]) -> ConfigurationError:
-        did = [f"rank {self._ranks[index]} called {describe(header)}" for index, header in called.items()]
+        did = [f"rank {self.ranks[index]} called {describe(header)}" for index, header in called.items()]
         return ConfigurationError(
             f"the ranks differ in collective call {call}: {'; '.join(did)}. Every rank must make the same calls in the "
             "same order, with arrays of the same shape and dtype"
@@ -367,21 +387,6 @@ class GroupFailure:
 def listed(ranks: Iterable[int]) -> str:
     numbers = [str(rank) for rank in ranks]
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
-
-
-class _Closed:
-    """The exchange of a closed group."""
-
-    calls = 0
-
-    def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
-        refuse_closed()
-
-    def resume(self, patience_s: float) -> int:
-        refuse_closed()
-
-    def missing(self) -> list[int]:
-        return []
 
 
 def _exchange(memory: Memory, rank: int, direct_bytes: int, fused: bool | None, spins: dict[str, int]) -> Exchange:

@@ -14,7 +14,7 @@ import platform
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Callable, NoReturn, Protocol
+from typing import Any, Callable, NoReturn
 
 import numpy as np
 
@@ -159,39 +159,46 @@ def _members(ranks: tuple[int, ...]) -> dict[str, Any]:
     return {"size": len(ranks), "ranks": zlib.crc32(repr(ranks).encode())}
 
 
-class Exchange(Protocol):
-    """The exchange of arrays between one rank and the others of its group, in C or NumPy."""
+class Exchange:
+    """The exchange of arrays between one rank and the others of its group; this one is closed."""
+
+    calls = 0
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
         """Begin a call on contiguous arrays, with its `headline`; continue as `resume` does."""
-        ...
+        refuse_closed()
 
     def resume(self, patience_s: float) -> int:
         """Continue the call; return its status, or AGAIN after ``patience_s`` without progress."""
-        ...
-
-    @property
-    def calls(self) -> int: ...
+        refuse_closed()
 
     def missing(self) -> list[int]:
         """List the ranks that the call waits for."""
-        ...
+        return []
 
-    def left(self) -> list[int]: ...
+    def left(self) -> list[int]:
+        return []
 
     def leave(self) -> None:
         """Report to the others that this rank has closed the group."""
-        ...
 
     def called(self) -> dict[int, Array]:
         """Return the `headline` of the latest call, for each rank that has begun it."""
-        ...
+        return {}
 
     def broken_link(self) -> str:
         """Return why the call cannot end although no rank is absent; empty if unknown."""
-        ...
+        return ""
 
-    def close(self) -> None: ...
+    def unanswered(self) -> str:
+        """Describe the hosts that acknowledge nothing; empty if there are none."""
+        return ""
+
+    def report(self, how: int, text: str) -> None:
+        """Report to other hosts how and why this rank has broken the group."""
+
+    def close(self) -> None:
+        """Release what the exchange owns."""
 
 
 def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Array:
@@ -233,10 +240,9 @@ def describe(header: Array) -> str:
     return f"{kind}({dtype} of shape {shape}{detail}{compressed})"
 
 
-class _InMemory:
+class _InMemory(Exchange):
     _memory: Memory
     _rank: int
-    calls: int
 
     def left(self) -> list[int]:
         return [q for q in range(self._memory.size) if self._memory.counters[q, LEFT]]
@@ -249,12 +255,6 @@ class _InMemory:
         return {
             q: memory.headers[q, (calls - 1) & 1] for q in range(memory.size) if memory.counters[q, ARRIVED] >= calls
         }
-
-    def broken_link(self) -> str:
-        return ""
-
-    def close(self) -> None:
-        """Do nothing: the caller owns the memory."""
 
 
 class FusedExchange(_InMemory):

@@ -4,43 +4,30 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-import msgspec
 import numpy as np
 
 from platoon_base.collectives.base import canonical_op
-from platoon_base.collectives.groups import Membership
-from platoon_base.collectives.host import GroupFailure, HostCollective
+from platoon_base.collectives.groups import ElsewhereError, Membership, Note
+from platoon_base.collectives.host import HostCollective
 from platoon_base.collectives.host_exchange import CHUNK_BYTES, COMPRESSED, GroupSegment
 from platoon_base.collectives.hosts_compressed import EncodedPieces, gradient_codec, is_compressible
 from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.collectives.hosts_links import Counterpart, Links
 from platoon_base.collectives.hosts_parts import Reduction
 from platoon_base.dtypes import Array
-from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
+from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
 from platoon_base.hosts import World
 from platoon_base.links.handshake import Address, Listener, open_links
 from platoon_base.links.stream import Stream, require_cipher
 from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.segments import HiddenName
 from platoon_base.system.process import awake
-from platoon_base.system.text import to_bytes
 from platoon_base.timeouts import timeout
 
 log = logging.getLogger(__name__)
-
-_WHY_BYTES = 500
-
-
-class _Note(msgspec.Struct):
-    """A rank's message about a step; ``elsewhere``: another rank's failure caused its own."""
-
-    port: int = 0
-    token: bytes = b""
-    failure: str = ""
-    elsewhere: bool = False
 
 
 class HostsCollective(HostCollective):
@@ -67,21 +54,21 @@ class HostsCollective(HostCollective):
         liveness: Liveness,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(shared, index, _NamingHosts(liveness, world, ranks), fused)  # type: ignore[arg-type]
+        super().__init__(shared, index, liveness, fused)
         self.rank, self.size = world.ranks_here[index], world.size
-        self._ranks = tuple(ranks)
+        self._ranks = self._failure.ranks = tuple(ranks)
+        self._world = world
 
         def counterpart(host: int) -> Counterpart:
             other = world.ranks_on(host)[index]
-            return Counterpart(host, other, ranks[other], f"rank {ranks[other]} on {_named(world, host)}")
+            return Counterpart(host, other, ranks[other], f"rank {ranks[other]} on {world.named(host)}")
 
         self._has_warned = False
         self._codec = gradient_codec(world)
         self._token = object()  # Residuals of another group must not be used.
         ordered = sorted(streams, key=lambda pair: pair[0])
-        self._failure: _HostsFailure = _HostsFailure(shared, index, self._ranks)
         links = Links([(counterpart(host), stream) for host, stream in ordered], self._failure.write)
-        self._exchange = self._failure.exchange = HostsExchange(
+        self._exchange = HostsExchange(
             self._exchange,
             shared.open_memory,
             world.workers,
@@ -92,10 +79,10 @@ class HostsCollective(HostCollective):
 
     def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
         """Make a call; an all-reduce with ``feedback`` is compressed if that is configured."""
-        exchange, codec = self._failure.exchange, self._codec
-        if feedback is None or codec is None or exchange is None or not isinstance(array, np.ndarray):
+        exchange, codec = self._exchange, self._codec
+        if feedback is None or codec is None or not isinstance(array, np.ndarray):
             return super().call(kind, array, op, root, out, timeout_s)
-        if kind != "all_reduce" or not is_compressible(array.dtype, op):
+        if not isinstance(exchange, HostsExchange) or kind != "all_reduce" or not is_compressible(array.dtype, op):
             return super().call(kind, array, op, root, out, timeout_s)
         key = self._token, canonical_op(op), array.dtype.name, array.shape
         exchange.reduction = functools.partial(Reduction, pieces=functools.partial(EncodedPieces, codec, feedback, key))
@@ -106,8 +93,7 @@ class HostsCollective(HostCollective):
 
     def _check_progress(self, header: Array, deadline: float, timeout_s: float) -> float:
         """Warn of unreachable hosts, and name them in the error of a call that has timed out."""
-        exchange = self._failure.exchange
-        why = "" if exchange is None else exchange.unanswered()
+        why = self._exchange.unanswered()
         if why and not self._has_warned:
             log.warning("%s waits: %s", self._named(header).rstrip(","), why)
         self._has_warned = bool(why)
@@ -118,82 +104,34 @@ class HostsCollective(HostCollective):
                 raise
             raise CollectiveTimeoutError(f"{exc}. {why}") from None
 
-    def _release(self) -> None:
-        super()._release()
-        self._failure.exchange = None
+    def _why_absent(self, ranks: list[int]) -> str:
+        for rank in ranks:
+            why = self._liveness.why_absent([rank])
+            if why:
+                return f"{why}, on {self._world.named(self._world.host_of(self._ranks.index(rank)))}"
+        return ""
 
     @classmethod
-    def form(
-        cls, membership: Membership, name: str | HiddenName, world: World, liveness: Liveness, timeout_s: float
-    ) -> HostsCollective:
+    def form(cls, membership: Membership, name: str | HiddenName, timeout_s: float) -> HostsCollective:
         """Form the group of all workers on all hosts, a collective call; all ranks raise errors."""
-        forming = _Forming(membership, name, world, liveness, timeout_s)
+        forming, world = _Forming(membership, name, timeout_s), membership.world
         try:
             shared, streams = forming.run()
         except BaseException:
             forming.undo()
             raise
         index = membership.rank - world.ranks_here[0]
-        return cls(shared, index, world, range(world.size), streams, liveness)
-
-
-class _NamingHosts:
-    """A `Liveness` that adds the host of an absent rank."""
-
-    def __init__(self, liveness: Liveness, world: World, ranks: Sequence[int]) -> None:
-        self._liveness, self._world, self._ranks = liveness, world, list(ranks)
-
-    def moved(self, ranks: Sequence[int]) -> float:
-        return self._liveness.moved(ranks)
-
-    def why_absent(self, ranks: Sequence[int]) -> str:
-        for rank in ranks:
-            why = self._liveness.why_absent([rank])
-            if why:
-                return f"{why}, on {_named(self._world, self._world.host_of(self._ranks.index(rank)))}"
-        return ""
-
-
-class _HostsFailure(GroupFailure):
-    """Reports to this host's ranks by shared memory, and to other hosts by this rank's links."""
-
-    exchange: HostsExchange | None = None
-
-    def __init__(self, shared: GroupSegment, index: int, ranks: tuple[int, ...]) -> None:
-        rank = shared.ranks[index]
-        super().__init__(shared, index)
-        self._ranks, self._rank = ranks, rank
-        self._reported = False
-
-    def break_group(self, exc: BaseException, text: str) -> None:
-        """Break the group on all hosts; the first reason is reported to the other hosts."""
-        super().break_group(exc, text)
-        memory = self._shared.memory
-        exchange = self.exchange
-        if memory is not None and exchange is not None and not self._reported and not exchange.busy:
-            self._reported = True
-            exchange.report(memory.broken, to_bytes(self.written(), 3000))
-
-
-def _named(world: World, host: int) -> str:
-    name = world.names[host] if host < len(world.names) else ""
-    return f"host {host} ({name})" if name else f"host {host}"
-
-
-class _ElsewhereError(PlatoonError):
-    """A link cannot be opened because of a failure on the other side, which reports it."""
+        return cls(shared, index, world, range(world.size), streams, membership.liveness)
 
 
 class _Forming:
     """The steps to form the group; each ends with a rendezvous that reports failures to all."""
 
-    def __init__(
-        self, membership: Membership, name: str | HiddenName, world: World, liveness: Liveness, timeout_s: float
-    ) -> None:
-        self._membership, self._name, self._world = membership, name, world
-        self._liveness, self._timeout_s = liveness, timeout_s
+    def __init__(self, membership: Membership, name: str | HiddenName, timeout_s: float) -> None:
+        self._membership, self._name, self._world = membership, name, membership.world
+        self._liveness, self._timeout_s = membership.liveness, timeout_s
         self._rank = membership.rank
-        self._local = tuple(world.ranks_here)
+        self._local = tuple(self._world.ranks_here)
         self._index = self._rank - self._local[0]
         self._listener: Listener | None = None
         self._shared: GroupSegment | None = None
@@ -203,12 +141,10 @@ class _Forming:
     def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]]]:
         """Return this host's shared memory and this rank's links."""
         deadline = awake() + self._timeout_s
-        notes = self._step("form the collective of all hosts", self._listen)
-        if self._index == 0:
-            self._step("share memory on each host", self._create)
-        else:
-            self._step("share memory on each host", _Note)
-        self._step("link the hosts", lambda: self._link(notes, deadline))
+        step = functools.partial(self._membership.step, timeout_s=self._timeout_s)
+        notes = step("form the collective of all hosts", self._listen)
+        step("share memory on each host", self._create)
+        step("link the hosts", lambda: self._link(notes, deadline))
         if self._listener is not None:
             self._listener.close()
         streams = [(self._world.host_of(rank), stream) for rank, stream in self._streams.items()]
@@ -223,45 +159,23 @@ class _Forming:
             self._shared.close()
             self._shared.unlink()
 
-    def _step(self, what: str, do: Callable[[], _Note]) -> dict[int, _Note]:
-        """Make one step, wait for the others, and raise on all ranks if it failed on one."""
-        error: Exception | None = None
-        try:
-            note = do()
-        # Any kind: the others wait for this rank and must get the failure.
-        except Exception as exc:
-            why = to_bytes(str(exc) or repr(exc), _WHY_BYTES).decode(errors="replace")
-            error, note = exc, _Note(failure=why, elsewhere=isinstance(exc, _ElsewhereError))
-        try:
-            raw = self._membership.meet(what, msgspec.msgpack.encode(note), self._timeout_s)
-        except PlatoonError as exc:
-            raise exc if error is None else error from exc  # This rank's own failure has priority.
-        if error is not None and not isinstance(error, _ElsewhereError):
-            raise error
-        notes = {rank: msgspec.msgpack.decode(each, type=_Note) for rank, each in raw.items()}
-        for rank, each in sorted(notes.items(), key=lambda pair: pair[1].elsewhere):
-            if each.failure:
-                host = self._world.host_of(rank)
-                raise PlatoonError(f"cannot {what}: rank {rank} on {_named(self._world, host)}: {each.failure}")
-        return notes
-
     @property
-    def _has_rail(self) -> bool:
+    def _has_lane(self) -> bool:
         return self._index < min(self._world.workers)
 
-    def _listen(self) -> _Note:
+    def _listen(self) -> Note:
         if self._world.data_key:
             require_cipher()
-        if not self._has_rail:
-            return _Note()
+        if not self._has_lane:
+            return Note()
         self._listener = Listener(self._world.addresses[self._world.host])
-        return _Note(self._listener.address.port, self._listener.address.token)
+        return Note(self._listener.address.port, self._listener.address.token)
 
-    def _create(self) -> _Note:
-        self._shared = GroupSegment.create(self._name, self._local, CHUNK_BYTES)
-        return _Note()
+    def _create(self) -> None:
+        if self._index == 0:
+            self._shared = GroupSegment.create(self._name, self._local, CHUNK_BYTES)
 
-    def _link(self, notes: dict[int, _Note], deadline: float) -> _Note:
+    def _link(self, notes: dict[int, Note], deadline: float) -> None:
         if self._shared is None:
             self._shared = GroupSegment.attach(self._name, self._local)
         if self._listener is not None:
@@ -278,7 +192,6 @@ class _Forming:
             self._streams = open_links(
                 self._listener, self._rank, key, calls, expected, deadline, self._give_up_if_absent
             )
-        return _Note()
 
     def _give_up_if_absent(self, ranks: list[int]) -> None:
         gone = [rank for rank in ranks if self._liveness.gone(rank)]
@@ -291,4 +204,4 @@ class _Forming:
         if not self._liveness.why_absent(ranks):
             self._absent_since = now
         elif now > self._absent_since + 2 * timeout("handshake"):
-            raise _ElsewhereError(f"no link to the ranks {ranks}, which are in the next step already")
+            raise ElsewhereError(f"no link to the ranks {ranks}, which are in the next step already")

@@ -9,6 +9,7 @@ exchange it; a barrier works likewise. Ranks without a lane get results in share
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Generator, Sequence
 from typing import Any, Callable, NamedTuple
@@ -29,6 +30,7 @@ from platoon_base.collectives.hosts_parts import (
 )
 from platoon_base.dtypes import Array
 from platoon_base.system.process import awake
+from platoon_base.system.text import to_bytes
 
 Steps = Generator[int, None, None]
 
@@ -55,7 +57,7 @@ class _Plan(NamedTuple):
     op: str
 
 
-class HostsExchange:
+class HostsExchange(Exchange):
     """An exchange over hosts; ranks of the group are numbered host by host.
 
     A call is a generator that yields a status of `Exchange.resume` when it waits. ``local`` and
@@ -75,13 +77,13 @@ class HostsExchange:
         self._local, self._memory, self._links = local, memory, links
         self._workers, self._host, self._index = list(workers), host, index
         self._hosts, self._size, self._here = len(workers), sum(workers), workers[host]
-        self._rails = min(workers)
+        self._lanes = min(workers)
         self._firsts = [sum(workers[:h]) for h in range(len(workers))]
-        parts = self._rails * self._hosts
+        parts = self._lanes * self._hosts
         # Lengths that are multiples of this have equal parts.
         self._unit = parts * max(1, min(_ALIGN, 4096 // parts))
-        self._has_rail = index < self._rails
-        self._even = self._here == self._rails
+        self._has_lane = index < self._lanes
+        self._even = self._here == self._lanes
         self._running: Steps = iter(())  # type: ignore[assignment]
         self._until = 0.0
         self._within = True  # True while this rank waits for ranks of its host.
@@ -94,7 +96,7 @@ class HostsExchange:
         # Reduction of the next call; may be a compressed one.
         self.reduction: Callable[..., Reduction] = Reduction
         self.calls = 0
-        self.busy = False
+        self.busy = self._has_reported = False
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
         if self._memory.broken:
@@ -157,9 +159,10 @@ class HostsExchange:
     def unanswered(self) -> str:
         return "" if self._within else self._links.unanswered()
 
-    def report(self, how: int, text: bytes) -> None:
-        if not self.busy:
-            self._links.send_last_record(how, text)
+    def report(self, how: int, text: str) -> None:
+        if not (self._has_reported or self.busy):
+            self._has_reported = True
+            self._links.send_last_record(how, to_bytes(text, 3000))
 
     def close(self) -> None:
         if not self.busy:
@@ -176,76 +179,50 @@ class HostsExchange:
         yield from self._inside("barrier", "sum", array, out)
 
     def _broadcast(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
-        data = array.view(np.uint8)
         host = max(h for h in range(self._hosts) if self._firsts[h] <= root)
-        source = host == self._host
-        body = 0 if len(data) <= SMALL_BYTES else len(data) // (self._rails * 64) * (self._rails * 64)
-        rest = data[body:]
-        inner_root = root - self._firsts[host] if source else 0
-        if source:
-            yield from self._inside("broadcast", "sum", rest, rest, inner_root)
-        else:
-            yield from self._inside("barrier", "sum", NO_BYTES, NO_BYTES)
-        spread = ChunkedAllGather(self._links, self._host, self._rails, self._index, {host: data[:body]}, CHUNK_BYTES)
-        self._links.work = spread if self._has_rail else None
-        if self._has_rail:
-            self._links.announce(as_bytes(rest) if source else b"")
-        for chunk in range(spread.count):
-            for _, whole, part in spread.chunk(chunk):
-                if source:
-                    yield from self._inside("broadcast", "sum", whole, whole, inner_root)
-                    if self._has_rail:
-                        spread.send(chunk)
-                else:
-                    yield from self._pass_on_here(spread, chunk, host, whole, part)
-        yield from self._heads()
-        self._links.work = None
-        if len(rest) and not source:
-            if self._has_rail:
-                (link,) = (link for link in self._links.all if link.to.host == host)
-                rest[...] = np.frombuffer(link.payload, np.uint8)
-            if not self._even:
-                yield from self._inside("broadcast", "sum", rest, rest)
-
-    def _pass_on_here(self, spread: ChunkedAllGather, chunk: int, host: int, whole: Array, part: Array) -> Steps:
-        """Wait for this lane's part of another host's chunk, then gather the chunk on this host."""
-        if self._has_rail:
-            yield from self._wait(lambda: spread.has(host, chunk), lambda link: spread.owes(link.to.host))
-        yield from self._from_links(whole, part if self._even and self._rails > 1 else None)
+        yield from self._spread({host: array.view(np.uint8)}, root - self._firsts[host])
 
     def _all_gather(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
-        each, first = len(array), self._firsts[self._host]
-        own = out[first * each : (first + self._here) * each]
-        yield from self._inside("all_gather", "sum", array, own)
-        whole = out.view(np.uint8)
-        ends = [(self._firsts[h] * array.nbytes, (self._firsts[h] + self._workers[h]) * array.nbytes) for h in
-                range(self._hosts)]  # fmt: skip
-        blocks, rests = {}, {}
-        for h, (start, stop) in enumerate(ends):
-            unit = self._rails * 64
-            body = 0 if whole.nbytes <= SMALL_BYTES else (stop - start) // unit * unit
-            blocks[h], rests[h] = whole[start : start + body], whole[start + body : stop]
-        spread = ChunkedAllGather(self._links, self._host, self._rails, self._index, blocks, CHUNK_BYTES)
-        if self._has_rail:
+        starts = [first * len(array) for first in (*self._firsts, self._size)]
+        blocks = {h: out[start:stop] for h, (start, stop) in enumerate(zip(starts, starts[1:]))}
+        yield from self._inside("all_gather", "sum", array, blocks[self._host])
+        yield from self._spread({h: block.view(np.uint8) for h, block in blocks.items()})
+
+    def _spread(self, blocks: dict[int, Array], root: int | None = None) -> Steps:
+        """Copy the blocks of hosts to all others. The host of the only block broadcasts it from ``root`` first."""
+        unit, is_small = self._lanes * 64, sum(map(len, blocks.values())) <= SMALL_BYTES
+        ends = {h: 0 if is_small else len(block) // unit * unit for h, block in blocks.items()}
+        # The rests are sent in the heads of the call.
+        rests = {h: block[ends[h] :] for h, block in blocks.items()}
+        own, sends = rests.get(self._host, NO_BYTES), self._host in blocks
+        if root is not None:
+            yield from self._inside("broadcast" if sends else "barrier", "sum", own, own, root if sends else 0)
+        bodies = {h: block[: ends[h]] for h, block in blocks.items()}
+        spread = ChunkedAllGather(self._links, self._host, self._lanes, self._index, bodies, CHUNK_BYTES)
+        if self._has_lane:
             self._links.work = spread
-            self._links.announce(as_bytes(rests[self._host]))
-            for chunk in range(spread.count):
+            self._links.announce(as_bytes(own))
+            for chunk in range(spread.count if root is None else 0):
                 spread.send(chunk)
-            self._links.pump()
         for chunk in range(spread.count):
-            for h, block, part in spread.chunk(chunk):
+            for h, whole, part in spread.chunk(chunk):
                 if h != self._host:
-                    yield from self._pass_on_here(spread, chunk, h, block, part)
+                    if self._has_lane:
+                        has = functools.partial(spread.has, h, chunk)
+                        yield from self._wait(has, lambda link: spread.owes(link.to.host))
+                    yield from self._from_links(whole, part if self._even and self._lanes > 1 else None)
+                elif root is not None:
+                    yield from self._inside("broadcast", "sum", whole, whole, root)
+                    if self._has_lane:
+                        spread.send(chunk)
         yield from self._heads()
         self._links.work = None
-        if self._has_rail:
-            for link in self._links.all:
-                if len(rests[link.to.host]):
-                    rests[link.to.host][...] = np.frombuffer(link.payload, np.uint8)
-        if not self._even:
-            for h, rest in rests.items():
-                if h != self._host and len(rest):
-                    yield from self._inside("broadcast", "sum", rest, rest)
+        for link in self._links.all:
+            if len(rests.get(link.to.host, NO_BYTES)):
+                rests[link.to.host][...] = np.frombuffer(link.payload, np.uint8)
+        for h, rest in rests.items():
+            if h != self._host and len(rest) and not self._even:
+                yield from self._inside("broadcast", "sum", rest, rest)
 
     # ---- Calls that combine ----
 
@@ -255,11 +232,7 @@ class HostsExchange:
     def _small(self, array: Array, out: Array, op: str) -> Steps:
         """Combine a small array on each host, then between the first ranks; broadcast it."""
         yield from self._inside("all_reduce", "sum" if op == "mean" else op, array, out)
-        if self._index == 0:
-            self._links.announce(as_bytes(out))
-            yield from self._heads()
-            self._combine_heads(out, op)
-        yield from self._inside("broadcast", "sum", out, out)
+        yield from self._rest_of_small(ENDED, 0, op, out)
 
     def _combine_heads(self, out: Array, op: str) -> None:
         """Combine this host's array, in ``out``, with those in the heads of all other hosts."""
@@ -283,28 +256,28 @@ class HostsExchange:
         body = len(array) // self._unit * self._unit
         rest = out[body:]
         yield from self._inside("all_reduce", inner, array[body:], rest)
-        if self._has_rail:
+        if self._has_lane:
             self._links.announce(as_bytes(rest))
         if body:
             yield from self._chunks(array[:body], out[:body], op, inner)
         yield from self._heads()
-        if len(rest) and self._has_rail:
+        if len(rest) and self._has_lane:
             self._combine_heads(rest, op)
         if not self._even and len(rest):
             yield from self._inside("broadcast", "sum", rest, rest)
 
     def _chunks(self, array: Array, out: Array, op: str, inner: str) -> Steps:
         """Combine a large array; its length is a multiple of lanes times hosts."""
-        rails, hosts, item = self._rails, self._hosts, array.itemsize
+        lanes, hosts, item = self._lanes, self._hosts, array.itemsize
         bounds = chunk_bounds(len(array), item, self._unit)
         count, depth, width = len(bounds), min(DEPTH, len(bounds)), bounds[0][1]
         reduction = None
-        if self._has_rail:
-            widths = [(stop - start) // rails // hosts for start, stop in bounds]
+        if self._has_lane:
+            widths = [(stop - start) // lanes // hosts for start, stop in bounds]
             links, size = self._links, self._size
             reduction = self.reduction(links, self._host, hosts, size, op, array.dtype, Chunks(widths, depth))
             links.work = reduction
-        parts = [np.empty(width // rails, array.dtype) for _ in range(depth)] if self._even and rails > 1 else []
+        parts = [np.empty(width // lanes, array.dtype) for _ in range(depth)] if self._even and lanes > 1 else []
         for turn in range(count + depth - 1):
             if turn < count:
                 start, stop = bounds[turn]
@@ -322,7 +295,7 @@ class HostsExchange:
         self, chunk: int, array: Array, out: Array, parts: list[Array], inner: str, reduction: Reduction | None
     ) -> Steps:
         """Combine a chunk on this host, and begin to exchange this lane's part."""
-        each = len(array) // self._rails
+        each = len(array) // self._lanes
         source = target = out[self._index * each :][:each]
         if parts:
             source = target = parts[chunk % len(parts)][:each]
@@ -337,13 +310,13 @@ class HostsExchange:
 
     def _from_links(self, out: Array, part: Array | None) -> Steps:
         """Gather the parts of a completed chunk for all ranks of this host."""
-        each = len(out) // self._rails
+        each = len(out) // self._lanes
         if part is not None:
             yield from self._inside("all_gather", "sum", part[:each], out)
         elif not self._even:
-            for rail in range(self._rails):
-                piece = out[rail * each :][:each]
-                yield from self._inside("broadcast", "sum", piece, piece, rail)
+            for lane in range(self._lanes):
+                piece = out[lane * each :][:each]
+                yield from self._inside("broadcast", "sum", piece, piece, lane)
 
     def _reduce_scatter(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
         whole = np.empty_like(array)
@@ -384,7 +357,7 @@ class HostsExchange:
             self.busy = False
         if status == ENDED:
             return ENDED
-        self._running = self._rest_of_small(status, stage, plan, out)
+        self._running = self._rest_of_small(status, stage, plan.op, out)
         return self.resume(patience_s)
 
     def _exchange_small(self, plan: _Plan, out: Array) -> int:
@@ -402,7 +375,7 @@ class HostsExchange:
         self._combine_heads(out, plan.op)
         return ENDED
 
-    def _rest_of_small(self, status: int, stage: int, plan: _Plan, out: Array) -> Steps:
+    def _rest_of_small(self, status: int, stage: int, op: str, out: Array) -> Steps:
         """Continue a small all-reduce at a stage: 0 on this host, 1 between hosts, 2 broadcast."""
         if stage == 0:
             yield from self._go_on(status)
@@ -410,12 +383,8 @@ class HostsExchange:
             if stage == 0:
                 self._links.announce(as_bytes(out))
             yield from self._heads()
-            self._combine_heads(out, plan.op)
-        if self._here > 1:
-            if stage < 2:
-                yield from self._inside("broadcast", "sum", out, out)
-            else:
-                yield from self._go_on(status)
+            self._combine_heads(out, op)
+        yield from self._go_on(status) if stage == 2 else self._inside("broadcast", "sum", out, out)
 
     # ---- Waits for the ranks of this host and for the links ----
 
@@ -482,7 +451,7 @@ class HostsExchange:
 
     def _heads(self) -> Steps:
         """Wait until the counterparts have begun this call and all posted data are sent."""
-        if self._has_rail:
+        if self._has_lane:
             links = self._links
             yield from self._wait(lambda: links.heads() and links.sent(), Link.owes_head)
 

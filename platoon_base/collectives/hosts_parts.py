@@ -304,16 +304,16 @@ class Reduction:
 class ChunkedAllGather:
     """Sends this host's block to all others and receives theirs, in chunks, a part by each lane.
 
-    ``rails`` is the number of lanes and ``rail`` is this rank's lane, if any. The lengths of
-    ``blocks``, which hold uint8, are multiples of 64 times ``rails``.
+    ``lane`` is this rank's lane, if it is less than ``lanes``. The lengths of
+    ``blocks``, which hold uint8, are multiples of 64 times ``lanes``.
     """
 
     def __init__(
-        self, links: Links, host: int, rails: int, rail: int, blocks: Mapping[int, Array], chunk_bytes: int
+        self, links: Links, host: int, lanes: int, lane: int, blocks: Mapping[int, Array], chunk_bytes: int
     ) -> None:
-        self._links, self._host, self._rails, self._rail = links, host, rails, rail
+        self._links, self._host, self._lanes, self._lane = links, host, lanes, lane
         self._blocks = blocks
-        self._width = max(chunk_bytes // (rails * 64), 1) * rails * 64
+        self._width = max(chunk_bytes // (lanes * 64), 1) * lanes * 64
         longest = max(map(len, blocks.values()))
         self.count = -(-longest // self._width)
         self._came = dict.fromkeys(blocks, 0)
@@ -324,26 +324,26 @@ class ChunkedAllGather:
         for host, block in self._blocks.items():
             whole = block[number * self._width : (number + 1) * self._width]
             if len(whole):
-                each = len(whole) // self._rails
-                yield host, whole, whole[self._rail * each :][:each]
+                each = len(whole) // self._lanes
+                yield host, whole, whole[self._lane * each :][:each]
 
     def send(self, number: int) -> None:
         for host, whole, part in self.chunk(number):
             if host == self._host:
-                start = number * self._width + self._rail * (len(whole) // self._rails)
+                start = number * self._width + self._lane * (len(whole) // self._lanes)
                 for link in self._links.all:
                     self._links.post(link, RESULT, 0, start, as_bytes(part), MAX_PAYLOAD_BYTES)
         self._links.pump()
 
     def _until(self, host: int, number: int) -> int:
         """Return the bytes received from a host when its part of this chunk is complete."""
-        return min((number + 1) * self._width, len(self._blocks[host])) // self._rails
+        return min((number + 1) * self._width, len(self._blocks[host])) // self._lanes
 
     def has(self, host: int, number: int) -> bool:
         return self._came[host] >= self._until(host, number)
 
     def owes(self, host: int) -> bool:
-        return host in self._came and self._came[host] * self._rails < len(self._blocks[host])
+        return host in self._came and self._came[host] * self._lanes < len(self._blocks[host])
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
         block = self._memory.get(host)

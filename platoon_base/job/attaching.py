@@ -117,11 +117,9 @@ def _connection(
     back_ends = BackEnds(
         centers=lambda parameters, rule: backends.center_for(files, identity.size, liveness, parameters, rule),
         collectives=lambda client: backends.JobCollectives(
-            Membership(client, identity.rank, files.size, liveness),
+            Membership(client, identity.rank, files.size, liveness, files.world),
             files.collective,
-            liveness,
             lambda: job_state.collectives(identity.rank),
-            files.world,
         ),
         checkpoint=lambda: read_checkpoint(files.checkpoint),
     )

@@ -74,15 +74,15 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     world = ONE_HOST if options.hosts is None else options.hosts.world
     file, about = options.resume if options.resume is not None else ("", None)
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(
-            size,
-            options.center,
-            str(file),
-            options.origin,
-            world,
+        files = JobFiles(
+            size=size,
+            center_memory=options.center,
+            checkpoint=str(file),
+            origin=options.origin or Origin(),
+            world=world,
             takes_turns=options.deterministic,
             training=None if options.external else training_variables(os.environ),
-        )
+        ).create()
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))
@@ -184,12 +184,15 @@ def open_job_state(files: JobFiles) -> Iterator[tuple[Segment, JobState]]:
             job_state.detach()
 
 
+_OF_ONE_START = ("saved", "stopped_by", "trained")  # They describe the run that reported them.
+
+
 def _resumed(about: About, size: int, world: World, story: Story | None) -> Coordinator:
     coordinator = Coordinator(size, about.seed, world=world, story=story)
     coordinator.restore_earlier_job(
         positions={rank: about.position(rank, size) for rank in range(size)},
         kept=about.kept,
-        reported={name: value for name, value in about.reported.items() if value is not None},
+        reported={n: v for n, v in about.reported.items() if v is not None and n not in _OF_ONE_START},
         has_center=bool(about.parameters),
     )
     return coordinator

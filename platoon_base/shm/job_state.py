@@ -45,6 +45,8 @@ ROW = np.dtype(
         ("bound", "i8"),
         ("waited_at", "f8"),
         ("led", "i8"),
+        ("cpu_percent", "f8"),
+        ("memory_bytes", "i8"),
         ("limit", "S48"),
         ("waiting_in", "S128"),
         ("phase_seconds", "f8", (len(PHASES),)),
@@ -62,7 +64,7 @@ _SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")
 _STATE = Schema(
     "the state of a job",
     b"PLTNSTAT",
-    15,
+    16,
     [
         ("rows", "u4"),
         ("stop", "u4"),
@@ -110,6 +112,8 @@ class Progress(NamedTuple):
     bound: int = 0  # 1 after the barrier before training; 2 if the worker then compiles nothing.
     waits: int = 0  # Counts the start and the end of each collective call, so it is odd within one.
     waited_at: float = 0.0  # Monotonic clock of the latest wait in a collective call on arrays.
+    cpu_percent: float = 0.0  # Processor time of the process in the latest second; 100 is one core.
+    memory_bytes: int = 0  # Memory of the process in RAM; 0 before the first second has passed.
     limit: str = ""  # Such as "patience 3/15". It must be the last field: `progress` reads it as text.
 
     @property

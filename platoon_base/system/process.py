@@ -69,6 +69,14 @@ def pid_namespace() -> int:
         return 0
 
 
+def resident_bytes() -> int:
+    """Return the size of this process's memory in RAM; 0 if unknown."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def working_folder() -> str:
     try:
         return os.getcwd()

@@ -146,6 +146,15 @@ def divided(loader: Any, part: Part, around: Callable[[Part, Iterator[Any]], Ite
                 return part.length(part.whole, len(self.dataset))
             return int(super().__len__())
 
+        def __copy__(self) -> Any:
+            return divided(copy.copy(loader), part, around)
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return divided(copy.deepcopy(loader, memo), part, around)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:  # A pickle has no worker, so it is the given loader.
+            return copy.copy, (loader,)
+
     made = copy.copy(loader)
     values = vars(made)  # DataLoader refuses to set these attributes.
     values["_iterator"] = None

@@ -188,7 +188,7 @@ class Fit(Hooks):
             self.cast()
         return self.stops
 
-    def decide(self, votes: Mapping[int, bool], ends: bool) -> bool:
+    def decide(self, votes: Mapping[int, int], ends: bool) -> bool:
         """Return whether all stop, by the votes of a meeting, or since one of them ``ends``."""
         self.ranks = list(votes)
         return ends or votes_suffice(self.policy, [rank for rank, vote in votes.items() if vote], self.ranks)

@@ -15,7 +15,10 @@ import msgspec
 from platoon_base.shm.job_state import JobState, position_of
 from platoon_base.shm.phases import PhaseClock
 from platoon_base.system.own_files import write_whole
+from platoon_base.system.process import resident_bytes
 from platoon_base.system.text import to_bytes
+
+_MEASURED_EVERY_S = 1.0
 
 
 class ProgressRow:
@@ -27,6 +30,7 @@ class ProgressRow:
         self.clock = PhaseClock(self.row["phase_seconds"], self.row["phase_counts"])
         self._script_reports_epochs = self._script_counts = self._epoch_steps_known = False
         self._counted_for_it = 0
+        self._measured = time.monotonic(), time.process_time()
         # The position of a deferred synchronization, and a function that tells whether it was made.
         self._awaited: tuple[tuple[int, int, int], Callable[[], bool]] | None = None
 
@@ -82,6 +86,15 @@ class ProgressRow:
         if self._started[0] == 0:
             self._started[0] = now
         self._updated[0] = now
+        if now - self._measured[0] >= _MEASURED_EVERY_S:
+            self._measure(now)
+
+    def _measure(self, now: float) -> None:
+        """Write the use of the processor since the latest measurement, and the memory."""
+        (before, spent), spent_now = self._measured, time.process_time()
+        self._measured = now, spent_now
+        self.row["cpu_percent"] = 100 * (spent_now - spent) / (now - before)
+        self.row["memory_bytes"] = resident_bytes()
 
     def _begin_epoch(self, epoch: int) -> None:
         row = self.row

@@ -77,7 +77,7 @@ def _unpack(row: Array) -> Share:
     return Share(batches, arrays[:accumulators], [values[i * each : (i + 1) * each] for i in range(records)])
 
 
-_REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+_REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 _COMBINATIONS = (*_REDUCTIONS, "last", "concatenate")
 
 # For each scheme, how to combine the shared variables of its aggregator, in the order of their initialization.
@@ -153,7 +153,7 @@ class Accumulators:
 
 
 def _combinations_for(variable: Any) -> tuple[str, ...]:
-    scheme = type(variable.tag.aggregation_scheme)
+    scheme: Any = type(variable.tag.aggregation_scheme)
     base = next((base for base in scheme.__mro__ if base in _known), None)
     # A subclass with its own get_aggregator may have other accumulators.
     if base is not None and scheme.get_aggregator is base.get_aggregator:

@@ -100,7 +100,7 @@ def _what_is_read(stream: Any) -> str:
 def _attributes(value: Any, depth: int) -> Any:
     """Return attributes for `fingerprint`, which uses only the class of most objects."""
     if isinstance(value, np.random.RandomState):
-        return value.get_state(legacy=True)[1:3]
+        return list(value.get_state(legacy=True))[1:3]
     if isinstance(value, np.random.Generator):
         return repr(value.bit_generator.state)
     if isinstance(value, (list, tuple)) and len(value) <= _ROWS:
@@ -118,7 +118,8 @@ def _contents(link: Any) -> list[Any]:
     """Return what distinguishes a link of a stream from those of other streams, for `fingerprint`."""
     if isinstance(link, DealtStream):
         return [link.uneven, *(part for below in all_streams(link.stream) for part in _contents(below))]
-    scheme, dataset = getattr(link, "iteration_scheme", None), getattr(link, "dataset", None)
+    scheme: Any = getattr(link, "iteration_scheme", None)
+    dataset: Any = getattr(link, "dataset", None)
     found: list[Any] = [type(link).__name__, list(getattr(link, "sources", None) or ())]
     rows = None
     for part in all_schemes(scheme) if scheme is not None else ():
@@ -223,7 +224,7 @@ def shard_stream(
     for source in sources_of(stream):
         _refuse_server(source)
     if mode == "broadcast":
-        return BroadcastStream(stream, worker=reader)
+        return BroadcastStream(stream, worker=worker)
     # A Shard belongs to no job, so there is nothing to compare.
     if isinstance(reader, Worker):
         require_same_stream(stream, reader, "shard_stream")

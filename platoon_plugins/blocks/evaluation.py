@@ -26,7 +26,9 @@ from platoon_plugins.blocks.training import Training
 _BATCH_BY_BATCH = (FilterSources, Mapping, Padding, Rename, SourcewiseTransformer)
 
 
-class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
+class ShardedEvaluator(DatasetEvaluator):
+    monitored_quantities_buffer: Any
+
     def __init__(self, variables: Sequence[Any], updates: Any = None) -> None:
         super().__init__(variables, updates)
         self.monitored_quantities_buffer = RecordedQuantities(self.monitored_quantities_buffer)
@@ -129,7 +131,7 @@ class _EveryNth:
         return islice(batches, self._shard.global_rank, None, self._shard.global_size)
 
 
-class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type: ignore[misc]
+class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):
     """`DataStreamMonitoring` divided among the workers, with the same records on each.
 
     Each worker evaluates its part of the batches. The workers combine their accumulators, not their
@@ -194,7 +196,7 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
         report_records(self.main_loop, {self._record_name(name): value for name, value in records.items()})
 
 
-class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring):  # type: ignore[misc]
+class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring):
     """`TrainingDataMonitoring` over the batches of all workers since the last records.
 
     Writing records is a collective call. Trigger it alike on all workers. A value that does not
@@ -210,7 +212,7 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
 
     def __init__(self, variables: Sequence[Any], **kwargs: Any) -> None:
         super().__init__(variables, **kwargs)
-        self._non_variables = RecordedQuantities(self._non_variables)
+        self._non_variables: Any = RecordedQuantities(self._non_variables)
         self._accumulators = Accumulators(self._variables)
         # Counted since the last records.
         self._batches = 0

@@ -45,7 +45,7 @@ class Cost:
 
     def watch(self, algorithm: Any) -> None:
         """Make the compiled function store the cost; the algorithm is not yet initialized."""
-        cost = getattr(algorithm, "cost", None)
+        cost: Any = getattr(algorithm, "cost", None)
         if self._latest is None and getattr(cost, "ndim", None) == 0 and hasattr(algorithm, "add_updates"):
             self._latest = theano.shared(np.array(np.nan, cost.dtype), name="platoon_cost")
             algorithm.add_updates([(self._latest, cost)])
@@ -67,7 +67,7 @@ _PHASES = {
 }
 
 
-class DistributedExtension(TrainingExtension):  # type: ignore[misc]
+class DistributedExtension(TrainingExtension):
     """Base class of distributed extensions; the first one called starts and ends the training."""
 
     # Position among the extensions: -1 before all others, 0 as placed, 1 after them.
@@ -104,11 +104,11 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
     if callback in ("on_error", "after_training"):
         return _trainings.get(main_loop)
     training = training_of(main_loop)
+    # After the end of a training, the main loop runs again.
+    if training is not None and training.ended:
+        training = _new_training(main_loop)
     if training is None:
         return None
-    # After the end of a training, the main loop runs again.
-    if training.ended:
-        training = _new_training(main_loop)
     if not training.prepared:
         _sort(main_loop)
         _adapt_users_extensions(main_loop, training)
@@ -144,7 +144,8 @@ def report_limits(main_loop: Any) -> None:
             for _, predicate, _ in extension._conditions:
                 name = _LIMITS.get(getattr(predicate, "condition", ""))
                 if name:
-                    worker.advanced.announce(**{name: int(predicate.num)})
+                    limit: dict[str, Any] = {name: int(predicate.num)}
+                    worker.advanced.announce(**limit)
 
 
 def report_records(main_loop: Any, records: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from platoon_base.worker import start_together, warn_once
 from platoon_plugins.blocks.model import updates_of
 
 
-class AllReduceGradients(StepRule):  # type: ignore[misc]
+class AllReduceGradients(StepRule):
     """Average the gradients of all workers, and pass them to another step rule.
 
     ::

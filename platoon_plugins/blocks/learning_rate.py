@@ -87,7 +87,7 @@ def _takes_the_old_value(schedule: Callable[..., Any]) -> bool:
     return len([p for p in signature.parameters.values() if p.kind in kinds and p.default is p.empty]) > 1
 
 
-class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
+class LearningRateWarmup(SimpleExtension):
     """Raise the learning rate from that of one worker to that of N during the first epochs.
 
     Each trigger sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`

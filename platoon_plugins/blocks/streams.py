@@ -28,7 +28,7 @@ from platoon_plugins.blocks.schemes import CurrentShard, Shard, ShardedScheme, a
 log = logging.getLogger(__name__)
 
 
-class StreamAbove(AbstractDataStream):  # type: ignore[misc]
+class StreamAbove(AbstractDataStream):
     """A stream above another one; attributes that it lacks are those of ``stream``."""
 
     def __init__(self, stream: AbstractDataStream) -> None:
@@ -166,7 +166,7 @@ def packed(arrays: Iterable[Array]) -> Array:
 
 def unpacked(body: Array) -> tuple[Array, ...]:
     """Return new arrays from the bytes of `packed`."""
-    parts = msgspec.msgpack.decode(body, type=list[tuple[str, tuple[int, ...], bytearray]])
+    parts = msgspec.msgpack.decode(body.data, type=list[tuple[str, tuple[int, ...], bytearray]])
     return tuple(np.ndarray(shape, dtype, data) for dtype, shape, data in parts)
 
 

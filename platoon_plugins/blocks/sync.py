@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _DURING_TRAINING = {"before_epoch", "after_epoch", "before_batch", "after_batch", *SimpleExtension.INTEGER_TRIGGERS}
 
 
-class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc]
+class ParameterSync(DistributedExtension, SimpleExtension):
     """Synchronize the main loop with those of the other workers to train one model.
 
     Add one to the list of extensions, at any position: it moves itself to the first. Before the
@@ -111,7 +111,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         kwargs = _with_triggers(rule, kwargs)
         super().__init__(**kwargs)
         period = kwargs.get("every_n_batches")
-        self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker, period)
+        self.settings: Settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker, period)
         self._cost = Cost()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class _ProgressReporter(Hooks):
             self._counted = batches
 
 
-class _PhaseReporter(keras.callbacks.Callback):  # type: ignore[misc]
+class _PhaseReporter(keras.callbacks.Callback):
     """The callback before those of the user of a single worker: enters the phases of the timer."""
 
     def __init__(self, reporter: _ProgressReporter) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -33,6 +33,18 @@ log = logging.getLogger(__name__)
 
 class Mode(Fit):
     """How the workers of a fit train one model. ``rule`` is None for averaged gradients."""
+
+    def describe(self) -> str:
+        """Return the settings that must be the same on all workers."""
+        raise NotImplementedError
+
+    def report(self) -> dict[str, float]:
+        """Return what the other workers need to know at the end of an epoch."""
+        raise NotImplementedError
+
+    def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
+        """Make the models equal by the reports of all ranks; a collective call."""
+        raise NotImplementedError
 
     def moments(self) -> list[Any]:
         """Return the state of the optimizers that is shared with the weights."""
@@ -120,10 +132,12 @@ class Asynchronous(Mode):
                 self.leave()
             self.worker.barrier("keras weights of callbacks")
 
-    def center(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def center(self) -> Iterator[None]:
         if not self.in_center:
             self._backend.attach(self._model)
-        return super().center()
+        with super().center():
+            yield
 
     def finish(self) -> None:
         self._backend.steps_are_over()
@@ -210,8 +224,9 @@ class Synchronous(Mode):
     def enter(self) -> None:
         self._marks = self.marks()
 
-    def center(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def center(self) -> Iterator[None]:
+        yield
 
     def end(self, meet: Any = None) -> bool:
         self._average.detach()  # Further steps are refused.

@@ -220,7 +220,7 @@ def unbuilt(model: Any) -> list[Any]:
 def continue_steps(model: Any, steps: int) -> None:
     """Let optimizers continue the step count of an earlier run, whose moments they have."""
     for optimizer in all_optimizers(model):
-        count = getattr(optimizer, "iterations", None)
+        count: Any = getattr(optimizer, "iterations", None)
         if hasattr(count, "assign") and not int(keras.ops.convert_to_numpy(count)):
             count.assign(steps)
 

@@ -219,8 +219,8 @@ class _RowsOfArray(np.ndarray):  # type: ignore[type-arg]
         made._rows, made._dtype = rows, dtype
         return made
 
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def shape(self) -> tuple[int, ...]:
         return (len(self._rows), *self.view(np.ndarray).shape[1:])
 
     def astype(self, dtype: Any) -> _RowsOfArray:  # type: ignore[override]

@@ -20,7 +20,7 @@ _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_
 _RESTORES = getattr(keras.callbacks, "BackupAndRestore", ())
 
 
-class Hooks(keras.callbacks.Callback):  # type: ignore[misc]
+class Hooks(keras.callbacks.Callback):
     """A callback that keeps its model, as ``self.model`` would fetch JAX's state at each batch."""
 
     owner: Any = None

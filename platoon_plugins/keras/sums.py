@@ -40,7 +40,7 @@ def only_adds(metric: Any) -> bool:
 
 def _code_of(cls: type, name: str) -> types.CodeType | None:
     """Return the code of a method without decorators of frameworks; None if a user decorated it."""
-    method = getattr(cls, name, None)
+    method: Any = getattr(cls, name, None)
     while hasattr(method, "__wrapped__"):
         module = getattr(method, "__globals__", {}).get("__name__") or type(method).__module__
         if module.partition(".")[0] not in _FRAMEWORKS:

@@ -63,7 +63,7 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
             "batch_size]"
         )
     require_stateless(model)
-    keeps_rows = {"reshuffle": False} if has_rows(data[0]) else {}
+    keeps_rows: dict[str, Any] = {"reshuffle": False} if has_rows(data[0]) else {}
     own = shard(*data, worker=worker, **keeps_rows)
     own = own if len(data) > 1 else (own,)
     gathered = _Gathered(worker, model)
@@ -104,7 +104,7 @@ def _in_the_order_of_keras(model: Any, values: Mapping[str, Any]) -> list[Any]:
     return [values[name] for name in names]
 
 
-class _Gathered(keras.callbacks.Callback):  # type: ignore[misc]
+class _Gathered(keras.callbacks.Callback):
     """Callback that combines the values of an evaluation over all workers."""
 
     def __init__(self, worker: Worker, model: Any) -> None:

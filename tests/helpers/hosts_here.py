@@ -28,20 +28,20 @@ def world_of(workers, host, key=KEY):
 
 
 def linked(workers, key=KEY, timeout_s=20.0):
-    """Open the links of all rails; returns for each rank the pairs of a host and a stream."""
+    """Open the links of all lanes; returns for each rank the pairs of a host and a stream."""
     world = world_of(workers, 0, key)
-    rails = min(workers)
-    places = [(host, rail) for host in range(world.hosts) for rail in range(rails)]
+    lanes = min(workers)
+    places = [(host, lane) for host in range(world.hosts) for lane in range(lanes)]
     listeners = {place: Listener("127.0.0.1") for place in places}
     deadline = awake() + timeout_s
 
-    def open_those_of(host, rail):
-        rank_on = {other: world.ranks_on(other)[rail] for other in range(world.hosts)}
-        calls = {rank_on[other]: listeners[other, rail].address for other in range(host)}
+    def open_those_of(host, lane):
+        rank_on = {other: world.ranks_on(other)[lane] for other in range(world.hosts)}
+        calls = {rank_on[other]: listeners[other, lane].address for other in range(host)}
         expected = frozenset(rank_on[other] for other in range(host + 1, world.hosts))
         mine = rank_on[host]
         found = open_links(
-            listeners[host, rail], mine, bytes.fromhex(key), calls, expected, deadline, lambda ranks: None
+            listeners[host, lane], mine, bytes.fromhex(key), calls, expected, deadline, lambda ranks: None
         )
         return mine, [(world.host_of(rank), stream) for rank, stream in found.items()]
 

@@ -99,6 +99,7 @@ TEN_MINUTES = {
     "torchrun": "torch.distributed.run --nproc-per-node 2",
     "accelerate": "accelerate.commands.launch --multi_gpu --num_processes 2",
 }
+NEEDED = "needs {}: `make test` installs it in .nox/keras3"
 
 
 @needs_torch
@@ -106,7 +107,7 @@ TEN_MINUTES = {
 def test_the_same_loop_here_and_with_other_tools(run_command, ten_minutes, tmp_path, name):
     module, *words = TEN_MINUTES[name].split()
     if not importlib.util.find_spec(module.partition(".")[0]):
-        pytest.skip("needs accelerate: .nox/keras3/bin/pip install accelerate")
+        pytest.skip(NEEDED.format("accelerate"))
     (tmp_path / "task.py").write_text(ten_minutes["task.py"])
     (tmp_path / "train.py").write_text(ten_minutes[name])
     environment = {"ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -114,6 +115,20 @@ def test_the_same_loop_here_and_with_other_tools(run_command, ten_minutes, tmp_p
     (accuracy,) = re.findall(r"epoch 2: accuracy ([\d.]+)", done.stdout)
     assert float(accuracy) > 0.6
     assert (tmp_path / "model.pt").stat().st_size > 30_000
+
+
+@needs_torch
+def test_the_same_model_with_lightning(run_command, ten_minutes, tmp_path):
+    if not importlib.util.find_spec("lightning"):
+        pytest.skip(NEEDED.format("lightning"))
+    (tmp_path / "task.py").write_text(ten_minutes["task.py"])
+    read = "\nprint('in the end', float(trainer.callback_metrics['accuracy']))\n"
+    (tmp_path / "train.py").write_text(ten_minutes["lightning"] + read)
+    done = run_command(sys.executable, "train.py", environment={"CUDA_VISIBLE_DEVICES": ""}).require()
+    accuracies = re.findall(r"in the end ([\d.]+)", done.stdout)
+    assert len(accuracies) == 2
+    assert all(float(accuracy) > 0.6 for accuracy in accuracies)
+    assert (tmp_path / "model.ckpt").stat().st_size > 30_000
 
 
 @needs_keras_3

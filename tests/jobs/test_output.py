@@ -99,6 +99,24 @@ def test_the_same_failure_of_several_is_shown_once(platoon, tmp_path):
     assert len(list(tmp_path.glob("logs/rank?.error.json"))) == 4
 
 
+def test_failures_of_one_moment_are_shown_in_their_order(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        from job_preamble import os, until, worker
+
+        worker.progress(steps=1)
+        worker.barrier("both began")
+        if worker.global_rank == 1:
+            raise ValueError("the first")
+        until(lambda: os.path.exists("logs/rank1.error.json"))
+        os._exit(3)
+        """
+    )
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", "--summary", "out.json", script).require(3)
+    assert re.findall(r"^worker (.)(?: failed: ValueError|: exit status 3; the end)", done.stdout, re.M) == ["1", "0"]
+    assert json.loads((tmp_path / "out.json").read_text())["first_failure"].startswith("worker 1: ValueError")
+
+
 def test_workers_are_named_shortly():
     assert name_workers([3]) == "worker 3"
     assert name_workers([5, 0, 2, 3, 4]) == "workers 0, 2 to 5"

@@ -194,6 +194,28 @@ def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(plato
         assert ("which has no parameters" in said) == resumed
 
 
+def test_what_an_earlier_start_saved_and_why_it_ended_is_not_said_of_the_resumed_one(platoon, tmp_path):
+    script = script_path("resume_files_of_an_earlier_start")
+    told = []
+    for files in ["model.npz"], []:
+        platoon("launch", "-n", 2, "--resume", "kept", "--summary", "s.json", script, *files).require()
+        told.append(json.loads((tmp_path / "s.json").read_text()))
+    first, again = told
+    assert (first["saved"], first["trained"], first["stopped_by"]) == ("model.npz", "x", "patience")
+    assert again["accuracy"] == 0.5
+    assert not {"saved", "trained"} & set(again)
+    assert again["stopped_by"].startswith("end of script")
+
+
+def test_a_job_that_trained_nothing_writes_no_checkpoint(platoon, write_script, tmp_path):
+    script = write_script("from job_preamble import worker\nworker.barrier('all')\nimport no_such_module_of_the_user")
+    options = ["--checkpoint-every", 0.01, "--resume", "kept", "--summary", "s.json"]
+    done = platoon("launch", "-n", 2, *options, script).require(1)
+    assert list((tmp_path / "kept").glob("*.npz")) == []
+    assert json.loads((tmp_path / "s.json").read_text())["checkpoints"] == 0
+    assert "no parameters" not in done.stdout + done.stderr
+
+
 def test_a_full_disk_is_an_error_before_the_training(platoon, small_disk, tmp_path):
     script = script_path("resume_a_full_disk_is_an_error_before_the_training")
     done = platoon("launch", "-n", 2, "--checkpoint-every", 1000, "--resume", small_disk / "kept", script).require(2)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from platoon_base.collectives.flat import ALONE_BYTES, FlatBuffers
+from platoon_base.errors import ConfigurationError
 
 pytestmark = pytest.mark.base
 
@@ -79,3 +80,10 @@ def test_large_arrays_are_not_copied_and_small_ones_go_together():
     assert [call[4] for call in calls[:2]] == [arrays[1].ctypes.data, arrays[3].ctypes.data]
     for array, out in zip(arrays, outs):
         np.testing.assert_array_equal(out, array * 2)
+
+
+def test_a_result_that_is_not_contiguous_is_refused():
+    out = np.zeros((2, 3)).T
+    for arrays, outs in ([[np.zeros((3, 2))] * 2, [np.zeros((3, 2)), out]], [[np.zeros((3, 2))], [out]]):
+        with pytest.raises(ConfigurationError, match="C-contiguous"):
+            FlatBuffers().combine(doubled([]), "sum", arrays, outs)

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pairwise import pairwise
-from rule_table import RULES, arguments_of, by_the_equations
+from rule_table import RULES, arguments_of, by_the_equations, run_once
 
 from platoon_base.centers import host_kernels as kernels
-from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan, apply
+from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, CenterState, DiLoCo, LocalState
 
@@ -53,7 +53,7 @@ def piece(x, c, *states):
 def check(rule, before):
     """One update of copies of ``before`` against the oracle, bit by bit; returns the element told."""
     now = [a.copy() for a in before]
-    told = apply(rule, [arguments_of(rule, now)])
+    told = run_once(rule, [arguments_of(rule, now)])
     expected, first = by_the_equations(rule, before)
     for got, want in zip(now, expected):
         assert got.tobytes() == want.tobytes()
@@ -129,7 +129,7 @@ def test_alone_both_forms_give_the_bits_of_the_equations(form, case, size, dtype
         finite = np.isfinite([after[1], *(after[i] for i in at_center)]).all(axis=0)
         now = [array.copy() for array in before]
         split = 2 + len(rule.local_state)
-        told = apply(Adopt(rule), [(now[0], now[1], tuple(now[2:split]), tuple(now[split:]))])
+        told = run_once(Adopt(rule), [(now[0], now[1], tuple(now[2:split]), tuple(now[split:]))])
         for got, new, old in zip(now, after, before):
             assert got.tobytes() == np.where(finite, new, old).tobytes()
         assert told == (None if finite.all() else (0, int(np.argmin(finite))))
@@ -139,7 +139,7 @@ def test_alone_a_piece_may_begin_anywhere(form):
     """Large pieces are written past the caches where they are aligned for that."""
     for offset in (0, 1, 2, 3):
         x, c = np.random.default_rng(0).standard_normal((2, 400_003)).astype("float32")
-        apply(Adopt(EASGD()), [(x[offset:], c[offset:], (), ())])
+        run_once(Adopt(EASGD()), [(x[offset:], c[offset:], (), ())])
         np.testing.assert_array_equal(c[offset:], x[offset:])
 
 
@@ -148,7 +148,7 @@ def test_the_first_of_several_is_told(form):
     for i, at in ((1, BLOCK + 3), (1, BLOCK + 9), (2, 0)):
         pieces[i][0][at] = np.inf
     before = [[a.copy() for a in p[:2]] for p in pieces]
-    assert apply(EASGD(0.5), pieces) == (1, BLOCK + 3)
+    assert run_once(EASGD(0.5), pieces) == (1, BLOCK + 3)
     for p, b in zip(pieces, before):
         for got, want in zip(p, by_the_equations(EASGD(0.5), b)[0]):
             assert got.tobytes() == want.tobytes()
@@ -169,7 +169,7 @@ def any_values(dtype):
         c = np.where(np.isfinite(c), c, c.dtype.type(0))  # the center is finite always
         for rule, before in ((EASGD(alpha), [x, c]), (ASGD(), [x, c, x_old])):
             now = [a.copy() for a in before]
-            told = apply(rule, [piece(*now)])
+            told = run_once(rule, [piece(*now)])
             expected, first = by_the_equations(rule, before)
             for got, want in zip(now, expected):
                 assert got.tobytes() == want.tobytes()
@@ -189,7 +189,7 @@ def test_any_values_denormals_too(form, dtype):
 def test_slices_that_begin_off_a_cache_line(form, rule, start):
     whole = arrays(rule, BLOCK + 50, "float32")
     before = [a.copy() for a in whole]
-    assert apply(rule, [piece(*(a[start:-start] for a in whole))]) is None
+    assert run_once(rule, [piece(*(a[start:-start] for a in whole))]) is None
     expected, _ = by_the_equations(rule, [a[start:-start] for a in before])
     for got, old, want in zip(whole, before, expected):
         assert got[start:-start].tobytes() == want.tobytes()
@@ -234,20 +234,9 @@ def test_what_the_fused_loops_cannot_take_goes_through_numpy(strange):
     pieces = [piece(*values)]
     if strange == "mixed":
         pieces.append(piece(*arrays(EASGD(0.5), 7, "float64")))
-    assert apply(EASGD(0.5), pieces) is None
+    assert run_once(EASGD(0.5), pieces) is None
     for got, want in zip(values, expected):
         np.testing.assert_array_equal(got, want)
-
-
-def test_overlapping_memory_is_refused():
-    memory = np.zeros(100, np.float32)
-    with pytest.raises(ValueError, match="overlap"):
-        apply(EASGD(0.5), [piece(memory[:60], np.zeros(60, np.float32)), piece(np.ones(10, np.float32), memory[9:19])])
-    with pytest.raises(ConfigurationError, match="pass copies"):
-        apply(EASGD(0.5), [piece(memory[:60], memory[40:])])
-    with pytest.raises(ValueError, match="overlap"):
-        apply(ASGD(), [piece(memory[:10], memory[20:30], memory[5:15])])
-    assert apply(EASGD(0.5), [piece(memory[:50], memory[50:])]) is None
 
 
 def test_what_does_not_fit_is_refused():
@@ -270,7 +259,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigurationError, match="make a plan for this rule"):
         plan.run(ASGD(), [x])
     with pytest.raises(ConfigurationError, match="center states"):
-        apply(ASGD(), [piece(x, c)])
+        run_once(ASGD(), [piece(x, c)])
     with pytest.raises(ConfigurationError, match="shape"):
         Plan([c], [[np.zeros(4, np.float32)]])
     with pytest.raises(ConfigurationError, match="float64"):

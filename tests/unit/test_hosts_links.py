@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from platoon_base.collectives.groups import Membership
 from platoon_base.collectives.host_exchange import headline, part_of
 from platoon_base.collectives.hosts import HostsCollective
 from platoon_base.collectives.hosts_links import HEAD, WAITING, Counterpart, Link, Links
@@ -169,7 +170,8 @@ def test_a_share_that_is_early_waits_until_its_memory_is_free():
 def test_the_rank_that_has_failed_is_named_before_those_that_it_has_kept_from_a_link():
     encode = msgspec.msgpack.encode
     kept, failed = encode({"failure": "no link", "elsewhere": True}), encode({"failure": "no room"})
-    membership = Mock(rank=1, meet=lambda what, mine, timeout_s: {0: kept, 1: mine, 2: failed})
     world = World([1, 1, 1], 1, ["a", "b", "c"], ["127.0.0.1"] * 3, "")
+    membership = Membership(Mock(), 1, 3, Mock(), world)
+    membership.meet = lambda what, mine, timeout_s: {0: kept, 1: mine, 2: failed}
     with pytest.raises(PlatoonError, match=r"rank 2 on host 2 \(c\): no room"):
-        HostsCollective.form(membership, "/unused", world, Mock(), PATIENCE_S)
+        HostsCollective.form(membership, "/unused", PATIENCE_S)

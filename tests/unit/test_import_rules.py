@@ -390,7 +390,7 @@ MOST_METHODS, MOST_PARAMETERS = 25, 8
 WIDER_CLASSES = {
     "platoon_base.worker.handle.Worker": 33,  # the contract with scripts: what the guides show
     "platoon_base.devices.cuda.Driver": 30,  # one method for each of the driver's calls
-    "platoon_base.collectives.hosts_exchange.HostsExchange": 34,  # the steps of all calls, which share one state
+    "platoon_base.collectives.hosts_exchange.HostsExchange": 32,  # the steps of all calls, which share one state
 }
 
 

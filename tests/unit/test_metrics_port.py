@@ -30,7 +30,8 @@ NOTHING_YET = Progress(0, 0, 0, math.nan, 0.0, 0.0, 0.0)
 
 def snapshot():
     roster = [Participant(rank, True, phase=Phase.TRAINING, device="cpu") for rank in range(2)]
-    progress = {0: Progress(3, 700, 70, 0.25, 1.5, 10.0, 80.0, steps_before_start=300), 1: NOTHING_YET}
+    busy = Progress(3, 700, 70, 0.25, 1.5, 10.0, 80.0, steps_before_start=300, cpu_percent=50.0)
+    progress = {0: busy, 1: NOTHING_YET}
     return Snapshot(roster, progress, {"val_loss": 0.125, "note": "text"}, None, 90.0, missed_checkpoints=2)
 
 
@@ -76,6 +77,10 @@ def test_prometheus_reads_workers_and_reported_values():
         ("platoon_sync_seconds_total", "1", "cpu"): 0.0,
         ("platoon_epoch", "0", "cpu"): 3.0,
         ("platoon_epoch", "1", "cpu"): 0.0,
+        ("platoon_cpu_percent", "0", "cpu"): 50.0,
+        ("platoon_cpu_percent", "1", "cpu"): 0.0,
+        ("platoon_memory_bytes", "0", "cpu"): 0.0,
+        ("platoon_memory_bytes", "1", "cpu"): 0.0,
         ("platoon_loss", "0", "cpu"): 0.25,  # that of worker 1 is not known
     }
 

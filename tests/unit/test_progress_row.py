@@ -1,6 +1,10 @@
 """A worker's row: what is written there, read by the field names of the job's state."""
 
+import functools
+import time
+
 import numpy as np
+import psutil
 import pytest
 
 from platoon_base.shm.job_state import JobState
@@ -45,6 +49,22 @@ def test_a_closed_row_keeps_its_values_and_leaves_the_memory_alone(job_state):
     row.add(7, 2, None)
     assert (int(job_state.table["steps"][2]), int(job_state.table["epoch"][2])) == (5, 1)
     assert row.steps == 12
+
+
+def test_the_use_of_the_machine_is_measured_each_second(job_state, monkeypatch):
+    clocks = {"monotonic": 100.0, "process_time": 7.0}
+    for name in clocks:
+        monkeypatch.setattr(time, name, functools.partial(clocks.get, name))
+    row = ProgressRow(job_state, 1)
+    row.add(1, None, None)
+    assert job_state.progress(1).memory_bytes == 0, "nothing is known of a second that has not passed"
+    for seconds, spent, percent in [(2.0, 3.0, 150.0), (0.5, 0.0, 150.0), (0.5, 0.25, 25.0)]:
+        clocks["monotonic"] += seconds
+        clocks["process_time"] += spent
+        row.count_for_script(None)
+        assert job_state.progress(1).cpu_percent == percent
+    own = psutil.Process().memory_info().rss
+    assert abs(job_state.progress(1).memory_bytes - own) < 0.1 * own
 
 
 def test_any_field_is_announced_by_its_name(job_state):

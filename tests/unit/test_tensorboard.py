@@ -16,6 +16,7 @@ from platoon_base.cli.observers import Observed, TrackedRun
 from platoon_base.cli.trackers.tensorboard import Tracker
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.roster import Participant, Phase
+from platoon_base.coordination.story import Story
 from platoon_base.shm.job_state import Progress
 
 pytestmark = pytest.mark.base
@@ -50,7 +51,7 @@ def scalars(folder):
 
 def event_files(folder, every_s):
     """Return the observer that ``--tensorboard`` makes."""
-    job = Observed("train.py", "train.py", folder)
+    job = Observed("train.py", "train.py", folder, Story())
     return TrackedRun("TensorBoard", lambda name, logs: Tracker(name, logs, folder), job, every_s)
 
 
@@ -126,16 +127,20 @@ def test_a_course_begins_anew_only_where_steps_are_repeated(tmp_path, snapshot):
     assert begun == [100, 150]
 
 
-REPORTS = script_path("tensorboard_reports")
+REPORTS = script_path("trackers_train")
 
 
 @needs_writer
 def test_a_job_writes_them(platoon, tmp_path):
     done = platoon("launch", "-n", 2, "--tensorboard", "board", REPORTS)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert scalars(tmp_path / "board" / "center") == [("val", 5, 0.5)]
+    assert scalars(tmp_path / "board" / "center") == [("val_loss", 5, 0.25)]
     for rank in range(2):
-        assert ("loss", 5, 0.75) in scalars(tmp_path / "board" / f"worker{rank}")
+        of_worker = scalars(tmp_path / "board" / f"worker{rank}")
+        assert ("loss", 5, 0.75) in of_worker
+        used = {name: value for name, _, value in of_worker if name.startswith("system/")}
+        assert used.keys() == {"system/cpu_percent", "system/memory_mb"}
+        assert min(used.values()) > 0
 
 
 @needs_writer

@@ -1,5 +1,8 @@
 """A worker's part of a DataLoader: rows computed by hand, for all kinds of samplers and data sets."""
 
+import copy
+import io
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -181,3 +184,22 @@ def test_a_loader_stays_one_of_its_class():
     made = divided(loader, Part(loader, worker, 1), lambda part, batches: batches)
     assert isinstance(made, Own)
     assert (len(loader), len(made), len(made.dataset), made.batch_size) == (4, 2, 8, 2)
+
+
+@pytest.mark.parametrize("make", [lambda: DataLoader(rows(8), 2), lambda: DataLoader(Stream(8), 2)])
+def test_a_pickle_is_the_given_loader_and_a_copy_reads_the_rows_of_its_worker(make, solo_worker):
+    # A real handle, which cannot be pickled, says that it is the second of two.
+    worker = SimpleNamespace(handle=solo_worker, **{"global_rank": 1, "global_size": 2, "seed": 5})
+    worker.resume_at = SimpleNamespace(epoch=0)
+    worker.advanced = SimpleNamespace(require_same=lambda *_: None)
+    made = divided(make(), Part(make(), worker, 1), lambda part, batches: batches)
+    read = [torch.as_tensor(batch[0] if isinstance(batch, list) else batch).tolist() for batch in made]
+    assert read == [[2, 3], [6, 7]]
+    file = io.BytesIO()
+    torch.save({"trainer": made}, file)
+    file.seek(0)
+    for loaded in pickle.loads(pickle.dumps(made)), torch.load(file, weights_only=False)["trainer"]:
+        assert type(loaded) is DataLoader
+        assert len(list(loaded)) == 4
+    for copied in copy.copy(made), copy.deepcopy(made):
+        assert [torch.as_tensor(b[0] if isinstance(b, list) else b).tolist() for b in copied] == read

@@ -1,6 +1,7 @@
 """Trackers of experiments: a job is one run, read back by the tracker's own package."""
 
 import json
+import os
 import re
 import struct
 import subprocess
@@ -20,6 +21,7 @@ from platoon_base.errors import ConfigurationError
 pytestmark = pytest.mark.base
 
 TRAIN = script_path("trackers_train")
+SYSTEM = ("cpu_percent", "memory_mb")
 NAMES = ("mlflow", "wandb", "aim")
 OWN = """
 import json, time
@@ -87,6 +89,9 @@ def test_a_class_of_the_user_gets_one_run(track, tmp_path):
     assert [(values["val_loss"], step) for values, step, worker in logged if "val_loss" in values] == [(0.25, 5)]
     for rank in range(2):
         assert [(values["loss"], step) for values, step, worker in logged if worker == rank][-1] == (0.75, 5)
+        (used,) = [values for values, step, worker in logged if worker == rank and "system/memory_mb" in values]
+        assert 0 < used["system/cpu_percent"] < 100 * os.cpu_count()
+        assert 10 < used["system/memory_mb"] < 2000
     assert all("note" not in values for values, _, _ in logged)
 
 
@@ -180,6 +185,7 @@ def test_a_job_is_one_run_of_mlflow(track, tmp_path):
         0.75,
         5,
     )
+    assert {f"system/worker{rank}/{name}" for rank in range(2) for name in SYSTEM} <= set(run.data.metrics)
 
 
 def records_of_wandb(data):
@@ -215,6 +221,7 @@ def test_a_job_is_one_run_of_wandb(track, tmp_path):
     assert config["workers"] == 2
     assert history["val_loss"] == 0.25
     assert (history["worker1/loss"], history["worker1/step"]) == (0.75, 5)
+    assert {f"system/worker{rank}/{name}" for rank in range(2) for name in SYSTEM} <= set(history)
     assert status == 0
 
 
@@ -235,6 +242,7 @@ def test_a_job_is_one_run_of_aim(track, tmp_path):
         ("val_loss", None): (5, 0.25),
         ("loss", 1): (5, 0.75),
     }
+    assert {(f"system/{name}", rank) for rank in range(2) for name in SYSTEM} <= set(rows)
 
 
 @needs_package("tensorboardX")

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from platoon_base.cli.observers import name_of_worker
+
 _CHARACTERS = 6000  # MLflow's limit of a parameter.
 _REFUSED = re.compile(r"[^\w\-./ ]")  # Characters that MLflow does not take in names.
 
@@ -48,9 +50,8 @@ class Tracker:
     def log(self, values: Mapping[str, float], step: int, worker: int | None) -> None:
         from mlflow.entities import Metric
 
-        prefix = "" if worker is None else f"worker{worker}/"
         now = int(time.time() * 1000)
-        named = {_REFUSED.sub("_", f"{prefix}{name}"): value for name, value in values.items()}
+        named = {_REFUSED.sub("_", name_of_worker(name, worker)): value for name, value in values.items()}
         metrics = [Metric(name, value, now, step) for name, value in named.items()]
         self._client.log_batch(self._id, metrics=metrics)
 

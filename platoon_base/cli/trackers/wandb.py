@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from platoon_base.cli.observers import name_of_worker
+
 
 class Tracker:
     """Writes to one run of Weights & Biases; see `Tracker` of `platoon_base.cli.observers`."""
@@ -28,11 +30,12 @@ class Tracker:
         self._run.config.update(dict(settings), allow_val_change=True)
 
     def log(self, values: Mapping[str, float], step: int, worker: int | None) -> None:
-        prefix = "" if worker is None else f"worker{worker}/"
+        steps = name_of_worker("step", worker)
         if worker is not None and worker not in self._workers:
             self._workers.add(worker)
-            self._run.define_metric(f"{prefix}*", step_metric=f"{prefix}step")
-        self._run.log({**{f"{prefix}{name}": value for name, value in values.items()}, f"{prefix}step": step})
+            for names in ("*", "system/*"):
+                self._run.define_metric(name_of_worker(names, worker), step_metric=steps)
+        self._run.log({**{name_of_worker(name, worker): value for name, value in values.items()}, steps: step})
 
     def close(self, succeeded: bool) -> None:
         self._run.finish(exit_code=0 if succeeded else 1)

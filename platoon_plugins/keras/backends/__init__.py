@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 
+from platoon_base.dtypes import Array
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_plugins.keras.sums import BatchLosses, only_adds
 
@@ -30,6 +31,10 @@ def current() -> Backend:
 class Metrics:
     """The state of the metrics in ``logs``, as arrays that can be summed over workers."""
 
+    def epoch_begins(self) -> None:
+        """Record the start of an epoch; raise if a metric's state is not zero."""
+        raise NotImplementedError
+
     def train_batch(self, logs: Mapping[str, Any]) -> None:
         """Record the end of a training batch."""
 
@@ -39,8 +44,25 @@ class Metrics:
     def test_batch(self, logs: Mapping[str, Any]) -> None:
         """Record the end of a batch of an evaluation."""
 
+    def train_state(self) -> list[Array]:
+        raise NotImplementedError
 
-class Backend(Protocol):
+    def test_state(self) -> list[Array]:
+        raise NotImplementedError
+
+    def results(self, state: Sequence[Array]) -> dict[str, Any]:
+        """Return the values to log for a state."""
+        raise NotImplementedError
+
+    def results_again(self, state: Sequence[Array]) -> dict[str, Any]:
+        """Return the values for a state of before; needed if steps choose their logs."""
+        raise NotImplementedError
+
+    def variables(self) -> list[Any]:
+        raise NotImplementedError
+
+
+class Backend:
     """One back end of Keras; variables have the methods of Theano's shared variables."""
 
     watches_batches: bool
@@ -58,16 +80,20 @@ class Backend(Protocol):
         """Return the arguments of compile() that must be the same on all workers."""
         return {}
 
-    def weights(self, model: Any) -> list[Any]: ...
+    def weights(self, model: Any) -> list[Any]:
+        raise NotImplementedError
 
     def statistics(self, model: Any) -> list[Any]:
         """Return other state of layers, and seeds of random layers, whose ``rule`` is "own"."""
+        raise NotImplementedError
 
     def optimizer_state(self, model: Any) -> list[Any]:
         """Return the variables of the optimizer, including learning rate and counters."""
+        raise NotImplementedError
 
     def moments(self, model: Any) -> list[Any]:
         """Return float state of optimizers in the shape of a weight; no accumulated gradients."""
+        raise NotImplementedError
 
     def vary_noise(self, model: Any, rank: int) -> None:
         """Make random layers draw different numbers than on other ranks; rank 0 keeps its seeds."""
@@ -98,29 +124,35 @@ class Backend(Protocol):
     def resume_at(self, model: Any, epoch: int) -> None:
         """Make training start at this epoch."""
 
-    def metrics(self, model: Any) -> Metrics: ...
+    def metrics(self, model: Any) -> Metrics:
+        raise NotImplementedError
 
     def silence(self, params: dict[str, Any]) -> None:
         """Turn off the progress bar of a fit, in the parameters of its callbacks."""
 
-    def average(self, worker: Any) -> Any: ...
+    def average(self, worker: Any) -> Any:
+        raise NotImplementedError
 
     def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
         """Choose with all workers whether gradients are averaged on devices; a collective call."""
 
     def apply_of(self, optimizer_class: type, average: Any) -> dict[str, Any]:
         """Return attributes for a subclass of an optimizer that averages gradients first."""
+        raise NotImplementedError
 
     def steps_taken(self, model: Any) -> int:
         """Return the number of steps of the optimizer."""
+        raise NotImplementedError
 
     def watch_losses(self, model: Any, average: Any) -> BatchLosses:
         """Weight gradients by the divisor of each batch's loss; return the losses to combine."""
+        raise NotImplementedError
 
     def settle(self) -> None:
         """Wait until the host has the losses and gradients of the steps so far."""
 
-    def set_learning_rate(self, model: Any, value: float) -> None: ...
+    def set_learning_rate(self, model: Any, value: float) -> None:
+        raise NotImplementedError
 
 
 def require_declared(metric: Any, base: type) -> None:

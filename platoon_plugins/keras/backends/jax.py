@@ -26,7 +26,7 @@ try:
     from platoon_base.jax_arrays import on_cuda
     from platoon_plugins.keras.backends.jax_groups import VariableGroup
 except ImportError:  # JAX before 0.5, or no C extension.
-    on_cuda = VariableGroup = None
+    on_cuda = VariableGroup = None  # type: ignore[assignment,misc]
 
 Array = np.ndarray[Any, Any]
 
@@ -147,7 +147,7 @@ class _Jax(Keras3):
         """Return the moments; their arrays are donated like those of the weights."""
         return self._known(model, super().moments(model))
 
-    def _known(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
+    def _known(self, model: Any, variables: list[Any]) -> list[Any]:
         """Tell variables where the trainer has their values, and whether it donates them."""
         state = self._states.setdefault(model, StepState(model))
         group = self._groups.setdefault(model, VariableGroup(state, _taken_over)) if VariableGroup is not None else None

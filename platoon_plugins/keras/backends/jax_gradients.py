@@ -43,7 +43,7 @@ class JaxAverage(CompiledAverage):
         self._without: dict[Any, Callable[[], Any]] = {}
         self._queued = _Queued()
         # Handlers by kinds of calls, as compiled programs only have their numbers.
-        self._handlers: dict[Any, Callable[..., None]] = {}
+        self._handlers: dict[Any, Callable[..., Any]] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -59,7 +59,7 @@ class JaxAverage(CompiledAverage):
         self._sums, self.on_device = sums, sums is not None
 
     @property
-    def _calls_made(self) -> int:
+    def _calls_made(self) -> int:  # type: ignore[override]
         return self._queued.count
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
@@ -77,7 +77,7 @@ class JaxAverage(CompiledAverage):
         averages: Sequence[Any] = io_callback(call, shapes, list(batch.gradients), weight, ordered=True)
         return averages
 
-    def _handler(self, kind: Any, call: Callable[..., None], *first: Any) -> Callable[..., None]:
+    def _handler(self, kind: Any, call: Callable[..., Any], *first: Any) -> Callable[..., Any]:
         """Return a call with its first arguments, always the same object for a kind of call."""
         if kind not in self._handlers:
             self._handlers[kind] = functools.partial(call, *first)
@@ -177,7 +177,7 @@ class JaxAverage(CompiledAverage):
                 raise
         self.require_sound()
 
-    def _sums_without_gradients(self, like: list[Array]) -> Any:
+    def _sums_without_gradients(self, like: Sequence[Array]) -> Any:
         zeros = [jnp.zeros(array.shape, array.dtype) for array in like]
         batch = Batch(zeros, jnp.zeros((), np.float32), [False] * len(zeros))
         return self._sums_over_workers(batch, counts=False, is_sum=False)[0]

@@ -76,7 +76,7 @@ class StepCall:
         def begun_by_the_call(state: Any, *args: Any) -> Any:
             lists = [list(values) for values in state]
             self._traced = all(
-                place.number < len(lists) and place.index < len(lists[place.number]) for place in self.places
+                place.number < len(lists) and place.position < len(lists[place.number]) for place in self.places
             )
             if self._traced:
                 taken = [lists[number][index] for number, index in self.places]

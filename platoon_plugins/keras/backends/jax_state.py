@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
-    """Index of an array in list ``number`` of the state of a step, see `jax_state.STATE`."""
+    """Position of an array in list ``number`` of the state of a step, see `jax_state.STATE`."""
 
     number: int
-    index: int
+    position: int
 
 
 # The arguments and results of a step, in this order, by their names in Keras's trainer.

@@ -84,7 +84,7 @@ class _Theano(Backend):
         def get_updates(optimizer: Any, loss: Any, params: Any) -> list[Any]:
             updates = base.get_updates(optimizer, loss, params)
             updates.append(average.update())
-            return updates  # type: ignore[no-any-return]
+            return updates
 
         return {"get_gradients": get_gradients, "get_updates": get_updates}
 
@@ -99,7 +99,8 @@ class _Theano(Backend):
                     "gradient of one process on all their rows; compile with "
                     'reduction="sum_over_batch_size"'
                 )
-            for member in average.members:
+            members: Sequence[Any] = average.members
+            for member in members:
                 member.add_up(sums == {True})
             if any(map(_depends_on_batch, model.losses)):
                 warn_once(ADDED.replace("keras.ops.shape(x)[0]", "K.shape(x)[0]").replace(*_OF_KERAS_2))
