@@ -15,8 +15,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError
-from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback
-from platoon_plugins.keras.gradients import MIN_WEIGHT, Batch, CompiledAverage, GradientHeader
+from platoon_base.worker import DEFAULT_TIMEOUT_S, MIN_WEIGHT, ErrorFeedback
+from platoon_plugins.keras.gradients import Batch, CompiledAverage, GradientHeader
 
 try:
     from platoon_base import jax_arrays
