@@ -168,14 +168,14 @@ class _InGraph(GradientAverage):
         """Return expressions for the averages of the gradients of the weighted loss."""
         checked = theano.tensor.opt.Assert(NOT_ATTACHED)(self._header_in, theano.tensor.eq(self._ready, 1))
         size = self.worker.global_size
-        header = theano.tensor.set_subtensor(checked[size + self.worker.global_rank], weight)
+        header = theano.tensor.set_subtensor(checked[self.worker.global_rank], weight)
         means: list[Any] = []
         if self._compresses:
             (header,) = all_reduce(header, op="mean", worker=self.worker)
         else:
             *means, header = all_reduce(*gradients, header, op="mean", worker=self.worker)
         self._reduced = header * np.float32(size)
-        total = self._reduced[size:].sum()
+        total = self._reduced[:size].sum()
         # The switch hides the divisor from Theano, which would divide each weight's update.
         factor = np.float32(1 if self._compresses else size)
         scale = theano.tensor.switch(theano.tensor.eq(self._sums, 1), factor, factor / total)
@@ -201,7 +201,7 @@ class _InGraph(GradientAverage):
         return before
 
     def _latest(self) -> Array:
-        seen: Array = np.rint(self._header_out.get_value(borrow=True)[: self.worker.global_size])
+        seen: Array = np.rint(self._header_out.get_value(borrow=True)[self.worker.global_size :])
         return seen
 
     def _call_without_gradients(self) -> None:
@@ -216,7 +216,7 @@ class _InGraph(GradientAverage):
                 self._idle_gradients = theano.function([], [output.sum() for output in outputs])
         self._idle()
         # Nobody uses the result without a batch, so residuals would be lost.
-        weights = self._header_out.get_value(borrow=True)[self.worker.global_size :]
+        weights = self._header_out.get_value(borrow=True)[: self.worker.global_size]
         if self._idle_gradients is not None and weights.any():
             self._idle_gradients()
 
