@@ -65,8 +65,9 @@ def _serve(orders: int, news: int) -> None:
 
 
 def _start(order: between.Begin, news: int) -> Courier:
-    specs = tuple(ParameterSpec(name, tuple(shape), dtype) for name, shape, dtype in order.specs)
-    layout = Layout(specs, order.moments)
+    start = order.start
+    specs = tuple(ParameterSpec(name, tuple(shape), dtype) for name, shape, dtype in start.specs)
+    layout = Layout(specs, start.moments)
     memory: mmap.mmap | None = None
     if order.memory >= 0:
         size = Residuals.size_bytes(layout)
@@ -82,5 +83,5 @@ def _start(order: between.Begin, news: int) -> Courier:
     def report(message: between.News) -> None:
         os.write(news, between.encode(message))
 
-    rule = hosts_rule(order.rule)
-    return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, report, memory)
+    rule = hosts_rule(start.rule)
+    return Courier(order.world, open_center, layout, rule, start.every_s, order.filled, report, memory)
