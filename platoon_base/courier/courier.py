@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, Overwrites
-from platoon_base.centers.host import HostCenter
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
 from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier import messages as between
-from platoon_base.courier.background import BackgroundExchanges
+from platoon_base.courier.background import BackgroundExchanges, OpenCenter
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 from platoon_base.courier.rounds import HostsRound, Overwriting
 from platoon_base.errors import PlatoonError
@@ -53,7 +52,7 @@ class Courier:
     def __init__(
         self,
         world: World,
-        open_center: Callable[[], HostCenter],
+        open_center: Callable[[], OpenCenter],
         layout: Layout,
         rule: HostsRule,
         every_s: float,
@@ -63,7 +62,7 @@ class Courier:
     ) -> None:
         self._world, self._layout, self._report = world, layout, report
         self._open_center = open_center
-        self._center: HostCenter | None = None
+        self._center: OpenCenter | None = None
         self._codec: Codec | None = codec_of(world.compression)
         self._residuals: Residuals | None = None
         if self._codec is not None:
@@ -123,7 +122,7 @@ class Courier:
             self._tokens.pop(order.host, None)
             self._disconnect(order.host, "its host is lost")
 
-    def _new_rounds(self, center: HostCenter, rounds: AcrossHosts) -> HostsRound:
+    def _new_rounds(self, center: OpenCenter, rounds: AcrossHosts) -> HostsRound:
         residuals = self._residuals if rounds.workers_wait else None
         told = self.give_center, self._report
         return HostsRound(self._world.host, rounds, *told, center.overwrites, self._codec, residuals)
@@ -179,7 +178,7 @@ class Courier:
             what = f"no connection of host {host} has arrived at {address.host} port {address.port}"
         return f"{what} for {seconds:.0f} s. Can the hosts reach each other on all ports (firewalls, security groups)?"
 
-    def _exchange(self, center: HostCenter) -> None:
+    def _exchange(self, center: OpenCenter) -> None:
         if self._overwriting is not None:
             self._overwriting.step(self._conversations, self._known)
         is_round = self._rounds is not None and self._rounds.under_way
@@ -243,7 +242,7 @@ class Courier:
         if host in self._tokens and host not in self._lost:
             self._opening.call_again(host)
 
-    def _fill(self, center: HostCenter) -> None:
+    def _fill(self, center: OpenCenter) -> None:
         """Fill the center with the initial values, requested from the source host."""
         if self._source != self._world.host:
             conversation = self._conversations.get(self._source)
@@ -266,7 +265,7 @@ class Courier:
     # Whole centers: the initial values of all hosts, and the center for a host that is behind.
 
     @staticmethod
-    def _made(center: HostCenter) -> int:
+    def _made(center: OpenCenter) -> int:
         return 0 if center.across_hosts is None else center.across_hosts.made
 
     def give_center(self, conversation: Conversation) -> None:
@@ -285,7 +284,7 @@ class Courier:
         _TAIL.pack_into(data, len(data) - _TAIL.size, number, self._center.overwrites.version)
         conversation.post_whole(memoryview(data))
 
-    def _take_centers(self, center: HostCenter) -> None:
+    def _take_centers(self, center: OpenCenter) -> None:
         """Use received centers if this host's is not filled, is behind, or was overwritten."""
         for host, conversation in self._conversations.items():
             while (whole := conversation.take_whole()) is not None:
@@ -294,7 +293,7 @@ class Courier:
                     conversation.put_back(whole)
                     break
 
-    def _take_center(self, center: HostCenter, host: int, whole: bytearray) -> bool:
+    def _take_center(self, center: OpenCenter, host: int, whole: bytearray) -> bool:
         """Replace this host's center by a newer one; False if a part of it was locked."""
         size = self._layout.nbytes
         if len(whole) != size * (1 + len(center.states)) + _TAIL.size:
