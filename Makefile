@@ -79,6 +79,7 @@ bench: setup
 	@for script in $$(ls benchmarks/*.py | grep -v -e harness -e namespaces -e learning_ -e device -e first_hour -e gpus -e strangers -e torch -e zoo); do \
 	    echo "== $$script"; $(VENV)/python "$$script" || exit 1; \
 	done
+	@$(MAKE) --no-print-directory bench-keras
 
 soak: setup
 	@$(VENV)/python benchmarks/soak.py --minutes 30
@@ -91,6 +92,7 @@ bench-keras: setup
 	done; KERAS_BACKEND=tensorflow .nox/tf/bin/python benchmarks/keras_fit.py --measure $$what || exit 1; done
 	@.nox/keras3/bin/python benchmarks/torch_ddp.py
 	@for backend in torch jax; do KERAS_BACKEND=$$backend .nox/keras3/bin/python benchmarks/strangers.py || exit 1; done
+	@KERAS_BACKEND=tensorflow .nox/tf/bin/python benchmarks/strangers.py
 
 bench-gpu: setup
 	@$(TEST_ENV) $(VENV)/python benchmarks/zoo.py --framework lasagne $(ARGS)

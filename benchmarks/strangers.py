@@ -1,8 +1,8 @@
-"""What ordinary scripts cost on two workers: memory, the wait for the first step of an epoch, steps per second.
+"""What ordinary scripts cost on two workers: memory, the start, the wait for an epoch's first step, steps per second.
 
-Each runs under plain python, and with `prepare` on two workers. Those whose framework is missing are left out:
+Each runs under plain python, and with `prepare` on two workers, in turn. Those whose framework is missing are left out:
 
-    KERAS_BACKEND=torch python benchmarks/strangers.py [--megabytes 1000] [--ways arrays ...]
+    KERAS_BACKEND=torch python benchmarks/strangers.py [--megabytes 1000] [--rounds 3] [--ways keras_arrays ...]
 """
 
 import importlib.util
@@ -93,8 +93,40 @@ def train_step(keras, rows):
     return Own, arrays(rows // FEW)
 
 
-NEEDED = {"tf_data": "tensorflow", "data_loader": "torch"}
+def mixed_precision(keras, rows):
+    keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
+    return keras.Sequential, arrays(rows // FEW)
+
+
+def channels_last(course, rows):
+    """Train a convolutional net in a loop of PyTorch, which has its epochs from ``course``."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from platoon_base.torch_loops import prepare
+
+    count = rows // FEW // 8
+    x = torch.rand(count, 3, 28, 28).to(memory_format=torch.channels_last)
+    loader = DataLoader(TensorDataset(x, torch.arange(count) % 10), 32, shuffle=True)
+    layers = [torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3), torch.nn.ReLU()]
+    layers += [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 10)]
+    model = torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    if "PLATOON_RANK" in os.environ:
+        model, optimizer, loader = prepare(model, optimizer, loader)
+    for _ in range(EPOCHS):
+        course.epoch_begins()
+        for images, labels in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            course.step_ends()
+        course.epoch_ends()
+
+
+NEEDED = {"tf_data": "tensorflow", "data_loader": "torch", "channels_last": "torch"}
 WAYS = (keras_arrays, shared_arrays, mapped_arrays, tf_data, data_loader, generator, py_dataset, train_step)
+WAYS += (mixed_precision, channels_last)
 
 
 def memory_mb() -> dict:
@@ -104,63 +136,94 @@ def memory_mb() -> dict:
     return {"rss": sizes["Rss"], "pss": sizes["Pss"]}
 
 
+class Course:
+    """What is measured of a training."""
+
+    def __init__(self):
+        self.since, self.first, self.rates, self.memory = time.perf_counter(), [], [], []
+        self.start, self.begun = 0.0, 0.0
+
+    def epoch_begins(self):
+        self.begun, self.steps = 0.0, 0
+
+    def step_ends(self):
+        self.last = time.perf_counter()
+        if self.begun:
+            self.steps += 1
+            return
+        self.begun = self.last
+        self.first.append(self.last - self.since)
+        self.start = self.start or time.time() - harness.given().launched
+
+    def epoch_ends(self):
+        self.rates.append(self.steps / (self.last - self.begun))
+        self.memory.append(memory_mb())
+        self.since = time.perf_counter()
+
+    def measured(self) -> dict:
+        found = {"first_s": self.first, "start": self.start, "steps": max(self.rates)}
+        return found | {name: max(each[name] for each in self.memory) for name in ("rss", "pss")}
+
+
 def work(given) -> None:
-    from platoon_plugins.keras import prepare, rank, world_size
+    course = Course()
+    (way,) = (each for each in WAYS if each.__name__ == given.way)
+    if way is channels_last:
+        way(course, given.rows)
+    else:
+        fit(way, given.rows, course)
+    harness.give(int(os.environ.get("PLATOON_RANK", 0)), course.measured())
+
+
+def fit(way, rows, course) -> None:
+    from platoon_plugins.keras import prepare, world_size
     import keras  # isort: skip - the adapter comes first
 
-    class Course(keras.callbacks.Callback):
-        def __init__(self):
-            super().__init__()
-            self.since, self.first, self.rates, self.memory = time.perf_counter(), [], [], []
-
+    class Steps(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            self.begun = 0.0
+            course.epoch_begins()
 
         def on_train_batch_end(self, batch, logs=None):
-            now = time.perf_counter()
-            if not self.begun:
-                self.begun = now
-                self.first.append(now - self.since)
-            self.last, self.steps = now, batch
+            course.step_ends()
 
         def on_epoch_end(self, epoch, logs=None):
-            self.rates.append(self.steps / (self.last - self.begun))
-            self.memory.append(memory_mb())
-            self.since = time.perf_counter()
+            course.epoch_ends()
 
-    way, rows = given.way, given.rows
-    kind, data = next(each for each in WAYS if each.__name__ == way)(keras, rows)
+    kind, data = way(keras, rows)
     model = kind([keras.Input((WIDTH,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(10, "softmax")])
     model.compile("sgd", "sparse_categorical_crossentropy")
     if world_size() > 1:
         prepare(model)
     options = {"batch_size": BATCH} if len(data) > 1 else {}
-    if way == "generator":
+    if way is generator:
         options["steps_per_epoch"] = rows // FEW // BATCH
-    course = Course()
-    model.fit(*data, epochs=EPOCHS, verbose=0, callbacks=[course], **options)
-    measured = {"first_s": course.first, "steps_per_s": max(course.rates)}
-    measured |= {name: max(each[name] for each in course.memory) for name in ("rss", "pss")}
-    harness.give(rank(), measured)
+    model.fit(*data, epochs=EPOCHS, verbose=0, callbacks=[Steps()], **options)
 
 
-def compared(way: str, rows: int) -> dict:
-    values = {"way": way, "rows": rows}
-    (plain,) = harness.job(__file__, values, devices=["cpu"], launched=False)
-    workers = harness.job(__file__, values)
-    ratios = {f"{name} / plain": max(each[name] for each in workers) / plain[name] for name in ("rss", "pss")}
-    firsts = {name: " ".join(f"{s:.3f}" for s in of["first_s"]) for name, of in (("plain", plain), ("two", workers[0]))}
-    speed = sum(each["steps_per_s"] for each in workers) / plain["steps_per_s"]
-    row = {"script": way, "plain, MB": plain["rss"], **ratios, "first steps, s": firsts["plain"]}
-    return {**row, "on 2 workers, s": firsts["two"], "steps/s / plain": speed}
+def compared(way: str, rows: int, rounds: int) -> dict:
+    """Return the ratios of a script; memory and start of the worker that has more, steps of the slower one."""
+
+    def run(**how):
+        return harness.job(__file__, {"way": way, "rows": rows, "launched": time.time()}, **how)
+
+    found = harness.interleaved({"plain": lambda: run(devices=["cpu"], launched=False)[0], "two": run}, rounds)
+    row = {"script": way, "plain, MB": harness.median(each["rss"] for each in found["plain"])}
+    columns = {"rss": ("rss", max), "pss": ("pss", max), "start": ("start", max), "steps/s": ("steps", min)}
+    for title, (name, chosen) in columns.items():
+        two = [chosen(each[name] for each in workers) for workers in found["two"]]
+        row[f"{title} / plain"] = harness.ratio(two, [each[name] for each in found["plain"]])
+    for title, of in (("first steps, s", found["plain"][-1]), ("on 2 workers, s", found["two"][-1][0])):
+        row[title] = " ".join(f"{s:.3f}" for s in of["first_s"])
+    harness.goal(f"{way}: steps of a worker", row["steps/s / plain"], 0.95)
+    return row
 
 
 def measure() -> None:
-    options = harness.options(__doc__, megabytes=1000, ways=[each.__name__ for each in WAYS])
+    options = harness.options(__doc__, megabytes=1000, rounds=3, ways=[each.__name__ for each in WAYS])
     ways = [way for way in options.ways if importlib.util.find_spec(NEEDED.get(way, "keras"))]
-    rows = [compared(way, options.megabytes * 10**6 // (4 * WIDTH)) for way in ways]
+    rows = [compared(way, options.megabytes * 10**6 // (4 * WIDTH), options.rounds) for way in ways]
     backend = os.environ["KERAS_BACKEND"]
-    harness.table(f"Keras on {backend}, arrays of {options.megabytes} MB", rows)
+    harness.table(f"Keras on {backend}, arrays of {options.megabytes} MB, {options.rounds} rounds", rows)
     harness.save(f"strangers-{backend}", {"results": rows}, options)
 
 

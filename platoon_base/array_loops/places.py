@@ -51,8 +51,6 @@ class Place:
             self.device, self.why = None, "those of another worker do"
         elif self.device is not None:
             self.device.sums = self._worker.advanced.device_all_reduce(self.device.ordinal)
-            if self.device.sums is None:
-                self.why = "NCCL is not installed, or workers share a device"
 
     def stay_on_host(self) -> None:
         """Decide for the host, if nothing is decided yet."""

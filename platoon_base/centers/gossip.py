@@ -351,8 +351,8 @@ class Slot:
         own: bool = False,
     ) -> None:
         self.index = index
-        self._segment = segment
-        self._owner_byte, self._owner = views.at["owner"], views.owner
+        # The owner's lock shows that it lives.
+        self.segment, self.owner_byte, self._owner = segment, views.at["owner"], views.owner
         # Each stripe has a weight and gossips separately: a dead worker loses whole stripes.
         # ``received`` is the part of the weight received since the owner's last synchronization.
         self.weights: Array = views.weights
@@ -395,17 +395,10 @@ class Slot:
         """Return whether a stripe was overwritten since the owner's last synchronization."""
         return bool(self.received[index] and self.received[index] == self.weights[index])
 
-    def claim(self) -> bool:
-        """Acquire the lock that shows that the owner lives; False if another process holds it."""
-        return self._segment.try_lock(self._owner_byte)
-
-    def unclaim(self) -> None:
-        self._segment.unlock(self._owner_byte)
-
     @property
     def claimed(self) -> bool:
         """Whether another handle holds the owner's lock."""
-        return self._segment.locked(self._owner_byte)
+        return self.segment.locked(self.owner_byte)
 
     @property
     def weight(self) -> int:
@@ -474,7 +467,7 @@ class Slots:
                 index = unused[0].index if unused else self._add()
             own = self._mapped[index] = self.own = self._map(index, own=True)
             # If a forked child of a dead owner still holds the lock, that lock is enough.
-            own.claim()
+            own.segment.try_lock(own.owner_byte)
             if donor is not None:
                 self._take_half(donor, own)
             own.owner = self._rank
@@ -484,7 +477,7 @@ class Slots:
         own = self.require_own()
         with self._opened.locked(timeout_s) as taken:
             if taken:  # On a timeout the slot counts as that of an ended worker.
-                own.unclaim()
+                own.segment.unlock(own.owner_byte)
                 own.owner = FREE
 
     def close(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, HostsRounds, Overwrites, Shift, wide
+from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, HostsRounds, Overwrites, Shift, await_hosts, wide
 from platoon_base.centers.base import Named, NonFiniteElement, OnHost
 from platoon_base.centers.host_kernels import undo_bytes
 from platoon_base.centers.host_rounds import Rounds, contributions_of
@@ -21,6 +23,7 @@ from platoon_base.centers.stripes import (
     StripeLocks,
     copy_all,
     cut,
+    wait_until,
 )
 from platoon_base.dtypes import Array
 from platoon_base.errors import ConfigurationError
@@ -31,6 +34,8 @@ from platoon_base.shm.schema import PAGE, Part, Schema, Views
 from platoon_base.shm.segments import Name
 from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
+
+log = logging.getLogger(__name__)
 
 STRIPES_EACH = 4  # Stripes per worker, if there are several.
 
@@ -233,7 +238,8 @@ class HostCenter(OnHost):
                 count = self.overwrites.note()
             finally:
                 self.locks.release_all()
-        self.overwrites.await_all_hosts(count, max(deadline - awake(), timeout("stripe")))
+        what = "the other hosts to receive the center that this worker has overwritten"
+        await_hosts(lambda: self.overwrites.spread >= count, max(deadline - awake(), timeout("stripe")), what)
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's; False if a stripe stayed locked."""
@@ -355,19 +361,30 @@ class HostCenter(OnHost):
 
             if self._rounds is None:
                 self.locks.visit_every(copy)
-                return values, states
+            else:
+                self._copy_between(self._rounds, copy, timeout("stripe"))
+            return values, states
 
-            def copy_every() -> None:
+    def _copy_between(self, rounds: Rounds, copy: Callable[[Stripe], None], patience_s: float) -> None:
+        """Copy all stripes between two rounds, or after ``patience_s`` with a warning."""
+        deadline = awake() + patience_s
+
+        def is_copied() -> bool:
+            try:
+                between = self.locks.lock_all(deadline) and rounds.between()
+                if not between and awake() <= deadline:
+                    return False
+                if not between:
+                    log.warning(
+                        "found no time between two rounds within %g s, so this copy mixes two rounds", patience_s
+                    )
                 for stripe in self._stripes:
                     copy(stripe)
+                return True
+            finally:
+                self.locks.release_all()
 
-            self._rounds.visit_between(
-                copy_every,
-                lambda deadline: self.locks.lock_all(deadline),
-                self.locks.release_all,
-                timeout("stripe"),
-            )
-            return values, states
+        wait_until(is_copied, math.inf)
 
     def close(self, over: bool = False) -> None:
         self._segment.close()

@@ -10,24 +10,19 @@ contribution valid, the next generation ends it, and the step saves each block b
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base.centers.host_kernels import STEP_BLOCK, RoundKernels, blocks
-from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, copy_all, cut
+from platoon_base.centers.stripes import Stripe, copy_all, cut
 from platoon_base.dtypes import Array, add_up, sum_dtype
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.schema import Growing, Part, Parts, Views
-from platoon_base.system.process import awake
 from platoon_base.timeouts import timeout
-
-log = logging.getLogger(__name__)
 
 _NO_GENERATION = -1  # This worker's values are not a copy of the stripe.
 
@@ -164,30 +159,6 @@ class Rounds:
         """Return whether all stripes are at one round, without half a step; lock all first."""
         words = [stripe.holder for stripe in self._stripes]
         return len({int(each["round"]) for each in words}) <= 1 and not any(map(_is_half_done, words))
-
-    def visit_between(
-        self,
-        visit: Callable[[], object],
-        lock_all: Callable[[float], bool],
-        free: Callable[[], None],
-        patience_s: float,
-    ) -> None:
-        """Call ``visit`` with all stripes locked between rounds, or after ``patience_s`` with a warning."""
-        deadline, pause = awake() + patience_s, FIRST_PAUSE_S
-        while True:
-            try:
-                between = lock_all(deadline) and self.between()
-                if between or awake() > deadline:
-                    if not between:
-                        log.warning(
-                            "found no time between two rounds within %g s, so this copy mixes two rounds", patience_s
-                        )
-                    visit()
-                    return
-            finally:
-                free()
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def take_over(self, stripe: Stripe, rule: OuterRule, local: Sequence[Array], number: int) -> tuple[int, int] | None:
         """Make the outer step on a stripe if needed, and copy the values to ``local``."""

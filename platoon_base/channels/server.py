@@ -11,13 +11,9 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import (
     Action,
     AnswerUser,
-    CenterDropped,
-    CenterMade,
-    CenterSource,
+    CenterEvent,
     Requester,
-    RoundReached,
     SendReply,
-    Shared,
     StopJob,
 )
 from platoon_base.coordination.coordinator import Coordinator
@@ -34,8 +30,8 @@ class ControlServer:
     """Passes requests to the coordinator, and carries out the actions that it returns.
 
     ``send(peer, request_id, data)`` delivers an answer. ``handler(req, rank, info)`` answers
-    `Worker.send_req`. ``on_drop`` is called before workers are notified that all have released the
-    shared parameters. ``answer_observer`` answers clients outside the job.
+    `Worker.send_req`. ``on_center`` is called before workers are notified, such as that all have
+    released the shared parameters. ``answer_observer`` answers clients outside the job.
     """
 
     def __init__(
@@ -44,20 +40,18 @@ class ControlServer:
         job_state: JobState,
         send: Callable[[bytes, bytes, bytes], None],
         handler: UserHandler | None = None,
-        on_drop: Callable[[Shared], None] = lambda shared: None,
+        on_center: Callable[[CenterEvent], None] = lambda event: None,
         on_report: Callable[[Mapping[str, float | str], int], None] = lambda values, rank: None,
         answer_observer: Callable[[msg.Watch | msg.AskStory | msg.EndJob], msg.Reply] | None = None,
-        on_hosts: Callable[[CenterMade | CenterSource | RoundReached], None] = lambda event: None,
     ) -> None:
         self.coordinator = coordinator
         self._job_state = job_state
         self._leader = 0
         self._send = send
         self._handler = handler
-        self._on_drop = on_drop
+        self._on_center = on_center
         self._on_report = on_report
         self._answer_observer = answer_observer
-        self._on_hosts = on_hosts
 
     def receive(self, received: Received, now: float) -> None:
         peer, request_id, data = received
@@ -96,12 +90,10 @@ class ControlServer:
             elif isinstance(action, StopJob):
                 log.info("stopping the job: %s", action.reason)
                 self._job_state.stop(action.reason)
-            elif isinstance(action, CenterDropped):
-                self._on_drop(action.shared)
-            elif isinstance(action, (CenterMade, CenterSource, RoundReached)):
-                self._on_hosts(action)
-            else:
+            elif isinstance(action, AnswerUser):
                 self._reply(SendReply(action.to, self._answer_user(action)))
+            else:
+                self._on_center(action)
 
     def _reply(self, action: SendReply) -> None:
         self._send(*action.to, self._encoded(action.reply))

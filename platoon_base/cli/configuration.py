@@ -6,7 +6,7 @@ import configparser
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ class _Setting(NamedTuple):
 
 def chosen_devices(workers: int | None, words: Sequence[str]) -> Choice:
     """Choose the workers' devices: by ``-n`` and ``-D``, else as configured, else all available."""
-    setting = _configured_devices() if workers is None and not words else None
+    setting = _configured(DEVICES, "devices", _is_this_host) if workers is None and not words else None
     if setting is None:
         return choose_devices(workers, words)
     try:
@@ -73,23 +73,19 @@ def require_one_host() -> None:
         )
 
 
+def _configured(variable: str, section: str, is_wanted: Callable[[str], bool]) -> _Setting | None:
+    """Return the names in a variable, or else those of the first wanted key of a section in the files."""
+    if names := _split(os.environ.get(variable, "")):
+        return _Setting(names, variable)
+    for path, config in _files():
+        for key, text in config.items(section) if config.has_section(section) else ():
+            if is_wanted(key) and (names := _split(text)):
+                return _Setting(names, f"{path}, {key}")
+    return None
+
+
 def _configured_hosts() -> _Setting | None:
-    if names := _split(os.environ.get(HOSTS, "")):
-        return _Setting(names, HOSTS)
-    for path, config in _files():
-        if names := _split(config.get("platoon", "hosts", fallback="")):
-            return _Setting(names, f"{path}, hosts")
-    return None
-
-
-def _configured_devices() -> _Setting | None:
-    if names := _split(os.environ.get(DEVICES, "")):
-        return _Setting(names, DEVICES)
-    for path, config in _files():
-        for host, text in config.items("devices") if config.has_section("devices") else ():
-            if _is_this_host(host) and (names := _split(text)):
-                return _Setting(names, f"{path}, {host}")
-    return None
+    return _configured(HOSTS, "platoon", lambda key: key == "hosts")
 
 
 def _files() -> Iterator[tuple[Path, configparser.ConfigParser]]:

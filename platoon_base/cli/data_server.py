@@ -14,6 +14,8 @@ from pathlib import Path
 
 import click
 
+from platoon_base.controller.processes import Exit
+from platoon_base.controller.watch import exit_status
 from platoon_base.data.batch_link import report_failure
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import JOB, LAUNCHER, RANK
@@ -81,12 +83,8 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
 
 def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> None:
     """Wait for the end of a data server; report it to the user and to waiting workers."""
-    process.wait()
-    status = process.returncode
-    how = f"exit status {status}" if status >= 0 else f"signal {-status}"
-    if status < 0:
-        with contextlib.suppress(ValueError):
-            how = f"killed by {signal.Signals(-status).name}"
+    status = process.wait()
+    how = str(Exit(-1, exit_status(status)))
     if status == -signal.SIGKILL:
         how += ", by a user or by the kernel because memory ran out"
     if status not in (0, -signal.SIGTERM):

@@ -17,13 +17,20 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from platoon_base.cli import report
-from platoon_base.cli.commands.arguments import hint_of_misplaced, program_and_args, timeout_alias, timeout_option
+from platoon_base.cli.commands.arguments import (
+    add_options,
+    hint_of_misplaced,
+    program_and_args,
+    timeout_alias,
+    timeout_option,
+)
 from platoon_base.cli.configuration import chosen_devices, of_script, of_workers, other_hosts_named, require_this_host
 from platoon_base.cli.launcher import CENTERS, require_runnable
 from platoon_base.compression.codecs import NONE, codec_of
 from platoon_base.devices.discovery import Choice
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import Place, engine_addresses, engine_job, find_endpoint, find_place
+from platoon_base.job.starting import free_address
 from platoon_base.multihost.addresses import key_file, own_address_towards
 from platoon_base.multihost.rendezvous import RendezvousInterruptedError
 from platoon_base.multihost.start import command_on
@@ -68,9 +75,7 @@ _OF_START = (
 
 def start_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command, which passes their values to `StartOptions.read`."""
-    for option in reversed(_OF_START):
-        command = option(command)
-    return command
+    return add_options(command, _OF_START)
 
 
 class StartOptions(NamedTuple):
@@ -134,35 +139,26 @@ _OF_ENGINES = (
 )
 
 
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command; with an engine the command itself is not called."""
-
-    @functools.wraps(command)
-    def with_engines(*args: Any, on: str | None, host_names: str | None, **kwargs: Any) -> Any:
-        context = click.get_current_context()
-        if on == "ray":
-            raise click.exceptions.Exit(_launch_on_ray(context))
-        if host_names == "":
-            raise click.BadParameter("got no host names", param_hint="--hosts")
-        place = find_place(os.environ, context.params.get("nnodes"), context.params.get("node_rank"))
-        if place.hosts > 1:  # An engine has started the launchers already.
-            if host_names:
-                raise click.UsageError(
-                    f"got --hosts {host_names}, and this is host {place.host} of {place.hosts} "
-                    f"according to {place.origin}: leave --hosts out, as an engine has started "
-                    "the launchers already"
-                )
-        elif context.params.get("nnodes") != 1 or host_names:
-            found = other_hosts_named(host_names)
-            if found is not None:
-                _start_there(context, *found)
-            require_this_host([host_names] if host_names else ())
-        return command(*args, **kwargs)
-
-    wrapped: Callable[..., Any] = with_engines
-    for option in reversed(_OF_ENGINES):
-        wrapped = option(wrapped)
-    return wrapped
+def _start_by_engine(on: str | None, host_names: str | None, nnodes: int | None, node_rank: int | None) -> None:
+    """With an engine, start the launchers by it and do not return."""
+    context = click.get_current_context()
+    if on == "ray":
+        raise click.exceptions.Exit(_launch_on_ray(context))
+    if host_names == "":
+        raise click.BadParameter("got no host names", param_hint="--hosts")
+    place = find_place(os.environ, nnodes, node_rank)
+    if place.hosts > 1:  # An engine has started the launchers already.
+        if host_names:
+            raise click.UsageError(
+                f"got --hosts {host_names}, and this is host {place.host} of {place.hosts} "
+                f"according to {place.origin}: leave --hosts out, as an engine has started "
+                "the launchers already"
+            )
+    elif nnodes != 1 or host_names:
+        found = other_hosts_named(host_names)
+        if found is not None:
+            _start_there(context, *found)
+        require_this_host([host_names] if host_names else ())
 
 
 def given_options(context: click.Context, without: Container[str]) -> list[str]:
@@ -244,11 +240,8 @@ class HostOptions(NamedTuple):
         """Return the first host's address, and publish it where needed."""
         if self.endpoint:
             return self.endpoint
-        path = _endpoint_file()
-        if path is None:
-            raise ConfigurationError(_no_endpoint(self.place))
-        port = _free_port()
-        endpoint = f"{_address_here()}:{port}"
+        path = self._file()
+        endpoint = f"{_address_here()}{free_address('')}"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, endpoint.encode())
         return endpoint
@@ -263,26 +256,26 @@ class HostOptions(NamedTuple):
         """Return the first host's address on another host; '' while it is not known."""
         if self.endpoint:
             return self.endpoint
-        path = _endpoint_file()
-        if path is None:
-            raise ConfigurationError(_no_endpoint(self.place))
+        path = self._file()
         try:
             return path.read_text()
         except OSError:
             return ""
+
+    def _file(self) -> Path:
+        path = _endpoint_file()
+        if path is None:
+            raise ConfigurationError(
+                f"this is host {self.place.host} of {self.place.hosts} according to {self.place.origin}, and the "
+                "address of host 0 is unknown: pass --rdzv-endpoint HOST:PORT, an address of host 0, on all hosts"
+            )
+        return path
 
 
 def _endpoint_file() -> Path | None:
     """Return the file in a shared home folder that holds the first host's address."""
     job = engine_job(os.environ)
     return key_file().with_name(f"endpoint-{job}") if job else None
-
-
-def _no_endpoint(place: Place) -> str:
-    return (
-        f"this is host {place.host} of {place.hosts} according to {place.origin}, and the address "
-        "of host 0 is unknown: pass --rdzv-endpoint HOST:PORT, an address of host 0, on all hosts"
-    )
 
 
 def _address_here() -> str:
@@ -297,12 +290,6 @@ def _address_here() -> str:
         f"the name of this host, {socket.gethostname()}, resolves to {address}, which other hosts "
         "cannot reach: pass --rdzv-endpoint HOST:PORT, an address of this host, on all hosts"
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("", 0))
-        return int(sock.getsockname()[1])
 
 
 def _compression(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -361,11 +348,13 @@ _OF_HOSTS = (
 
 
 def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, which gets them as ``hosts``, a `HostOptions`."""
+    """Add the options to a command, which gets them as ``hosts``; with an engine it is not called."""
 
     @functools.wraps(command)
     def with_hosts(
         *args: Any,
+        on: str | None,
+        host_names: str | None,
         nnodes: int | None,
         node_rank: int | None,
         rdzv_endpoint: str | None,
@@ -373,6 +362,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         hosts_compression: str,
         **kwargs: Any,
     ) -> Any:
+        _start_by_engine(on, host_names, nnodes, node_rank)
         place = find_place(os.environ, nnodes, node_rank, rdzv_endpoint)
         endpoint = find_endpoint(os.environ, rdzv_endpoint) if place.hosts > 1 else ""
         if hosts_compression != NONE and place.hosts == 1:
@@ -385,7 +375,4 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
             log.warning("%s: no job was started", exc)
             raise click.exceptions.Exit(128 + exc.number) from exc
 
-    wrapped: Callable[..., Any] = with_hosts
-    for option in reversed(_OF_HOSTS):
-        wrapped = option(wrapped)
-    return wrapped
+    return add_options(with_hosts, (*_OF_ENGINES, *_OF_HOSTS))

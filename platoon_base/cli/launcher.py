@@ -23,7 +23,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import ONE_HOST
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import JobOptions, host_job
-from platoon_base.job.starting import framework_address, worker_environment, worker_starts
+from platoon_base.job.starting import free_address, worker_environment, worker_starts
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.system.environment import DETERMINISTIC, NO_FORK_SERVER
 from platoon_base.system.limits import require_room
@@ -96,11 +96,11 @@ def launch(
 ) -> Result:
     """Run ``program`` on a worker for each device to the end; call `require_runnable` before."""
     world = ONE_HOST if hosts is None else hosts.world
-    address = framework_address(world.addresses[0]) if world.several else ""
+    address = free_address(world.addresses[0]) if world.several else ""
     starts = worker_starts(program, args, devices, log_folder, world, address)
     size = world.size if world.several else len(devices)
     origin = Origin([*program.argv, *args], list(devices), str(log_folder.absolute()))
-    story = Story()
+    story = options.story or Story()
     options = replace(options, origin=origin, hosts=hosts, story=story)
     preload = preloaded(program, devices)
 

@@ -18,7 +18,7 @@ from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.launcher import choose_center, launch, require_runnable
 from platoon_base.cli.notebook_worker import code_of_file
 from platoon_base.cli.recent import Recent
-from platoon_base.cli.run_files import LogFolder, new_log_folder
+from platoon_base.cli.run_files import log_folder, new_log_folder
 from platoon_base.cli.table import table
 from platoon_base.cli.worker_output import LogLines, WorkerWarnings, describe
 from platoon_base.controller.outcome import Result, Snapshot
@@ -32,28 +32,44 @@ from platoon_base.worker_process.program import Program
 _DRAW_S, _WIDTH, _HEIGHT = 1.0, 100, 40
 
 
-class CellTable:
-    """Shows snapshots in the running cell; does nothing outside of a notebook's kernel."""
+class _Cell:
+    """Shows a job in the running cell: the output of rank 0 and, in a notebook's kernel, a table."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, folder: Path, workers: int) -> None:
         self._title = title
         self._display = _display_of_kernel()
         self._handle: Any = None
         self._recent = Recent()
         self._next = 0.0
+        self._lines = LogLines([log_file(folder, rank) for rank in range(workers)], whole={0})
+        self._warnings = WorkerWarnings(workers)
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Take a snapshot, and draw it unless one was drawn less than a second ago."""
-        if self._display is None:
-            return
+    def take(self, snapshot: Snapshot) -> None:
+        """Draw a snapshot, unless one was drawn less than a second ago, and write new output."""
         now = time.monotonic()
         self._recent.take(snapshot, now)
         if now >= self._next:
             self._next = now + _DRAW_S
-            self.draw()
+            self._draw()
+        self._write()
 
-    def draw(self) -> None:
-        if self._display is None or self._recent.snapshot is None:
+    def close(self) -> None:
+        self._draw()
+        self._write(last=True)
+
+    def _write(self, last: bool = False) -> None:
+        now = time.monotonic()
+        for line in self._lines.new(last):
+            if line.is_warning:
+                self._warnings.take(line, now)
+            else:
+                sys.stdout.write(f"{line.text}\n")
+        for text in self._warnings.new(now, last):
+            sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def _draw(self) -> None:
+        if self._display is None or not self._recent.taken:
             return
         shown = {"text/plain": "\n".join(table(self._recent, _WIDTH, _HEIGHT, self._title))}
         if self._handle is None:
@@ -88,27 +104,20 @@ def run(
     chosen = chosen_devices(num_processes, tuple(devices)).devices
     require_runnable(_PROGRAM, chosen)
     folder = new_log_folder("notebook") if log_dir is None else Path(log_dir)
-    with LogFolder(folder), tempfile.TemporaryDirectory(prefix="platoon-notebook-") as box, StopSignals() as signals:
+    with log_folder(folder), tempfile.TemporaryDirectory(prefix="platoon-notebook-") as box, StopSignals() as signals:
         call, returned = Path(box, "call"), Path(box, "returned")
         call.write_bytes(_pickled(function, args))
-        output = _Output(folder, len(chosen))
-        cell = CellTable(f"{getattr(function, '__name__', 'function')}()")
-
-        def observe(snapshot: Snapshot) -> None:
-            cell.show(snapshot)
-            output.show()
-
+        cell = _Cell(f"{getattr(function, '__name__', 'function')}()", folder, len(chosen))
         options = JobOptions(
             seed=seed,
             center=choose_center("auto", chosen),
-            observer=observe,
+            observer=cell.take,
             observe_every_s=POLL_S,
             fail_fast="early",
             grace_s=grace_s,
         )
         result = launch(_PROGRAM, [str(call), str(returned)], chosen, folder, options, signals)
-        cell.draw()
-        output.show(last=True)
+        cell.close()
         _require_success(result, folder)
         if not returned.exists():
             raise WorkerFailedError(
@@ -159,23 +168,6 @@ def _with_names_of_files(value: Any) -> bytes:
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()
-
-
-class _Output:
-    def __init__(self, folder: Path, workers: int) -> None:
-        self._lines = LogLines([log_file(folder, rank) for rank in range(workers)], whole={0})
-        self._warnings = WorkerWarnings(workers)
-
-    def show(self, last: bool = False) -> None:
-        now = time.monotonic()
-        for line in self._lines.new(last):
-            if line.is_warning:
-                self._warnings.take(line, now)
-            else:
-                sys.stdout.write(f"{line.text}\n")
-        for text in self._warnings.new(now, last):
-            sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
 
 
 def _require_success(result: Result, folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from platoon_base.cli.recent import Recent
 from platoon_base.controller.outcome import Result, Snapshot
+from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.phases import PHASES
 from platoon_base.timeouts import timeout
@@ -25,7 +26,7 @@ class Observer(Protocol):
     """Something that follows a job, such as its screen; an error ends it, but not the job.
 
     `close` is called once, after an error too; ``result`` is None if the job was not run to its
-    end.
+    end. A method ``poll()``, if there is one, is called several times a second.
     """
 
     name: str  # Shown in warnings.
@@ -46,6 +47,7 @@ class Observed(NamedTuple):
     script: str
     command: str
     folder: Path  # Its logs are here.
+    story: Story
     settings: Mapping[str, float | str] = MappingProxyType({})  # Hyperparameters known at the start.
 
 
@@ -55,6 +57,9 @@ class Option(NamedTuple):
     option: Callable[[Any], Any]
     parameter: str
     make: Callable[[Any, Observed], Observer]
+
+
+_POLL_INTERVAL_S = 0.2
 
 
 class Observers:
@@ -108,18 +113,21 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         ended, taken = False, None
+        poll: Callable[[], None] | None = getattr(self._observer, "poll", None)
         while not ended:
-            self._is_new.wait()
+            self._is_new.wait(None if poll is None else _POLL_INTERVAL_S)
             self._is_new.clear()
             ended, latest = self._ended, self._latest
             if latest is not taken and not self._failed:
                 self._guarded(self._observer.take, latest)
             taken = latest
+            if poll is not None and not self._failed:
+                self._guarded(poll)
         self._guarded(self._observer.close, self._result)
 
-    def _guarded(self, call: Callable[[Any], None], value: Any) -> None:
+    def _guarded(self, call: Callable[..., None], *values: Any) -> None:
         try:
-            call(value)
+            call(*values)
         except (Exception, SystemExit) as exc:
             if not self._failed:  # The end of an observer that has failed may fail too.
                 self._failed = True
@@ -213,7 +221,7 @@ class TrackedRun:
 
     def close(self, result: Result | None = None) -> None:
         try:
-            if self._recent.snapshot is not None:
+            if self._recent.taken:
                 self._log_workers(self._recent.snapshot)
         finally:
             self._tracker.close(result is not None and result.status == 0)
@@ -243,7 +251,7 @@ class TrackedRun:
 
     def _log_job(self, snapshot: Snapshot) -> None:
         counts = {
-            "workers": sum(not each.phase.gone for each in snapshot.participants),
+            "workers": len(snapshot.here),
             "failures": len(snapshot.failed),
             "checkpoints": snapshot.saved_checkpoints,
         }

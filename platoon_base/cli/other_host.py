@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from platoon_base.cli import report
 from platoon_base.cli.data_server import data_server
 from platoon_base.cli.launch_options import HostOptions, StartOptions
 from platoon_base.cli.launcher import choose_center, preloaded
-from platoon_base.cli.run_files import LogFolder
+from platoon_base.cli.run_files import log_folder
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
@@ -24,17 +25,16 @@ from platoon_base.links.stream import require_cipher
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable
-from platoon_base.multihost.rendezvous import Introduction, arrive, fingerprint, gather_hosts
+from platoon_base.multihost.rendezvous import arrive, fingerprint, gather_hosts, introduction
 from platoon_base.system.folder_lock import is_locked
 
 
 @contextlib.contextmanager
-def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signals: StopSignals) -> Iterator[HostTable]:
+def other_hosts(
+    console: Console, hosts: HostOptions, here: between.Arrive, signals: StopSignals
+) -> Iterator[HostTable]:
     """Wait, on the first host, until the others have joined; yield their table."""
-
-    def say(text: str) -> None:
-        report.print_line(console, text)
-
+    say = functools.partial(report.print_line, console)
     require_cipher()
     try:
         with gather_hosts(
@@ -62,13 +62,9 @@ def serve_other_host(start: StartOptions, hosts: HostOptions, log_folder: Path |
         require_descriptors_for(len(devices))
     except PlatoonError as exc:
         problem = exc
-    here = Introduction(
-        hosts.place, devices, fingerprint(start.program, start.args), "" if problem is None else str(problem)
-    )
-
-    def say(text: str) -> None:
-        report.print_line(start.console, text)
-
+    program = fingerprint(start.program, start.args)
+    here = introduction(hosts.place, devices, program, "" if problem is None else str(problem))
+    say = functools.partial(report.print_line, start.console)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         link, welcome = stack.enter_context(arrive(hosts.endpoint_there, here, signals, say))
@@ -98,7 +94,8 @@ def _serve_job(
     folder = given_folder or Path(welcome.log_folder)
     ranks = world.ranks_here
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_logs_in(folder))
+        if not is_locked(folder):  # On a shared file system the first host has opened it already.
+            stack.enter_context(log_folder(folder))
         report.print_line(
             start.console,
             f"host {world.host} of {world.hosts}: workers {ranks.start} to {ranks.stop - 1} of "
@@ -112,13 +109,3 @@ def _serve_job(
         starts = worker_starts(program, args, devices, folder, world, welcome.framework_address)
         deputy.start(program, args, preloaded(program, devices), starts)
         return deputy.serve(signals)
-
-
-@contextlib.contextmanager
-def _logs_in(folder: Path) -> Iterator[None]:
-    """Use a folder for logs; on a shared file system the first host has opened it already."""
-    if is_locked(folder):
-        yield
-    else:
-        with LogFolder(folder):
-            yield

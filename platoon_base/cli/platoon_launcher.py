@@ -19,9 +19,12 @@ import click
 
 from platoon_base.cli import report
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
+from platoon_base.cli.observers import Observers
 from platoon_base.cli.run_files import new_log_folder
 from platoon_base.cli.screen import Screen
+from platoon_base.controller.processes import Exit
 from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.controller.watch import exit_status
 from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
@@ -102,10 +105,10 @@ def _run(args: argparse.Namespace) -> int:
     screen = Screen(console, folder, len(chosen.devices), tee="none")  # It shows warnings and failures.
     if own is None:
         words = [args.experiment_name, str(folder), "-D", *chosen.devices, *words]
-        with screen:
+        with screen, Observers([screen]):
             status = _run_script(controller, [*words, f"--workers-args={args.workers_args}"])
         if status:
-            how = f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
+            how = Exit(-1, exit_status(status))
             logs = f"its output is above, the workers' output is in {folder}"
             click.echo(f"platoon-launcher: {controller.name} ended with {how}; {logs}", err=True)
         return FAILED if status else OK
@@ -114,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
         log_directory=str(folder),
         worker_args=args.workers_args,
     )
-    with screen:
+    with screen, Observers([screen]):
         status = serving.serve()
     if serving.result is not None:
         report.print_result(console, serving.result, len(chosen.devices), folder, screen.failures)

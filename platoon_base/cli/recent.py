@@ -160,7 +160,8 @@ class Recent:
     """Computes statistics from snapshots; `platoon_base.cli.table` shows them."""
 
     def __init__(self) -> None:
-        self.snapshot: Snapshot | None = None
+        self.snapshot = Snapshot([], {}, {}, None, 0.0)
+        self.taken = False  # Whether there was a snapshot.
         self.now = 0.0  # Monotonic time of the snapshot, in seconds.
         self.tracks: dict[str, Track] = {}  # Reported numbers over the whole job.
         self.loss = Course()  # Mean of the workers' losses.
@@ -170,7 +171,7 @@ class Recent:
         self._next_trend = 0.0
 
     def take(self, snapshot: Snapshot, now: float) -> None:
-        self.snapshot, self.now = snapshot, now
+        self.snapshot, self.now, self.taken = snapshot, now, True
         for rank, progress in snapshot.progress.items():
             course = self._courses.get(rank)
             if course is None:
@@ -184,7 +185,7 @@ class Recent:
             if isinstance(value, (int, float)):
                 track = self.tracks.get(name) or self.tracks.setdefault(name, Track(name))
                 track.take(float(value), snapshot.reported_in.get(name, 0))
-        here = [each.rank for each in snapshot.participants if not each.phase.gone]
+        here = [each.rank for each in snapshot.here]
         losses = [loss for rank in here if not math.isnan(loss := snapshot.progress[rank].loss)]
         steps = sum(snapshot.progress[rank].steps for rank in here)
         if losses and steps != self._steps:
@@ -223,17 +224,17 @@ class Recent:
         course = self._courses[rank]
         if course.waits % 2 == 1 and self.now - course.waits_since >= _WAITS_S:
             return True
-        progress = self._progress(rank)
+        progress = self.snapshot.progress[rank]
         return self.now - progress.waited_at < _FRESH_S and self.now - progress.updated >= _WAITS_S
 
     def idle_s(self, rank: int) -> float:
         """Return the seconds since a worker's latest step; NaN before its first one."""
-        progress = self._progress(rank)
+        progress = self.snapshot.progress[rank]
         return max(0.0, self.now - progress.updated) if _made(progress) > 0 else math.nan
 
     def stalled_s(self, rank: int) -> float:
         """Return for how long an overdue step has been missing; 0 if none is, or in a wait."""
-        progress = self._progress(rank)
+        progress = self.snapshot.progress[rank]
         made = _made(progress)
         if made <= 0 or self.waiting(rank):
             return 0.0
@@ -242,31 +243,20 @@ class Recent:
         overdue = seconds > max(_WINDOW_S + 3 * usual, 2 * self._courses[rank].longest_pause_s)
         return seconds if overdue else 0.0
 
-    def _progress(self, rank: int) -> Progress:
-        progress = {} if self.snapshot is None else self.snapshot.progress
-        return progress[rank]
-
     def total_rate(self) -> float:
-        snapshot = self.snapshot
-        if snapshot is None:
-            return math.nan
-        here = [each.rank for each in snapshot.participants if not each.phase.gone]
-        rates = [rate for rank in here if not math.isnan(rate := self.rate(rank))]
+        rates = [rate for each in self.snapshot.here if not math.isnan(rate := self.rate(each.rank))]
         return sum(rates) if rates else math.nan
 
     def share_done(self) -> float:
         """Return the fraction of the job that its slowest worker has done; NaN if not known."""
-        if self.snapshot is None:
-            return math.nan
-        here = [self._progress(each.rank) for each in self.snapshot.participants if not each.phase.gone]
-        ended = [self._progress(each.rank) for each in self.snapshot.participants if each.phase.left]
+        progress = self.snapshot.progress
+        here = [progress[each.rank] for each in self.snapshot.here]
+        ended = [progress[each.rank] for each in self.snapshot.participants if each.phase.left]
         return min((share for each in here or ended if not math.isnan(share := _share(each))), default=math.nan)
 
     def seconds_left(self) -> float:
         """Estimate the slowest worker's remaining time; NaN if not known."""
-        if self.snapshot is None:
-            return math.nan
-        here = [each.rank for each in self.snapshot.participants if not each.phase.gone]
+        here = [each.rank for each in self.snapshot.here]
         if any(self.stalled_s(rank) for rank in here):  # The remaining time is unknown then.
             return math.nan
         # The rates are those of the whole run: pauses, such as validations, count.

@@ -94,11 +94,11 @@ class Display:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        snapshot = self._recent.snapshot
-        if self._summary_follows and snapshot is not None:
-            self._recent.snapshot = snapshot._replace(reported={})
+        if self._summary_follows:
+            self._recent.snapshot = self._recent.snapshot._replace(reported={})
         if self._live is not None:
-            self._draw()
+            if self._recent.taken:
+                self._draw()
             self._live.stop()
         else:  # A following summary has the values.
             self._print(least_s=math.inf if self._summary_follows else 0.0)
@@ -106,7 +106,7 @@ class Display:
     def show(self, snapshot: Snapshot, draw: bool = True) -> None:
         """Show the state of the job; on a terminal, without ``draw``, only at the next print."""
         self._recent.take(snapshot, time.monotonic())
-        if self._summary_follows and all(each.phase.gone for each in snapshot.participants):
+        if self._summary_follows and not snapshot.here:
             self._recent.snapshot = snapshot._replace(reported={})
         if self._paused:
             return
@@ -135,15 +135,14 @@ class Display:
 
     def _print(self, least_s: float) -> None:
         """Print a line if it changed; for changes of values at most every ``least_s`` seconds."""
-        snapshot = self._recent.snapshot
-        if snapshot is None:
+        if not self._recent.taken:
             return
         key, line = plain_line(self._recent)
         passed = time.monotonic() - self._printed_at
         of_workers = key[:1] != self._printed[:1]
         if of_workers or (key != self._printed and passed >= least_s) or passed >= _MAX_S:
             self._printed, self._printed_at = key, time.monotonic()
-            text = f"[{snapshot.seconds:6.1f} s] {line}"
+            text = f"[{self._recent.snapshot.seconds:6.1f} s] {line}"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

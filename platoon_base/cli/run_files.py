@@ -48,53 +48,40 @@ def _make(parent: Path, name: str) -> Path:
             folder = parent / f"{name}_{number}"
 
 
-class LogFolder:
-    """A folder for the logs of one run, locked unless its checkpoints lock it; a context manager.
+@contextlib.contextmanager
+def log_folder(path: Path, lock: bool = True) -> Iterator[None]:
+    """Use a folder for the logs of one run, locked unless its checkpoints lock it.
 
     Logs of an earlier run are moved to ``earlier/<date>_<time>``.
     """
-
-    def __init__(self, path: Path, lock: bool = True) -> None:
-        self.path = path
-        self._wants_lock = lock
-        self._lock: FolderLock | None = None
-
-    def __enter__(self) -> LogFolder:
-        require_room(self.path, "logs")
+    require_room(path, "logs")
+    with contextlib.ExitStack() as stack:
         try:
-            self._lock = FolderLock(self.path) if self._wants_lock else None
+            if lock:
+                stack.callback(FolderLock(path).close)
         except BlockingIOError:
             raise ConfigurationError(
-                f"another job writes its logs to {self.path}: wait until it ends, or name another --log-dir"
+                f"another job writes its logs to {path}: wait until it ends, or name another --log-dir"
             ) from None
         except OSError as exc:
-            raise ConfigurationError(f"cannot write logs to {self.path}: {exc}; name another --log-dir") from exc
+            raise ConfigurationError(f"cannot write logs to {path}: {exc}; name another --log-dir") from exc
         try:
-            self._rename_previous()
+            _rename_previous(path)
         except OSError as exc:
-            self._unlock()
-            raise ConfigurationError(
-                f"cannot move the earlier logs in {self.path}: {exc}; name another --log-dir"
-            ) from exc
-        return self
+            raise ConfigurationError(f"cannot move the earlier logs in {path}: {exc}; name another --log-dir") from exc
+        yield
 
-    def _rename_previous(self) -> None:
-        found = [self.path / name for name in os.listdir(self.path) if _OF_RUN.fullmatch(name)]
-        if not found:
-            return
-        last = datetime.datetime.fromtimestamp(max(path.stat().st_mtime for path in found))
-        earlier = path_of(self.path, "earlier")
-        earlier.mkdir(exist_ok=True)
-        folder = _make(earlier, last.strftime(_STAMP))
-        for path in found:
-            path.rename(folder / path.name)
 
-    def __exit__(self, *exc: object) -> None:
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
+def _rename_previous(folder: Path) -> None:
+    found = [folder / name for name in os.listdir(folder) if _OF_RUN.fullmatch(name)]
+    if not found:
+        return
+    last = datetime.datetime.fromtimestamp(max(path.stat().st_mtime for path in found))
+    earlier = path_of(folder, "earlier")
+    earlier.mkdir(exist_ok=True)
+    there = _make(earlier, last.strftime(_STAMP))
+    for path in found:
+        path.rename(there / path.name)
 
 
 def tail(path: Path, begin: int = 0) -> str:
@@ -134,14 +121,12 @@ def write_json(path: Path, values: Mapping[str, Any]) -> bool:
 
 
 def write_text(path: Path, text: str, what: str, instead: str = "\n") -> bool:
-    """Write a text as `write_bytes` does, with escapes for lone surrogates."""
-    return write_bytes(path, legible(text).encode(), what, instead)
+    """Write a file, or print why not, and ``instead``, and remove an old one; return success.
 
-
-def write_bytes(path: Path, data: bytes, what: str, instead: str = "\n") -> bool:
-    """Write a file, or print why not, and ``instead``, and remove an old one; return success."""
+    Lone surrogates are escaped.
+    """
     try:
-        write_where_named(path, data)
+        write_where_named(path, legible(text).encode())
     except ConfigurationError as exc:  # A symbolic link of another user stays.
         click.echo(f"platoon: did not write {what}: {exc}{instead}", err=True, nl=False)
         return False
@@ -182,15 +167,6 @@ def story_written(folder: Path, story: Story) -> Iterator[None]:
 
 def as_json(entries: Sequence[Entry]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(entries), indent=2)
-
-
-def known_story(folder: Path, reader: str) -> list[Entry]:
-    """Return the event log in a folder; if it cannot be read, warn that ``reader`` has none."""
-    try:
-        return read_story(folder)
-    except ConfigurationError as exc:
-        log.warning("%s does not show the events of the job: %s", reader, exc)
-        return []
 
 
 def read_story(folder: Path) -> list[Entry]:

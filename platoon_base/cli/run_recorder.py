@@ -117,7 +117,7 @@ class StragglerWatch:
 
     def take(self, snapshot: Snapshot, now: float) -> Straggler | None:
         """Add a snapshot; return a straggler that has just been found."""
-        here = [each.rank for each in snapshot.participants if not each.phase.gone]
+        here = [each.rank for each in snapshot.here]
         samples = {}
         for rank in here:
             progress, times = snapshot.progress[rank], snapshot.phases.get(rank)

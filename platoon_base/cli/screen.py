@@ -1,17 +1,14 @@
 """The screen of a running job: the workers' output, warnings and failures above the table.
 
-A separate thread shows it: a stopped terminal, or a pipe without a reader, does not block the job.
-An error in the screen ends only the screen.
+As an observer it has a thread of its own: a stopped terminal, or a pipe without a reader, does not
+block the job.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -24,16 +21,13 @@ from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.job.starting import log_file
 from platoon_base.system.job_paths import path_of
 
-log = logging.getLogger(__name__)
-
 TEES = ("0", "all", "none")
-# Failures are shown at the next poll; drawing is slow, so it is less frequent.
-_POLL_INTERVAL_S, _DRAW_S = 0.2, 0.9
+_DRAW_S = 0.9  # Failures are shown at the next poll; drawing is slow, so it is less frequent.
 _TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # Maximum output per worker and poll.
 
 
 class Screen:
-    """Shows a running job on a console; an observer, and a context manager."""
+    """Shows a running job on a console; an observer, and a context manager around its observation."""
 
     name, opening, limit_s = "the screen", "", None
 
@@ -56,46 +50,23 @@ class Screen:
         paths = [*(log_file(folder, rank) for rank in range(workers)), path_of(folder, "server_log")]
         self._lines = LogLines(paths, whole, _TERMINAL_BYTES if console.is_terminal else _PIPE_BYTES)
         self._warnings = WorkerWarnings(workers)
-        self._thread = threading.Thread(target=self._run, name="screen", daemon=True)
-        self._end = threading.Event()
         self._next_draw = 0.0
         self._snapshot: Snapshot | None = None
         self._shown: Snapshot | None = None
-        self._ended = False
 
     def __enter__(self) -> Screen:
         self._display.__enter__()
-        self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        self._display.__exit__(*exc)
 
     def take(self, snapshot: Snapshot) -> None:
         """Set the state of the job that is shown next."""
         self._snapshot = snapshot
 
     def close(self, result: Result | None = None) -> None:
-        if self._end.is_set():
-            return
-        self._end.set()
-        self._thread.join()
-        self._guarded(self._poll, last=True)
-        self._display.__exit__(None, None, None)
-
-    def _run(self) -> None:
-        while not self._end.wait(_POLL_INTERVAL_S) and not self._ended:
-            self._guarded(self._poll)
-
-    def _guarded(self, call: Callable[..., None], **kwargs: Any) -> None:
-        """Make a call; an exception ends the screen, but not the job."""
-        if self._ended:
-            return
-        try:
-            call(**kwargs)
-        except Exception:
-            self._ended = True
-            log.exception("the screen failed and shows nothing more of this job; the job continues")
+        self.poll(last=True)
 
     def _hand_over(self) -> None:
         """Remove the table when a worker stops at a breakpoint: its debugger needs the terminal."""
@@ -104,7 +75,7 @@ class Screen:
                 self._print(Text("worker 0 is at a breakpoint: the table is off from here on; Ctrl-C ends the job"))
             self._terminal_request.unlink(missing_ok=True)
 
-    def _poll(self, last: bool = False) -> None:
+    def poll(self, last: bool = False) -> None:
         self._hand_over()
         snapshot = self._snapshot
         failed, stopping = (snapshot.failed, snapshot.stop_reason is not None) if snapshot is not None else ((), False)

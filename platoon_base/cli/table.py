@@ -62,8 +62,6 @@ def table(recent: Recent, width: int, height: int, title: str = "", plain: bool 
 def draw(recent: Recent, width: int, height: int, title: str = "", plain: bool = False) -> list[Line]:
     """Draw the latest snapshot in at most ``height`` lines of at most ``width`` columns."""
     snapshot = recent.snapshot
-    if snapshot is None:
-        return []
     full = height >= _LOWEST_FULL
     above, first = _head(recent, snapshot, width, title, plain) if full else ([], _total(recent, snapshot, width))
     spare = height - 1 - len(above) - len(snapshot.participants) - len(first)
@@ -90,7 +88,7 @@ def _head(recent: Recent, snapshot: Snapshot, width: int, title: str, plain: boo
 
 
 def _team(snapshot: Snapshot) -> str:
-    here = [each for each in snapshot.participants if not each.phase.gone] or snapshot.participants
+    here = snapshot.here or snapshot.participants
     kinds = Counter(each.device.rstrip("0123456789") or "cpu" for each in here)
     devices = " and ".join(f"{count} on {kind}" if len(kinds) > 1 else kind for kind, count in kinds.items())
     workers = f"{len(here)} worker{'s' * (len(here) != 1)}"
@@ -294,7 +292,7 @@ def _tracks(recent: Recent, snapshot: Snapshot, plain: bool, size: int = _TRACK_
 def _limits(recent: Recent, snapshot: Snapshot) -> list[str]:
     seconds = recent.seconds_left()
     found = [] if math.isnan(seconds) or snapshot.stop_reason else [f"about {duration(seconds)} left"]
-    here = [snapshot.progress[each.rank] for each in snapshot.participants if not each.phase.gone]
+    here = [snapshot.progress[each.rank] for each in snapshot.here]
     steps = [each for each in here if each.last_step]
     if steps:
         slowest = min(steps, key=lambda each: each.steps)
@@ -330,12 +328,9 @@ def _wrapped(items: Iterable[str], width: int) -> list[str]:
 
 def workers_line(recent: Recent) -> str:
     """Return the states, as ``"3 training, 1 compiling"``; names lost and stalled workers."""
-    snapshot = recent.snapshot
-    if snapshot is None:
-        return ""
     states = []
-    for each in snapshot.participants:
-        state = _state_of(recent, snapshot, each)
+    for each in recent.snapshot.participants:
+        state = _state_of(recent, recent.snapshot, each)
         named = state == "lost" or state.startswith(_STALLED)
         states.append(f"worker {each.rank} {state}" if named else state)
     counts = Counter(states)
@@ -345,9 +340,7 @@ def workers_line(recent: Recent) -> str:
 def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
     """Return a key that changes when a line is due, and the latest snapshot as one short line."""
     snapshot = recent.snapshot
-    if snapshot is None:
-        return (), ""
-    here = [snapshot.progress[each.rank] for each in snapshot.participants if not each.phase.gone]
+    here = [snapshot.progress[each.rank] for each in snapshot.here]
     workers, values = workers_line(recent), _values(snapshot)
     epoch = _epoch(min(here, key=lambda each: each.epoch)) if here else ""
     losses = [each.loss for each in here if not math.isnan(each.loss)]
@@ -361,7 +354,7 @@ def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
         items += reversed(_limits(recent, snapshot))
     lines = _wrapped([*items, *values], _LINE_CHARACTERS)
     more = f"{GAP}..." if len(lines) > 1 else ""
-    stalled = [recent.stalled_s(each.rank) for each in snapshot.participants if not each.phase.gone]
+    stalled = [recent.stalled_s(each.rank) for each in snapshot.here]
     if any(stalled):
         minutes = [str(seconds // 60) if seconds else "" for seconds in stalled]
         workers = " ".join([_states(str(each.phase) for each in snapshot.participants), *minutes])

@@ -26,11 +26,8 @@ def by_dtype(arrays: Sequence[Any]) -> list[list[int]]:
 
 def pack(arrays: Sequence[Any], buffer: Any = None) -> Any:
     """Copy arrays of one dtype and device into ``buffer``, shape (n,), or a new one; return it."""
-    _require_one_dtype(arrays)
-    size = sum(array.size for array in arrays)
     if buffer is None:
-        buffer = _empty_like(arrays[0], size)
-    _require_fit(buffer, arrays[0], size)
+        buffer = _empty_like(arrays[0], sum(array.size for array in arrays))
     start = 0
     for array in arrays:
         stop = start + array.size
@@ -42,8 +39,6 @@ def pack(arrays: Sequence[Any], buffer: Any = None) -> Any:
 
 def unpack(buffer: Any, arrays: Sequence[Any]) -> None:
     """Copy a flat buffer back into C-contiguous arrays of its dtype: the inverse of `pack`."""
-    _require_one_dtype(arrays)
-    _require_fit(buffer, arrays[0], sum(array.size for array in arrays))
     if not all(array.flags.c_contiguous for array in arrays):
         raise ConfigurationError("got an array that is not C-contiguous: a buffer cannot be unpacked into it; copy it")
     start = 0
@@ -166,18 +161,3 @@ def _empty_like(array: Any, size: int) -> Any:
 
 def _key(array: Any) -> tuple[Any, Any]:
     return np.dtype(array.dtype), array.context.ptr if _on_device(array) else None
-
-
-def _require_one_dtype(arrays: Sequence[Any]) -> None:
-    dtypes = {np.dtype(array.dtype) for array in arrays}
-    if len(dtypes) != 1:
-        names = ", ".join(sorted(map(str, dtypes))) or "no array at all"
-        raise ConfigurationError(f"got {names}: one buffer holds one dtype; group the arrays with by_dtype")
-
-
-def _require_fit(buffer: Any, array: Any, size: int) -> None:
-    if tuple(buffer.shape) != (size,) or np.dtype(buffer.dtype) != np.dtype(array.dtype):
-        raise ConfigurationError(
-            f"got a buffer {buffer.dtype}{list(buffer.shape)} for arrays {array.dtype} of {size} elements in all: "
-            f"it must be {array.dtype}[{size}]"
-        )

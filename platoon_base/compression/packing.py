@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,28 +31,20 @@ def residual_layout(layout: Layout) -> Layout:
     return Layout(tuple(specs))
 
 
-class _Part(NamedTuple):
-    """Location of a packed chunk of a parameter."""
-
-    start: int
-    stop: int
-    at: int
-    nbytes: int
-
-
 class Packing:
     """Packs the parameters of a layout into ``nbytes`` bytes; only floats are encoded."""
 
     def __init__(self, layout: Layout, codec: Codec) -> None:
         self._codec = codec
-        self._parts: list[list[_Part]] = []
+        # For each chunk of each parameter, its elements and the bytes of its record.
+        self._parts: list[list[tuple[slice, slice]]] = []
         self.nbytes = 0
         for spec in layout.specs:
-            dtype, parts = np.dtype(spec.dtype), []
+            dtype, parts = np.dtype(spec.dtype), list[tuple[slice, slice]]()
             for start in range(0, spec.size, CHUNK):
                 stop = min(start + CHUNK, spec.size)
                 size = codec.nbytes(stop - start) if _is_float(dtype) else (stop - start) * dtype.itemsize
-                parts.append(_Part(start, stop, self.nbytes, size))
+                parts.append((slice(start, stop), slice(self.nbytes, self.nbytes + size)))
                 self.nbytes += -(-size // 8) * 8
             self._parts.append(parts)
 
@@ -66,55 +58,47 @@ class Packing:
         Residuals have `residual_layout`; ``after`` may be ``before``. ``data`` is uint8, shape
         (nbytes,).
         """
-        for parameter, array in enumerate(arrays):
-            for part, x, bytes_ in self._chunks(parameter, array, data):
-                if not _is_float(array.dtype):
-                    bytes_.view(array.dtype.newbyteorder("<"))[:] = x
-                    continue
-                own = slice(part.start, part.stop)
-                # The sum has the residual's dtype, which is not narrower.
-                values = x + before[parameter].reshape(-1)[own]
-                self._codec.encode(values, bytes_)
-                decode_and_keep(self._codec, bytes_, values, x, after[parameter].reshape(-1)[own])
+        for parameter, own, x, record in self._chunks(arrays, data, packs=True):
+            # The sum has the residual's dtype, which is not narrower.
+            values = x + before[parameter].reshape(-1)[own]
+            self._codec.encode(values, record)
+            decode_and_keep(self._codec, record, values, x, after[parameter].reshape(-1)[own])
 
     def advance(self, reference: Sequence[Array], target: Sequence[Array], data: Array) -> None:
         """Pack the difference from a reference to a target; move the reference as `follow` does."""
-        for parameter, array in enumerate(target):
-            for part, x, bytes_ in self._chunks(parameter, array, data):
-                if not _is_float(array.dtype):
-                    bytes_.view(array.dtype.newbyteorder("<"))[:] = x
-                    continue
-                known = reference[parameter].reshape(-1)[part.start : part.stop]
-                work = sum_dtype(array.dtype)
-                self._codec.encode(x.astype(work) - known.astype(work), bytes_)
+        for parameter, own, x, record in self._chunks(target, data, packs=True):
+            known, work = reference[parameter].reshape(-1)[own], sum_dtype(x.dtype)
+            self._codec.encode(x.astype(work) - known.astype(work), record)
         self.follow(reference, data)
 
     def follow(self, reference: Sequence[Array], data: Array) -> None:
         """Move a reference by a packed difference; see `advance`."""
-        for parameter, array in enumerate(reference):
-            for _, known, bytes_ in self._chunks(parameter, array, data):
-                if not _is_float(array.dtype):
-                    known[:] = bytes_.view(array.dtype.newbyteorder("<"))
-                    continue
-                moved = np.empty(len(known), sum_dtype(array.dtype))
-                self._codec.decode(bytes_, moved)
-                moved += known
-                known[:] = _narrow(moved, known.dtype)
+        for _, _, known, record in self._chunks(reference, data):
+            known[:] = _narrow(self._decoded(record, known) + known, known.dtype)
 
     def unpack(self, data: Array, arrays: Sequence[Array]) -> None:
-        for parameter, array in enumerate(arrays):
-            for _, x, bytes_ in self._chunks(parameter, array, data):
-                if not _is_float(array.dtype):
-                    x[:] = bytes_.view(array.dtype.newbyteorder("<"))
-                    continue
-                decoded = np.empty(len(x), sum_dtype(array.dtype))
-                self._codec.decode(bytes_, decoded)
-                x[:] = _narrow(decoded, x.dtype)
+        for _, _, x, record in self._chunks(arrays, data):
+            x[:] = _narrow(self._decoded(record, x), x.dtype)
 
-    def _chunks(self, parameter: int, array: Array, data: Array) -> Iterator[tuple[_Part, Array, Array]]:
-        flat = array.reshape(-1)
-        for part in self._parts[parameter]:
-            yield part, flat[part.start : part.stop], data[part.at : part.at + part.nbytes]
+    def _decoded(self, record: Array, like: Array) -> Array:
+        decoded = np.empty(len(like), sum_dtype(like.dtype))
+        self._codec.decode(record, decoded)
+        return decoded
+
+    def _chunks(
+        self, arrays: Sequence[Array], data: Array, packs: bool = False
+    ) -> Iterator[tuple[int, slice, Array, Array]]:
+        """Yield parameter, elements, values and record of each chunk of floats; copy other values in or out."""
+        for parameter, array in enumerate(arrays):
+            flat = array.reshape(-1)
+            for own, at in self._parts[parameter]:
+                x, record = flat[own], data[at]
+                if _is_float(array.dtype):
+                    yield parameter, own, x, record
+                elif packs:
+                    record.view(array.dtype.newbyteorder("<"))[:] = x
+                else:
+                    x[:] = record.view(array.dtype.newbyteorder("<"))
 
 
 def decode_and_keep(codec: Codec, data: Array, values: Array, out: Array, rest: Array) -> None:

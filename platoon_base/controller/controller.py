@@ -20,7 +20,7 @@ from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.controller.saving import JobSaving
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Action, CenterMade, CenterSource, RoundReached, Shared
+from platoon_base.coordination.actions import Action, CenterDropped, CenterEvent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.stopping import BudgetWatch, Order, Spent
 from platoon_base.coordination.story import Story
@@ -141,7 +141,7 @@ class Reporting:
 
     def snapshot(self, now: float) -> Snapshot:
         coordinator = self._coordinator
-        tally = Tally() if self._saving is None else self._saving.tally
+        tally = Tally() if self._saving is None else self._saving.checkpointer.tally
         return Snapshot(
             list(coordinator.roster.values()),
             {rank: self._job_state.progress(rank) for rank in coordinator.roster},
@@ -206,10 +206,9 @@ class Controller:
             job_state,
             server.reply,
             options.handler,
-            self._save_last,
+            self.handle_center,
             self._reporting.take_report,
             self._answer_observer,
-            self.notify_hosts,
         )
         self._server = server
         self._progress_watch = ProgressWatch(job_state)
@@ -275,7 +274,7 @@ class Controller:
         if self._coordinator.next_deadline is not None:
             wake = min(wake, now + self._coordinator.next_deadline - awake())
         if self._saving is not None:
-            wake = min(wake, self._saving.next_poll_at(now))
+            wake = min(wake, self._saving.checkpointer.next_poll_at(now))
         if self._budget is not None:
             wake = min(wake, now + _BUDGET_EVERY_S)
         return max(0.0, wake - now)
@@ -312,23 +311,12 @@ class Controller:
             holds_lock = functools.partial(self._holds_lock, late.rank)
             self._children.adopt(late.rank, pid, holds_lock, lambda late=late: late.phase.gone)  # type: ignore[misc]
 
-    def _save_last(self, shared: Shared) -> None:
-        """Save a center that the workers are about to release; end the exchanges between hosts."""
-        if self._saving is not None:
-            self._saving.save_dropped(shared)
-        elif self._hosts is not None:
-            self._hosts.couriers.center_dropped()
-
-    def notify_hosts(self, event: CenterMade | CenterSource | RoundReached) -> None:
-        """Send a center or a round to the couriers of all hosts."""
-        if self._hosts is None:
-            return
-        if isinstance(event, RoundReached):
-            self._hosts.couriers.round_met(event)
-        elif isinstance(event, CenterSource):
-            self._hosts.couriers.center_source(event)
-        else:
-            self._hosts.couriers.center_made(event)
+    def handle_center(self, event: CenterEvent) -> None:
+        """Pass an event to the couriers of all hosts; then save a center that the workers release."""
+        if self._hosts is not None:
+            self._hosts.couriers.take(event)
+        if self._saving is not None and isinstance(event, CenterDropped):
+            self._saving.save_dropped(event.shared)
 
     def decide(self, event: Callable[[Coordinator], list[Action]]) -> None:
         """Pass an event of another host to the coordinator and carry out its actions."""

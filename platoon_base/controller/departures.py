@@ -218,9 +218,9 @@ class Departures:
         again = self._policy.all_again(
             interrupted,
             some_ended_well=bool(ended_well),
-            checkpoint_unfinished=self._saving is not None and self._saving.writing,
+            checkpoint_unfinished=self._saving is not None and self._saving.checkpointer.writing,
         )
-        tally = None if self._saving is None else self._saving.tally
+        tally = None if self._saving is None else self._saving.checkpointer.tally
         if tally is not None and tally.unsaved:
             status = status or UNSAVED
         roster = self._coordinator.roster

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from platoon_base.channels import ServerChannel
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.processes import WorkerProcesses
-from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
+from platoon_base.coordination.actions import CenterEvent
 from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.hosts import World
 from platoon_base.shm.job_state import JobState
@@ -18,20 +18,8 @@ from platoon_base.shm.job_state import JobState
 class HostsCouriers(Protocol):
     """The couriers of a job; see `platoon_base.multihost.courier_table.CourierTable`."""
 
-    def center_made(self, made: CenterMade) -> None:
-        """Start the exchanges between this host's center and those of the others."""
-        ...
-
-    def center_source(self, source: CenterSource) -> None:
-        """Fill the centers of all hosts with the initial values of a host other than 0."""
-        ...
-
-    def round_met(self, met: RoundReached) -> None:
-        """Start the exchange of the hosts' contributions to a round."""
-        ...
-
-    def center_dropped(self) -> None:
-        """End the exchanges, because the workers have released their parameters."""
+    def take(self, event: CenterEvent) -> None:
+        """Start or end the exchanges between the centers, or those of a round."""
         ...
 
 

@@ -41,6 +41,11 @@ class Snapshot(NamedTuple):
     reported_in: Mapping[str, int] = {}  # Epoch of each value.
     settings: Mapping[str, float | str] = MappingProxyType({})  # Hyperparameters; empty in an observer.
 
+    @property
+    def here(self) -> list[Participant]:
+        """The participants that are not gone."""
+        return [each for each in self.participants if not each.phase.gone]
+
     def to_message(self) -> msg.Seen:
         """Return a message for observers of the job, without the failures."""
         return msg.Seen(

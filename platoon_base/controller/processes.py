@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from platoon_base.controller.stop_signals import PASSED_ON
 from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
@@ -38,9 +38,11 @@ class Exit(NamedTuple):
     rank: int
     # 128 + n after signal n. 0 for an adopted process: only its own parent can read its status.
     status: int
-    log_file: Path | None = None  # None if it was not started here
+    # None if it was not started here. msgspec reads these types at run time, on Python 3.9 too.
+    log_file: Optional[Path] = None  # noqa: UP045
     why: str = ""  # Why the status is not the process's own, such as a signal to all workers.
-    failure: Failure | None = None  # The exception that ended its script, if one was recorded.
+    # The exception that ended its script, if one was recorded.
+    failure: Optional[Failure] = None  # noqa: UP045
     log_begin: int = 0  # Offset of its output in the log, in bytes.
     at: float = 0.0  # When it failed or ended, in seconds since the epoch.
 

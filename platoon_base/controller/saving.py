@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.checkpoints.writer import CheckpointWriter, Tally
+from platoon_base.checkpoints.writer import CheckpointWriter
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.coordinator import Coordinator
@@ -53,7 +53,7 @@ class JobSaving:
         seconds_before: float,
         turns: TurnLock | None,
     ) -> None:
-        self._checkpointer = checkpointer
+        self.checkpointer = checkpointer
         self._job_state = job_state
         self._coordinator = coordinator
         self._hosts = hosts
@@ -62,30 +62,18 @@ class JobSaving:
         self._missed = 0  # Missed checkpoints in the event log.
         self._warned_of_no_parameters = False
 
-    @property
-    def tally(self) -> Tally:
-        return self._checkpointer.tally
-
-    @property
-    def writing(self) -> bool:
-        return self._checkpointer.writing
-
-    def next_poll_at(self, now: float) -> float:
-        """Return when to call `save_if_due` next."""
-        return self._checkpointer.next_poll_at(now)
-
     def save_if_due(self, now: float) -> None:
         """Start a checkpoint if one is due; raises ConfigurationError if the first one failed."""
         self._record_missed()
-        problem = self._checkpointer.take_problem()
+        problem = self.checkpointer.take_problem()
         if problem:
             raise ConfigurationError(problem)
         shared = self._coordinator.shared
-        if self._checkpointer.due(now, None if shared is None else shared.layout):
+        if self.checkpointer.due(now, None if shared is None else shared.layout):
             if self._turns is None:
                 self._save()
             elif not self._save_between_turns(self._turns):
-                self._checkpointer.postpone(now + _AGAIN_S)
+                self.checkpointer.postpone(now + _AGAIN_S)
 
     def _save_between_turns(self, turns: TurnLock) -> bool:
         """Save center and positions while no worker has a turn; return whether that succeeded."""
@@ -109,7 +97,7 @@ class JobSaving:
         return all(self._job_state.table[rank]["round"] == number for rank in ranks)
 
     def _record_missed(self) -> None:
-        tally = self.tally
+        tally = self.checkpointer.tally
         if tally.missed > self._missed:
             self._missed = tally.missed
             self._coordinator.story.add("checkpoint", [], "", f"not written, {tally.missed} missed", tally.unsaved)
@@ -119,7 +107,7 @@ class JobSaving:
         about = self._begin(shared)
         if self._hosts is not None:
             parameters = [] if shared is None else [tuple(spec) for spec in shared.layout.specs]
-            self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
+            self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self.checkpointer.folder)
 
     def _begin(self, shared: Shared | None, at_once: bool = False) -> About:
         """Begin a checkpoint, unless it would be empty, as after a failed import."""
@@ -128,17 +116,15 @@ class JobSaving:
         # Positions are read before the center: a resume skips no batch, but may repeat some.
         about = self._about(shared)
         empty = shared is None and not about.kept and not trained
-        self._checkpointer.begin(about, None if shared is None else shared.layout, at_once, empty)
-        if trained and not self._warned_of_no_parameters and not self._checkpointer.keeps_center:
+        self.checkpointer.begin(about, None if shared is None else shared.layout, at_once, empty)
+        if trained and not self._warned_of_no_parameters and not self.checkpointer.keeps_center:
             self._warned_of_no_parameters = True
             log.warning("%s", _NO_PARAMETERS)
         return about
 
     def save_dropped(self, shared: Shared) -> None:
-        """Save a center that the workers are about to release; end the exchanges between hosts."""
-        if self._hosts is not None:
-            self._hosts.couriers.center_dropped()
-        self._checkpointer.end(self._about(shared), shared.layout)
+        """Save a center that the workers are about to release."""
+        self.checkpointer.end(self._about(shared), shared.layout)
 
     def save_the_end(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
         """Write the last checkpoint, calling ``serve`` to handle requests meanwhile.
@@ -150,20 +136,20 @@ class JobSaving:
             log.info(
                 "the workers ended within a round, or lost one before it: the previous checkpoint stays the newest"
             )
-        elif may_wait() and not self._checkpointer.writing:
+        elif may_wait() and not self.checkpointer.writing:
             self._save()
             self._await(may_wait, serve)
-        self._checkpointer.give_up(
-            f"it was not written to {self._checkpointer.folder}, because there was no progress "
+        self.checkpointer.give_up(
+            f"it was not written to {self.checkpointer.folder}, because there was no progress "
             f"for {timeout('checkpoint'):g} s or a second signal. Check that disk; the previous "
             "checkpoint still exists"
         )
         self._record_missed()
 
     def _await(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
-        while self._checkpointer.writing and may_wait():
+        while self.checkpointer.writing and may_wait():
             serve()
-            if self._checkpointer.is_stalled(time.monotonic()):
+            if self.checkpointer.is_stalled(time.monotonic()):
                 return
 
     def _about(self, shared: Shared | None) -> About:

@@ -34,7 +34,35 @@ class Ended(NamedTuple):
     why: str = ""
 
 
-class ChildProcess:
+class ForeignProcess:
+    """A process of this host that is no child; its unknown status counts as 0."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.fd: int | None = os.pidfd_open(pid)
+
+    def poll(self) -> Ended | None:
+        return Ended(0) if self.fd is None or readable(self.fd) else None
+
+    def offer(self, number: signal.Signals) -> bool:
+        """Signal this process only, if it has a handler for the signal; return whether it has."""
+        if self.fd is None or readable(self.fd) or not catches(self._pid, number):
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self.fd, number)
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.fd is not None:
+                signal.pidfd_send_signal(self.fd, number)
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+class ChildProcess(ForeignProcess):
     """A child that leads its process group; the group is killed when the child ends.
 
     If it cannot be watched, it is killed and PlatoonError is raised. ``popen`` gets its return
@@ -42,10 +70,9 @@ class ChildProcess:
     """
 
     def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
-        self._pid = pid
         self._popen = popen
         try:
-            self.fd: int | None = os.pidfd_open(pid)
+            super().__init__(pid)
         except OSError as exc:
             self.fd = None
             self.signal(signal.SIGKILL)
@@ -75,39 +102,10 @@ class ChildProcess:
             self._popen.returncode = ended.status  # Avoids a warning of its destructor.
         return ended
 
-    def offer(self, number: signal.Signals) -> bool:
-        """Signal this process only, if it has a handler for the signal; return whether it has."""
-        return _offer(self._pid, self.fd, number)
-
     def signal(self, number: signal.Signals) -> None:
         """Signal it and its descendants, except those in other process groups."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, number)
-
-    def close(self) -> None:
-        _close(self.fd)
-
-
-class ForeignProcess:
-    """A process of this host that is no child; its unknown status counts as 0."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.fd: int | None = os.pidfd_open(pid)
-
-    def poll(self) -> Ended | None:
-        return Ended(0) if self.fd is None or readable(self.fd) else None
-
-    def offer(self, number: signal.Signals) -> bool:
-        return _offer(self._pid, self.fd, number)
-
-    def signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.fd is not None:
-                signal.pidfd_send_signal(self.fd, number)
-
-    def close(self) -> None:
-        _close(self.fd)
 
 
 class LockHolder:
@@ -138,17 +136,4 @@ class LockHolder:
         """Do nothing."""
 
 
-Watched = Union[ChildProcess, ForeignProcess, LockHolder]
-
-
-def _offer(pid: int, fd: int | None, number: signal.Signals) -> bool:
-    if fd is None or readable(fd) or not catches(pid, number):
-        return False
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        signal.pidfd_send_signal(fd, number)
-    return True
-
-
-def _close(fd: int | None) -> None:
-    if fd is not None:
-        os.close(fd)
+Watched = Union[ForeignProcess, LockHolder]

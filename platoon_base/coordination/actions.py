@@ -66,7 +66,8 @@ class RoundReached(NamedTuple):
     hosts: dict[int, int]
 
 
-Action = Union[SendReply, StopJob, AnswerUser, CenterDropped, CenterMade, CenterSource, RoundReached]
+CenterEvent = Union[CenterDropped, CenterMade, CenterSource, RoundReached]
+Action = Union[SendReply, StopJob, AnswerUser, CenterEvent]
 
 
 def refuse(requester: Requester, kind: str, message: str) -> SendReply:

@@ -6,7 +6,7 @@ A worker sends requests, and the controller answers each with one reply; see
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, ClassVar, Literal, Optional, Union
 
 import msgspec
 
@@ -70,20 +70,18 @@ class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):
 class CollectiveCall(Message, frozen=True, kw_only=True):
     """Base of the calls of all workers; answered once all have called, or after ``timeout_s``."""
 
+    TITLE: ClassVar[str] = "{name}"  # With the call's own fields.
+
     timeout_s: float
     patience_s: float = 0.0  # After `AskAgain`: how long a missing rank may make no progress.
 
     @property
     def title(self) -> str:
-        raise NotImplementedError
+        return self.TITLE.format_map(msgspec.structs.asdict(self))
 
 
 class _NamedCall(CollectiveCall, frozen=True, kw_only=True):
     name: str
-
-    @property
-    def title(self) -> str:
-        return self.name
 
 
 class Sum(_NamedCall, frozen=True, kw_only=True, tag="sum"):
@@ -108,19 +106,15 @@ class FormGroup(_NamedCall, frozen=True, kw_only=True, tag="form-group"):
 class Barrier(_NamedCall, frozen=True, kw_only=True, tag="barrier"):
     """Wait for all; a late joiner that is no participant yet does not wait."""
 
-    @property
-    def title(self) -> str:
-        return f"barrier {self.name}"
+    TITLE: ClassVar[str] = "barrier {name}"
 
 
 class Meet(_NamedCall, frozen=True, kw_only=True, tag="meet"):
     """Wait for all, and return the ranks; with ``binds`` a lost worker cannot be restarted alone."""
 
-    binds: bool = False
+    TITLE: ClassVar[str] = "meet {name}"
 
-    @property
-    def title(self) -> str:
-        return f"meet {self.name}"
+    binds: bool = False
 
 
 class Round(CollectiveCall, frozen=True, kw_only=True, tag="round"):
@@ -129,9 +123,7 @@ class Round(CollectiveCall, frozen=True, kw_only=True, tag="round"):
     It completes without workers that wait in another call: they have fewer rounds to make.
     """
 
-    @property
-    def title(self) -> str:
-        return "synchronization round"
+    TITLE: ClassVar[str] = "synchronization round"
 
 
 class RoundsMade(CollectiveCall, frozen=True, kw_only=True, tag="rounds-made"):
@@ -140,19 +132,15 @@ class RoundsMade(CollectiveCall, frozen=True, kw_only=True, tag="rounds-made"):
     It completes without workers that wait in another call, unless that is a `Round`.
     """
 
-    number: int
+    TITLE: ClassVar[str] = "rounds of all hosts"
 
-    @property
-    def title(self) -> str:
-        return "rounds of all hosts"
+    number: int
 
 
 class AgreeToStop(CollectiveCall, frozen=True, kw_only=True, tag="agree-to-stop"):
     """Return whether the job stops, with the same answer for all."""
 
-    @property
-    def title(self) -> str:
-        return "agree_to_stop"
+    TITLE: ClassVar[str] = "agree_to_stop"
 
 
 class ReleaseCenter(CollectiveCall, frozen=True, kw_only=True, tag="release-center"):

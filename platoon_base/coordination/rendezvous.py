@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Requester, SendReply, refuse
@@ -24,49 +23,20 @@ class Terms(NamedTuple):
     leaves_out: int = 0
 
 
-@functools.singledispatch
+_TERMS: dict[type, Callable[[Any], Terms]] = {
+    msg.Sum: lambda call: Terms(skips_late=call.skips_late, combines=bool(call.pairs or call.vector)),
+    msg.Gather: lambda call: Terms(combines=True),
+    msg.FormGroup: lambda call: Terms(launched_only=True, binds=True, combines=True),
+    msg.Barrier: lambda call: Terms(skips_late=True),
+    msg.Meet: lambda call: Terms(binds=call.binds),
+    msg.Round: lambda call: Terms(leaves_out=2),
+    msg.RoundsMade: lambda call: Terms(leaves_out=1),
+    msg.ReleaseCenter: lambda call: Terms(skips_late=not call.shares),
+}
+
+
 def terms_of(call: msg.CollectiveCall) -> Terms:
-    return Terms()
-
-
-@terms_of.register
-def _(call: msg.Sum) -> Terms:
-    return Terms(skips_late=call.skips_late, combines=bool(call.pairs or call.vector))
-
-
-@terms_of.register
-def _(call: msg.Gather) -> Terms:
-    return Terms(combines=True)
-
-
-@terms_of.register
-def _(call: msg.FormGroup) -> Terms:
-    return Terms(launched_only=True, binds=True, combines=True)
-
-
-@terms_of.register
-def _(call: msg.Barrier) -> Terms:
-    return Terms(skips_late=True)
-
-
-@terms_of.register
-def _(call: msg.Meet) -> Terms:
-    return Terms(binds=call.binds)
-
-
-@terms_of.register
-def _(call: msg.Round) -> Terms:
-    return Terms(leaves_out=2)
-
-
-@terms_of.register
-def _(call: msg.RoundsMade) -> Terms:
-    return Terms(leaves_out=1)
-
-
-@terms_of.register
-def _(call: msg.ReleaseCenter) -> Terms:
-    return Terms(skips_late=not call.shares)
+    return _TERMS.get(type(call), lambda call: Terms())(call)
 
 
 def drops_center(calls: Mapping[int, msg.CollectiveCall]) -> bool:

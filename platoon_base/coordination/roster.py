@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import enum
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -162,17 +163,16 @@ class Roster(Mapping[int, Participant]):
         self.several_hosts = world.several
         self._names = world.names or [str(host) for host in range(world.hosts)]
         self.changes = 0
-        # These are computed on demand, since the controller reads them after each request.
-        self._num_live: int | None = None
         self._num_live_on: dict[int, int] = {}
-        self._leader: int | None = None
-        self._awaited: frozenset[int] | None = None
-        self._late: frozenset[int] | None = None
+
+    # The controller reads these after each request, so they are cached until `_forget`.
+    _CACHED = ("awaited", "num_live", "leader", "late")
 
     def _forget(self) -> None:
         """Clear the cached values that depend on the participants."""
         self.changes += 1
-        self._num_live = self._leader = self._awaited = self._late = None
+        for name in self._CACHED:
+            self.__dict__.pop(name, None)
         self._num_live_on.clear()
 
     def __getitem__(self, rank: int) -> Participant:
@@ -184,19 +184,13 @@ class Roster(Mapping[int, Participant]):
     def __len__(self) -> int:
         return len(self._participants)
 
-    @property
+    @functools.cached_property
     def awaited(self) -> frozenset[int]:
-        if self._awaited is None:
-            self._awaited = frozenset(
-                rank for rank, participant in self._participants.items() if participant.phase.awaited
-            )
-        return self._awaited
+        return frozenset(rank for rank, participant in self._participants.items() if participant.phase.awaited)
 
-    @property
+    @functools.cached_property
     def num_live(self) -> int:
-        if self._num_live is None:
-            self._num_live = sum(not participant.phase.gone for participant in self._participants.values())
-        return self._num_live
+        return sum(not participant.phase.gone for participant in self._participants.values())
 
     def num_live_on(self, host: int) -> int:
         if not self.several_hosts:
@@ -206,16 +200,14 @@ class Roster(Mapping[int, Participant]):
             self._num_live_on[host] = sum(not participant.phase.gone for participant in mine)
         return self._num_live_on[host]
 
-    @property
+    @functools.cached_property
     def leader(self) -> int:
         """The lowest rank that is not lost, of those launched if there is one; 0 if all are lost.
 
         A worker that has left normally stays the leader: its work is done.
         """
-        if self._leader is None:
-            left = [rank for rank, participant in self._participants.items() if participant.phase is not Phase.LOST]
-            self._leader = min([rank for rank in left if rank < self.size] or left, default=0)
-        return self._leader
+        left = [rank for rank, participant in self._participants.items() if participant.phase is not Phase.LOST]
+        return min([rank for rank in left if rank < self.size] or left, default=0)
 
     @property
     def remaining(self) -> set[int]:
@@ -228,12 +220,10 @@ class Roster(Mapping[int, Participant]):
             rank for rank, each in self._participants.items() if each.phase in (Phase.EXPECTED, Phase.EXPECTED_LATE)
         ]
 
-    @property
+    @functools.cached_property
     def late(self) -> frozenset[int]:
         """Ranks that were not launched with the others."""
-        if self._late is None:
-            self._late = frozenset(rank for rank, participant in self._participants.items() if not participant.launched)
-        return self._late
+        return frozenset(rank for rank, participant in self._participants.items() if not participant.launched)
 
     @property
     def lost(self) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from platoon_base.centers.across_hosts import Overwrites, is_finite, wide
+from platoon_base.centers.across_hosts import AcrossHosts, Overwrites, is_finite, wide
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.packing import Packing
 from platoon_base.courier.conversation import COPY, MOVE, Answer, Conversation, flat_copy
@@ -35,16 +35,28 @@ log = logging.getLogger(__name__)
 _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 
 
-class MovingCenter(Protocol):
+class OpenCenter(Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
     overwrites: Overwrites
+    across_hosts: AcrossHosts | None
+
+    @property
+    def states(self) -> list[list[Array]]: ...
 
     def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None: ...
 
     def move(self, by: Sequence[Array], written: int, with_average: bool = False) -> bool:
         """Move the center and its workers; False if ``by`` holds the rest, for a locked stripe."""
         ...
+
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]: ...
+
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Replace the center by another host's; False if a worker held a part for too long."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class BackgroundExchanges:
@@ -107,7 +119,7 @@ class BackgroundExchanges:
     def _in_flight(self) -> list[int]:
         return [host for host, pair in self._pairs.items() if pair.waits]
 
-    def step(self, center: MovingCenter, conversations: Mapping[int, Conversation], is_paused: bool) -> set[int]:
+    def step(self, center: OpenCenter, conversations: Mapping[int, Conversation], is_paused: bool) -> set[int]:
         """Advance the exchange; return the hosts whose links must be reopened."""
         # While paused no exchange begins, and those in flight end.
         is_held = is_paused or center.overwrites.written != center.overwrites.spread
@@ -120,7 +132,7 @@ class BackgroundExchanges:
             self._begin(center, conversations)
         return broken
 
-    def _talk(self, center: MovingCenter, host: int, link: Conversation, is_held: bool) -> bool:
+    def _talk(self, center: OpenCenter, host: int, link: Conversation, is_held: bool) -> bool:
         """Handle and answer a host's records; False if they do not fit, so that the pair starts over."""
         pair = self._pairs.get(host)
         if pair is None:
@@ -146,7 +158,7 @@ class BackgroundExchanges:
             return False
         return True
 
-    def _exchange(self, center: MovingCenter, host: int, link: Conversation, pair: Pair, is_held: bool) -> None:
+    def _exchange(self, center: OpenCenter, host: int, link: Conversation, pair: Pair, is_held: bool) -> None:
         pair.take_acknowledgement(link.has or 0)
         answer = link.answer
         if answer is not None:
@@ -167,7 +179,7 @@ class BackgroundExchanges:
             pair.take_answer()
             link.acknowledge(pair.received)
 
-    def _begin(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> None:
+    def _begin(self, center: OpenCenter, conversations: Mapping[int, Conversation]) -> None:
         """Copy the center and send it, if it is time or another host has begun an exchange."""
         version, written = center.overwrites.version, center.overwrites.written
         peers = {
@@ -210,7 +222,7 @@ class BackgroundExchanges:
             return flat_copy(self._layout)
         return own.data, own.values
 
-    def _add_term(self, center: MovingCenter, host: int, link: Conversation, own: OwnCopy, answer: Answer) -> None:
+    def _add_term(self, center: OpenCenter, host: int, link: Conversation, own: OwnCopy, answer: Answer) -> None:
         """Add the term of a host to the sum; the other host adds it with the opposite sign."""
         began = time.process_time()
         overwrites = center.overwrites
@@ -229,7 +241,7 @@ class BackgroundExchanges:
                 term += theirs.astype(term.dtype, copy=False) * part - ours.astype(term.dtype, copy=False) * part
         self._busy_s += time.process_time() - began
 
-    def _end(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
+    def _end(self, center: OpenCenter, conversations: Mapping[int, Conversation]) -> set[int]:
         """Move the center after all copies have arrived, except over links that stall."""
         now = awake()
         missing = [host for host in self._in_exchange if host in self._in_flight]
@@ -249,7 +261,7 @@ class BackgroundExchanges:
         since = self._sent_at.get(host, now)
         return now - (since if link is None else max(since, link.moved_at))
 
-    def _move(self, center: MovingCenter) -> None:
+    def _move(self, center: OpenCenter) -> None:
         """Move the center by the rule, to the mean by the terms in the sum."""
         own, overwrites, began = self._own, center.overwrites, time.process_time()
         hosts, unmoved = frozenset(self._hosts), self._unmoved
@@ -387,7 +399,8 @@ class Pair:
     def __init__(self, life: int) -> None:
         self.life = life
         self._their_life: int | None = None
-        self.is_ready = self._has_met = False
+        # ``has_met``: the other courier has sent its random number over the present link.
+        self.is_ready = self.has_met = False
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -396,12 +409,7 @@ class Pair:
         self.declined = self.has_theirs = self.is_sent = self._is_acknowledged = False
 
     def connect(self) -> None:
-        self.is_ready = self._has_met = self.is_sent = False
-
-    @property
-    def has_met(self) -> bool:
-        """Whether the other courier has sent its random number over the present link."""
-        return self._has_met
+        self.is_ready = self.has_met = self.is_sent = False
 
     def meet(self, life: int) -> bool:
         """Record the other courier's random number; return whether it has changed."""
@@ -409,7 +417,7 @@ class Pair:
         if is_new:
             self._their_life = life
             self._begin_again()
-        self._has_met = True
+        self.has_met = True
         return is_new
 
     @property

@@ -8,18 +8,17 @@ import os
 import selectors
 import struct
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
 from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier import messages as between
-from platoon_base.courier.background import BackgroundExchanges, MovingCenter
+from platoon_base.courier.background import BackgroundExchanges, OpenCenter
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 from platoon_base.courier.rounds import HostsRound, Overwriting
-from platoon_base.dtypes import Array
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts import World
 from platoon_base.layout import Layout
@@ -36,23 +35,6 @@ POLL_INTERVAL_S = 0.05
 CHECK_S = 1.0
 # These follow a whole center: the number of its latest round, and its version.
 _TAIL = struct.Struct("<QQ")
-
-
-class OpenCenter(MovingCenter, Protocol):
-    """The center of this host; see `platoon_base.centers.host.HostCenter`."""
-
-    across_hosts: AcrossHosts | None
-
-    @property
-    def states(self) -> list[list[Array]]: ...
-
-    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]: ...
-
-    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Replace the center by another host's; False if a worker held a part for too long."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Courier:

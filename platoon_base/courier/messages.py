@@ -9,23 +9,32 @@ import msgspec
 from platoon_base.hosts import World
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """The first order: the job and the parameters that its workers share.
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Exchange the parameters that the workers share; a launcher starts its courier for it.
 
-    ``center`` is the path and the beginning of the name of the center's memory, see
-    `platoon_base.shm.segments.HiddenName`. ``moments`` counts the last ``specs``, which are
-    moments. Exchanges begin at least ``every_s`` apart. ``filled`` says whether this host's center
-    holds the initial values of all hosts. ``memory`` is an inherited file descriptor of memory that
-    outlives the courier, or negative.
+    ``moments`` counts the last ``specs``, which are moments. Exchanges begin at least ``every_s``
+    apart.
     """
 
-    world: World
-    center: tuple[str, str]
     specs: list[tuple[str, tuple[int, ...], str]]
     moments: int
     rule: str
     every_s: float
-    filled: bool
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """The first order to a courier that was started: the job and what it exchanges.
+
+    ``center`` is the path and the beginning of the name of the center's memory, see
+    `platoon_base.shm.segments.HiddenName`. ``filled`` says whether this host's center holds the
+    initial values of all hosts. ``memory`` is an inherited file descriptor of memory that outlives
+    the courier, or negative.
+    """
+
+    world: World
+    center: tuple[str, str]
+    start: Start
+    filled: bool = False
     memory: int = -1
 
 
@@ -39,6 +48,10 @@ class Peers(msgspec.Struct, frozen=True, tag="peers"):
 
 class Made(msgspec.Struct, frozen=True, tag="made"):
     """A worker has made the center of this host."""
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """All workers have released the center: a launcher ends its courier."""
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
@@ -93,17 +106,18 @@ class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
     never: bool = False
 
 
-Order = Union[Begin, Peers, Made, Lost, Gather, Combine]
+ToCourier = Union[Begin, Peers, Made, Lost, Gather, Combine]
+Order = Union[Start, Peers, Made, Dropped, Lost, Gather, Combine]  # From host 0 to the launcher of a courier.
 News = Union[Listening, Filled, Gathered, LeftOut]
-_order_decoder: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_order_decoder: msgspec.json.Decoder[ToCourier] = msgspec.json.Decoder(ToCourier)
 _new_decoder: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
 
 
-def encode(message: Order | News) -> bytes:
+def encode(message: ToCourier | News) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-def decode_order(line: bytes) -> Order:
+def decode_order(line: bytes) -> ToCourier:
     """Return the launcher's message in a line; raises `msgspec.MsgspecError`."""
     return _order_decoder.decode(line)
 

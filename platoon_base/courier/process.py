@@ -15,7 +15,8 @@ from platoon_base.centers.host import HostCenters
 from platoon_base.centers.stripes import COURIER
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
-from platoon_base.courier.courier import Courier, OpenCenter, be_nice
+from platoon_base.courier.background import OpenCenter
+from platoon_base.courier.courier import Courier, be_nice
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.hosts import hosts_rule
 from platoon_base.shm.segments import HiddenName
@@ -64,8 +65,9 @@ def _serve(orders: int, news: int) -> None:
 
 
 def _start(order: between.Begin, news: int) -> Courier:
-    specs = tuple(ParameterSpec(name, tuple(shape), dtype) for name, shape, dtype in order.specs)
-    layout = Layout(specs, order.moments)
+    start = order.start
+    specs = tuple(ParameterSpec(name, tuple(shape), dtype) for name, shape, dtype in start.specs)
+    layout = Layout(specs, start.moments)
     memory: mmap.mmap | None = None
     if order.memory >= 0:
         size = Residuals.size_bytes(layout)
@@ -81,5 +83,5 @@ def _start(order: between.Begin, news: int) -> Courier:
     def report(message: between.News) -> None:
         os.write(news, between.encode(message))
 
-    rule = hosts_rule(order.rule)
-    return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, report, memory)
+    rule = hosts_rule(start.rule)
+    return Courier(order.world, open_center, layout, rule, start.every_s, order.filled, report, memory)

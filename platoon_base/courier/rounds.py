@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from platoon_base.centers.across_hosts import AcrossHosts, Overwrites, RoundTotals
 from platoon_base.compression.codecs import Codec
@@ -42,11 +42,10 @@ class HostsRound:
         self._theirs: dict[int, RoundTotals] = {}
         # For each host, the link that carried this host's contributions.
         self._sent: dict[int, Conversation] = {}
-        # The link that was asked for a center, and the round of that center.
-        self._asked: tuple[Conversation, int] | None = None
-        # The links that were asked for the center that a worker waits for.
-        self._fetching: list[Conversation] = []
-        self._fetched_at = 0.0  # A time of `awake`.
+        # The round whose center is missing here, and the links that were asked for it.
+        self._missing = 0
+        self._asked: list[Conversation] = []
+        self._asked_at = 0.0  # A time of `awake`.
         # For each idle host, the link that carried the round's center.
         self._given: dict[int, Conversation] = {}
         self._reported = self._ended = False
@@ -62,7 +61,7 @@ class HostsRound:
                 self._own = self._new_totals()  # The other memory is still to be sent.
             self._own.number = 0
             self._spare += self._theirs.values()
-            self._theirs, self._sent, self._asked, self._given = {}, {}, None, {}
+            self._theirs, self._sent, self._missing, self._given = {}, {}, 0, {}
             self._gather, self._combine, self._reported, self._ended = order, None, False, False
         elif self._gather is not None and order.number == self._gather.number:
             self._combine = order
@@ -84,7 +83,8 @@ class HostsRound:
 
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
         """Advance the round without blocking; then send the center to hosts without it."""
-        self._fetch(conversations)
+        if self._rounds.wanted > self._rounds.made and not self.under_way:
+            self._ask(self._rounds.wanted, conversations)
         gather, combine = self._gather, self._combine
         if gather is None:
             return
@@ -142,38 +142,28 @@ class HostsRound:
         totals = [{**self._theirs, **own}.get(host) for host in combine.hosts]
         found = [each for each in totals if each is not None]
         if len(found) < len(totals):
-            self._ask(combine, combine.number, conversations)
+            self._ask(combine.number, conversations, [combine.source, *combine.hosts])
             return False
         if self._rounds.made < combine.base:
-            self._ask(combine, combine.base, conversations)
+            self._ask(combine.base, conversations, [combine.source, *combine.hosts])
             return False
         workers = dict(zip(gather.hosts, gather.workers))
         return self._rounds.gather(found, combine.number, [workers[host] for host in combine.hosts])
 
-    def _ask(self, combine: between.Combine, number: int, conversations: Mapping[int, Conversation]) -> None:
-        """Request a center of this round or later; again if the link was closed."""
-        if self._asked is not None and self._asked[1] == number and self._asked[0] in conversations.values():
+    def _ask(self, number: int, conversations: Mapping[int, Conversation], first: Sequence[int] = ()) -> None:
+        """Request a center of this round or later, from one host after another."""
+        if self._missing != number:
+            self._missing, self._asked = number, []
+        latest = self._asked[-1] if self._asked else None
+        waits_until = 0.0 if latest is None else max(self._asked_at, latest.moved_at) + timeout("fetch")
+        if latest in conversations.values() and awake() < waits_until:
             return
-        for host in [combine.source, *combine.hosts, *conversations]:
-            if host in conversations:
-                conversations[host].ask(number)
-                self._asked = conversations[host], number
-                return
-
-    def _fetch(self, conversations: Mapping[int, Conversation]) -> None:
-        """Request the center that a worker waits for, from one host after another."""
-        wanted, now = self._rounds.wanted, awake()
-        if wanted <= self._rounds.made or self.under_way:
-            self._fetching = []
-            return
-        latest = self._fetching[-1] if self._fetching else None
-        if latest in conversations.values() and now < self._fetched_at + timeout("fetch"):
-            return
-        for conversation in conversations.values():
-            if conversation not in self._fetching:
-                conversation.ask(wanted)
-                self._fetching.append(conversation)
-                self._fetched_at = now
+        for host in [*first, *conversations]:
+            conversation = conversations.get(host)
+            if conversation is not None and conversation not in self._asked:
+                conversation.ask(number)
+                self._asked.append(conversation)
+                self._asked_at = awake()
                 return
 
     def _give(self, combine: between.Combine, conversations: Mapping[int, Conversation]) -> None:

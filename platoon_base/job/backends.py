@@ -106,8 +106,9 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
         # Parameters that are not on devices have their own warning.
         if any(array is not None for array in parameters.borrow_on_device()):
             warn_once(
-                "the center is in host memory, so each synchronization copies all parameters "
-                f"there: {why}; --center host silences this warning"
+                "the center is in host memory, so each synchronization copies all parameters there, "
+                f"{parameters.layout.nbytes / 1e6:.3g} MB at about 0.5 ms for each: {why}; "
+                "--center host silences this warning"
             )
     _require_compressible(files.world, rule)
     return HostCenters(files.center, workers, liveness.gone, files.world.hosts)
@@ -278,7 +279,11 @@ class JobCollectives(CollectiveFactory):
         if len({device.identity for device in told.values()}) < len(told):
             reasons.append("some ranks share one device")
         if reasons:
-            log.info("all-reduces of this job's devices use host memory (%s)", "; ".join(reasons))
+            if mine.identity:
+                warn_once(
+                    "averages and other all-reduces on this job's devices use host memory "
+                    f"({'; '.join(reasons)}), at 0.4 ms or more for each MB"
+                )
             return (), b"", {}
         ranks = tuple(told)
         return ranks, told[ranks[0]].unique_id, {rank: each.exact for rank, each in told.items() if each.exact}

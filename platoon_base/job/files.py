@@ -14,7 +14,6 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -52,12 +51,12 @@ class Origin(msgspec.Struct, frozen=True):
     working_folder: str = ""
 
 
-class JobFiles(msgspec.Struct, frozen=True):
+class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a job, as JSON in the job's folder, which only its user can enter."""
 
-    job: str  # 12 hexadecimal digits
-    folder: str  # The reader's path; the writer may have another one.
     size: int  # Number of launched workers.
+    job: str = ""  # 12 hexadecimal digits; empty before `create`.
+    folder: str = ""  # The reader's path; the writer may have another one.
     center_memory: str = "host"  # "host" or "device"
     checkpoint: str = ""  # The job is resumed from this file.
     port: int = 0  # The TCP port that names the job, see `at_port`; 0 for none.
@@ -93,46 +92,26 @@ class JobFiles(msgspec.Struct, frozen=True):
     def _hidden(self, what: str) -> HiddenName:
         return HiddenName(path_of(self.folder, "memory", what=what), f"{segment_prefix()}{self.job}-{what}")
 
-    @classmethod
-    def create(
-        cls,
-        size: int,
-        center_memory: str = "host",
-        checkpoint: str = "",
-        origin: Origin | None = None,
-        world: World = ONE_HOST,
-        job: str = "",
-        takes_turns: bool = False,
-        training: Mapping[str, str] | None = None,
-    ) -> JobFiles:
-        """Make the folder of a new job that this process controls.
+    def create(self) -> JobFiles:
+        """Make the folder of this new job, which this process controls; return its files.
 
-        Other hosts pass the ``job`` name of the first host; it is not used if it exists on this
+        Other hosts have the ``job`` name of the first host; it is not used if it exists on this
         machine.
         """
+        job = self.job
         if not _JOB.fullmatch(job) or _is_there(job):
             job = secrets.token_hex(6)
         folder = _jobs_folder() / job
         require_room(folder.parent, "a job's description and its socket")
         folder.mkdir(mode=0o700)
         origin = msgspec.structs.replace(
-            origin or Origin(),
+            self.origin,
             began=time.time(),
             pid=os.getpid(),
             pid_namespace=pid_namespace(),
             working_folder=working_folder(),
         )
-        files = cls(
-            job,
-            str(folder),
-            size,
-            center_memory,
-            checkpoint,
-            origin=origin,
-            world=world,
-            takes_turns=takes_turns,
-            training=None if training is None else dict(training),
-        )
+        files = msgspec.structs.replace(self, job=job, folder=str(folder), origin=origin)
         if len(os.fsencode(files.address)) > _MAX_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(

@@ -74,15 +74,15 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     world = ONE_HOST if options.hosts is None else options.hosts.world
     file, about = options.resume if options.resume is not None else ("", None)
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(
-            size,
-            options.center,
-            str(file),
-            options.origin,
-            world,
+        files = JobFiles(
+            size=size,
+            center_memory=options.center,
+            checkpoint=str(file),
+            origin=options.origin or Origin(),
+            world=world,
             takes_turns=options.deterministic,
             training=None if options.external else training_variables(os.environ),
-        )
+        ).create()
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))

@@ -97,8 +97,8 @@ def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:
     }
 
 
-def framework_address(host: str = "127.0.0.1") -> str:
-    """Return a free address on this host for a framework's own group."""
+def free_address(host: str = "127.0.0.1") -> str:
+    """Return an address of this host with a free port."""
     is_v6 = ":" in host
     with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET) as sock:
         sock.bind((host, 0))
@@ -128,7 +128,7 @@ def worker_starts(
     command = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
     if size > 1 and _ADDRESSES not in os.environ:
-        address = address or framework_address()
+        address = address or free_address()
         for rank, environment in enumerate(environments, first):
             environment.update(_framework_group(address, size, rank))
     for device, environment in zip(devices, environments):

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
+from platoon_base.coordination.actions import CenterEvent, CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Roster
 from platoon_base.courier.messages import (
     Combine,
+    Dropped,
     Filled,
     Gather,
     Gathered,
@@ -21,7 +22,9 @@ from platoon_base.courier.messages import (
     Lost,
     Made,
     News,
+    Order,
     Peers,
+    Start,
 )
 from platoon_base.hosts import World
 from platoon_base.job.files import JobFiles
@@ -147,7 +150,17 @@ class CourierTable:
             self._roster.story.add("courier", [one, two], "do not exchange", "exchange again")
             log.warning("hosts %d and %d exchange their centers again", one, two)
 
-    def center_made(self, made: CenterMade) -> None:
+    def take(self, event: CenterEvent) -> None:
+        if isinstance(event, CenterMade):
+            self._center_made(event)
+        elif isinstance(event, CenterSource):
+            self._center_source(event)
+        elif isinstance(event, RoundReached):
+            self._round_reached(event)
+        else:
+            self._center_dropped()
+
+    def _center_made(self, made: CenterMade) -> None:
         """Begin the exchanges between the center of a host and those of the others."""
         self._made.add(made.host)
         due_at = min(self._source_due_at, awake() + timeout("link"))
@@ -156,20 +169,19 @@ class CourierTable:
         specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in layout.specs]
         rule, every_s = os.environ.get(HOSTS_RULE) or "average", timeout("exchange")
         hosts_rule(rule)  # Raises an error if it is wrong.
-        self._here.start(specs, layout.moments, rule, every_s)
-        for member in self._members.values():
-            if not member.lost and not member.has_courier:
-                member.has_courier = self._changed = True
-                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s))
+        without = [member for member in self._members.values() if not member.lost and not member.has_courier]
+        for member in without:
+            member.has_courier = self._changed = True
+        self._order([0, *(member.host for member in without)], Start(specs, layout.moments, rule, every_s))
         self._order([made.host], Made())
 
-    def center_source(self, source: CenterSource) -> None:
+    def _center_source(self, source: CenterSource) -> None:
         """Start the centers of all hosts from the values of a host other than host 0."""
         log.warning("%s: new centers start from the values of host %d", source.why, source.host)
         self._roster.story.add("host", [source.host], "", "provides the initial values of all centers", source.why)
         self._source, self._changed, self._source_due_at = source.host, True, math.inf
 
-    def round_met(self, met: RoundReached) -> None:
+    def _round_reached(self, met: RoundReached) -> None:
         """Let hosts exchange the contributions of their workers to a round."""
         lost = {member.host for member in self._members.values() if member.lost}
         hosts = {host: workers for host, workers in met.hosts.items() if host not in lost}
@@ -185,21 +197,20 @@ class CourierTable:
                 self._roster.story.add("courier", left_out, "", "left out", why)
         self._order(self._round.hosts, order)
 
-    def _order(self, hosts: Iterable[int], order: Peers | Made | Lost | Gather | Combine) -> None:
+    def _order(self, hosts: Iterable[int], order: Order) -> None:
         for host in hosts:
             if host in self._members:
                 self._send(self._members[host], order)
             else:
                 self._here.handle_order(order)
 
-    def center_dropped(self) -> None:
+    def _center_dropped(self) -> None:
         """End the exchanges between centers: the workers have released their parameters."""
         self._at, self._changed, self._source, self._apart = {}, False, 0, {}
         self._made, self._source_due_at = set(), math.inf
-        self._here.dropped()
         for member in self._members.values():
             member.has_courier = False
-            self._send(member, between.CenterDropped())
+        self._order(range(self._world.hosts), Dropped())
 
     def mark_lost(self, host: int) -> None:
         self._at.pop(host, None)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,8 @@ from platoon_base.timeouts import timeout
 from platoon_base.worker_process.program import python_main
 
 log = logging.getLogger(__name__)
+
+_BLOCK = 1 << 16
 
 
 class CourierKeeper:
@@ -32,25 +35,20 @@ class CourierKeeper:
         self._peers: between.Peers | None = None
         self._lost: dict[int, between.Lost] = {}
         self._round: list[between.Gather | between.Combine] = []  # Orders about the latest round.
-        self._process: CourierProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Any = None  # To its standard input.
+        self._news: Any = None  # From its standard output.
+        self._rest = b""
         self._start_at = 0.0
         self._memory = -1  # Memory for the state that a restarted courier needs.
 
-    def start(
-        self,
-        specs: list[tuple[str, tuple[int, ...], str]],
-        moments: int,
-        rule: str,
-        every_s: float,
-    ) -> None:
+    def _start(self, order: between.Start) -> None:
         """Start the courier unless it runs."""
         if self._begin is None:
-            path, prefix = self._files.center_place
             world = self._files.world
             if codec_of(world.compression) is not None:
                 self._memory = os.memfd_create("platoon-residuals")
-            place = (path, prefix)
-            self._begin = between.Begin(world, place, specs, moments, rule, every_s, False, self._memory)
+            self._begin = between.Begin(world, self._files.center_place, order, memory=self._memory)
             self._launch()
 
     def _launch(self) -> None:
@@ -76,7 +74,8 @@ class CourierKeeper:
                 log.warning("cannot start the courier, trying again in %g s: %s", timeout("restart"), exc)
                 self._start_at = time.monotonic() + timeout("restart")
                 return
-        self._process = CourierProcess(process, host)
+        self._process, self._pipe, self._news, self._rest = process, process.stdin, process.stdout, b""
+        os.set_blocking(self._news.fileno(), False)
         self._send(self._begin)
         made = between.Made() if self._made else None
         for order in (self._peers, *self._lost.values(), made, *self._round):
@@ -84,7 +83,11 @@ class CourierKeeper:
                 self._send(order)
 
     def handle_order(self, order: between.Order) -> None:
-        """Pass an order to the courier, and to one that is started again."""
+        """Start or end the courier, or pass an order to it, and to one that is started again."""
+        if isinstance(order, between.Start):
+            return self._start(order)
+        if isinstance(order, between.Dropped):
+            return self.close()
         if isinstance(order, between.Made):
             self._made = True
         elif isinstance(order, between.Peers):
@@ -98,106 +101,64 @@ class CourierKeeper:
             self._round.append(order)
         self._send(order)
 
-    def _send(self, order: between.Order) -> None:
+    def _send(self, order: between.ToCourier) -> None:
+        """Send an order; an ended courier drops it, and `step` notices the end."""
         if self._process is not None:
-            self._process.send(order)
+            with contextlib.suppress(OSError, ValueError):
+                self._pipe.write(between.encode(order))
+                self._pipe.flush()
 
     @property
     def fds(self) -> list[int]:
-        return [] if self._process is None else self._process.fds
+        return [] if self._process is None else [self._news.fileno()]
 
     def step(self) -> None:
         if self._process is None:
             if self._begin is not None and time.monotonic() >= self._start_at:
                 self._launch()
             return
-        found = self._process.read()
-        if found is None:
-            self._has_ended(self._process)
+        try:
+            block = os.read(self._news.fileno(), _BLOCK)
+        except BlockingIOError:
             return
-        for news in found:
+        if not block:
+            status = self._end(self._process)
+            self._start_at = time.monotonic() + timeout("restart")
+            log.warning("the courier of this host ended (status %s): restarting it", status)
+            return
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        for line in lines:
+            try:
+                news = between.decode_news(line)
+            except msgspec.MsgspecError as exc:
+                log.warning("the courier reports %r: %s", line[:100], exc)
+                continue
             if isinstance(news, between.Filled) and self._begin is not None:
                 self._begin = msgspec.structs.replace(self._begin, filled=True)
             self._on_news(news)
 
-    def _has_ended(self, process: CourierProcess) -> None:
-        self._process = None
-        process.close()
-        self._start_at = time.monotonic() + timeout("restart")
-        log.warning("the courier of this host ended (status %s): restarting it", process.status)
-
-    def dropped(self) -> None:
-        """End the courier: the workers have released the center."""
+    def close(self) -> None:
+        """End the courier."""
         self._begin, self._made, self._peers, self._round = None, False, None, []
-        process, self._process = self._process, None
-        if process is not None:
-            process.close()
+        if self._process is not None:
+            self._end(self._process)
         memory, self._memory = self._memory, -1
         if memory >= 0:
             os.close(memory)
 
-    def close(self) -> None:
-        self.dropped()
-
-
-_BLOCK = 1 << 16
-
-
-class CourierProcess:
-    """A running courier, with pipes to its standard input and output."""
-
-    def __init__(self, process: subprocess.Popen[bytes], host: int) -> None:
-        self._process, self._host = process, host
-        self._rest = b""
-        if process.stdout is not None:
-            os.set_blocking(process.stdout.fileno(), False)
-
-    @property
-    def fds(self) -> list[int]:
-        return [] if self._process.stdout is None else [self._process.stdout.fileno()]
-
-    @property
-    def status(self) -> int | None:
-        return self._process.returncode
-
-    def send(self, order: between.Order) -> None:
-        """Send an order; an ended courier drops it, and `read` reports the end."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._process.stdin.write(between.encode(order))
-                self._process.stdin.flush()
-
-    def read(self) -> list[between.News] | None:
-        """Return its messages; None at its end."""
-        if self._process.stdout is None:
-            return None
-        try:
-            block = os.read(self._process.stdout.fileno(), _BLOCK)
-        except BlockingIOError:
-            return []
-        if not block:
-            return None
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        found: list[between.News] = []
-        for line in lines:
-            try:
-                found.append(between.decode_news(line))
-            except msgspec.MsgspecError as exc:
-                log.warning("the courier reports %r: %s", line[:100], exc)
-        return found
-
-    def close(self) -> None:
-        """End it; kill it if it does not end soon."""
+    def _end(self, process: subprocess.Popen[bytes]) -> int | None:
+        """End the process, or kill it if it does not end soon; return its status."""
+        self._process = None
         with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-        try:
-            self._process.wait(timeout("end"))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            try:
-                self._process.wait(timeout("end"))
-            except subprocess.TimeoutExpired:
-                log.warning("the courier of host %d was killed and does not end: check its disks", self._host)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+            self._pipe.close()
+        for kills in (False, True):
+            if kills:
+                process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout("end"))
+                break
+        else:
+            host = self._files.world.host
+            log.warning("the courier of host %d was killed and does not end: check its disks", host)
+        self._news.close()
+        return process.returncode

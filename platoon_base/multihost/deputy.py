@@ -19,7 +19,6 @@ from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
-from platoon_base.courier.messages import Combine, Gather, Lost, Made, Peers
 from platoon_base.errors import PlatoonError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
@@ -169,16 +168,12 @@ class Deputy:
             self._start(lambda: self.children.start_again(message.rank), message.rank)
         elif isinstance(message, between.AdoptWorker):
             self._adopt(message)
-        elif isinstance(message, between.StartCourier):
-            self._courier.start(message.specs, message.moments, message.rule, message.every_s)
-        elif isinstance(message, between.CenterDropped):
-            self._courier.dropped()
-        elif isinstance(message, (Peers, Made, Lost, Gather, Combine)):
-            self._courier.handle_order(message)
         elif isinstance(message, between.JobOver):
             self._end(message)
         elif isinstance(message, between.Refused):
             self._end(between.JobOver(_STATUS_OF_LOST, message.why))
+        elif not isinstance(message, between.Welcome):
+            self._courier.handle_order(message)
 
     def _put_state(self, state: between.JobState) -> None:
         """Write the state from host 0 into shared memory, the rows of other hosts first."""
@@ -211,9 +206,8 @@ class Deputy:
         """Report to host 0 that a worker has ended, after its last row."""
         if self._link.peer.in_flight < 64:
             self._send(between.Requests([], self._sender.changed(self._own)))
-        log_file = "" if ended.log_file is None else str(ended.log_file.absolute())
-        how = (ended.status, log_file, ended.why, ended.failure, ended.log_begin, ended.at)
-        self._send(between.WorkerEnded(ended.rank, *how))
+        log_file = None if ended.log_file is None else ended.log_file.absolute()
+        self._send(between.WorkerEnded(ended._replace(log_file=log_file)))
 
     def _poll(self) -> None:
         """Send changed rows if due, and check whether host 0 is alive."""
@@ -295,9 +289,14 @@ def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> I
     world = welcome.world
     # After the block nothing of the job is left on this host: no process, shared memory or folder.
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(
-            world.size, "host", welcome.checkpoint, origin, world, welcome.job, training=welcome.training
-        )
+        files = JobFiles(
+            size=world.size,
+            job=welcome.job,
+            checkpoint=welcome.checkpoint,
+            origin=origin,
+            world=world,
+            training=welcome.training,
+        ).create()
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))

@@ -7,7 +7,6 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -37,7 +36,12 @@ _MIRROR_RANKS = 64
 
 
 class HostTable:
-    """The other hosts of one job; one that is silent for long is lost."""
+    """The other hosts of one job, and the channel to its workers; a host that is silent for long is lost.
+
+    See `ServerChannel` for `wait` and `reply`.
+    """
+
+    _local: ServerChannel  # To the workers of this host; see `relayed`.
 
     def __init__(self, link: LinkServer, members: Sequence[Member], world: World) -> None:
         self.world = world
@@ -98,15 +102,7 @@ class HostTable:
             world = msgspec.structs.replace(self.world, host=member.host)
             member.send(msgspec.structs.replace(self._welcome, world=world))
 
-    @property
-    def sockets(self) -> list[Any]:
-        return [*self._link.sockets, *([] if self._job is None else self._job.couriers.fds)]
-
-    @property
-    def sleep_s(self) -> float:
-        return max(0.0, min(self._next_poll_at, self._next_tick) - awake())
-
-    def serve(self) -> list[Received]:
+    def _serve(self) -> list[Received]:
         """Handle messages of other hosts, and send what is due; return their workers' requests."""
         requests: list[Received] = []
         received, self._kept = [*self._kept, *self._link.receive()], []
@@ -238,14 +234,33 @@ class HostTable:
         if job is not None:
             job.mark_lost(member, why)
 
-    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """Queue an answer for a worker of another host; `flush` sends it."""
-        host, there = divided_peer(peer)
-        member = self._members.get(host)
-        if member is not None and not member.lost:
-            member.replies.append(between.Forwarded(there, request_id, data))
+    def relayed(self, local: ServerChannel) -> ServerChannel:
+        """Return the channel to the workers of all hosts, which is this; ``local`` is that of this host."""
+        self._local = local
+        return self
 
-    def flush(self) -> None:
+    def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
+        self._flush()
+        sockets = [*self._link.sockets, *([] if self._job is None else self._job.couriers.fds)]
+        sleep_s = max(0.0, min(self._next_poll_at, self._next_tick) - awake())
+        requests, ready = self._local.wait(min(timeout_s, sleep_s), [*fds, *sockets])
+        requests += self._serve()
+        return requests, ready.difference(sockets)
+
+    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
+        """Answer a worker of this host, or queue an answer for one of another host."""
+        host, there = divided_peer(peer)
+        if not host:
+            self._local.reply(peer, request_id, data)
+        elif host in self._members and not self._members[host].lost:
+            self._members[host].replies.append(between.Forwarded(there, request_id, data))
+
+    def close(self) -> None:
+        """Send queued messages to other hosts, and close the channel to the workers of this one."""
+        self._flush()
+        self._local.close()
+
+    def _flush(self) -> None:
         """Send the queued answers, after the changes that they depend on."""
         if self._job is not None:
             self._job.couriers.flush()
@@ -267,10 +282,6 @@ class HostTable:
         for member in self._members.values():
             if not member.lost:
                 member.peer.send(data, bulk=True)
-
-    def relayed(self, local: ServerChannel) -> ServerChannel:
-        """Return the channel to the workers of all hosts; ``local`` is that of this host."""
-        return RelayServer(local, self)
 
     def end(self) -> None:
         job, self._job = self._job, None
@@ -304,29 +315,3 @@ class HostTable:
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks)) or "none"
-
-
-class RelayServer:
-    """The controller's channels to workers of this host and of others; see `ServerChannel`."""
-
-    def __init__(self, local: ServerChannel, hosts: HostTable) -> None:
-        self._local = local
-        self._hosts = hosts
-
-    def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        self._hosts.flush()
-        sockets = self._hosts.sockets
-        requests, ready = self._local.wait(min(timeout_s, self._hosts.sleep_s), [*fds, *sockets])
-        requests += self._hosts.serve()
-        return requests, ready.difference(sockets)
-
-    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        if divided_peer(peer)[0]:
-            self._hosts.reply(peer, request_id, data)
-        else:
-            self._local.reply(peer, request_id, data)
-
-    def close(self) -> None:
-        """Send queued messages to other hosts, and close the channel to the workers of this one."""
-        self._hosts.flush()
-        self._local.close()

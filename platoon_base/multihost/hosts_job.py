@@ -6,7 +6,6 @@ import functools
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from platoon_base.channels import Received
@@ -67,9 +66,7 @@ class HostsJob:
                 for each in message.requests
             ]
         if isinstance(message, between.WorkerEnded):
-            log_file = Path(message.log_file) if message.log_file else None
-            how = (message.status, log_file, message.why, message.failure, message.log_begin, message.at)
-            self._children.remote_ended(Exit(message.rank, *how))
+            self._children.remote_ended(message.ended)
         elif isinstance(message, (Listening, Filled, Gathered, LeftOut)):
             self.couriers.handle_news(member.host, message)
         return []

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from typing import Optional, Union
+from pathlib import Path
+from typing import Any, Union
 
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, Lost, Made, Peers
+from platoon_base.controller.processes import Exit
+from platoon_base.courier.messages import News, Order
 from platoon_base.errors import ProtocolError
 from platoon_base.hosts import World
-from platoon_base.worker_process.failure import Failure
 
-PROTOCOL = 10
+PROTOCOL = 11
 
-# The annotations below are read at run time, on Python 3.9 too, so they use Optional and Union.
+# The annotations below are read at run time, on Python 3.9 too, so they use Union.
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -46,12 +48,12 @@ class Arrive(msgspec.Struct, frozen=True, tag="arrive"):
     hosts: int
     host: int
     name: str
-    address: str
-    first_address: str
     devices: list[str]
     program: str
     pid: int
     problem: str = ""
+    address: str = ""  # Other hosts reach this one here.
+    first_address: str = ""  # This host reaches host 0 there.
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
@@ -68,15 +70,9 @@ class Requests(msgspec.Struct, frozen=True, tag="requests"):
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, tag="worker-ended"):
-    """The process of a worker has ended; see `platoon_base.controller.processes.Exit`."""
+    """The process of a worker has ended."""
 
-    rank: int
-    status: int
-    log_file: str = ""
-    why: str = ""
-    failure: Optional[Failure] = None
-    log_begin: int = 0
-    at: float = 0.0
+    ended: Exit
 
 
 class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
@@ -141,19 +137,6 @@ class SavedState(msgspec.Struct, frozen=True, tag="saved-state"):
     folder: str
 
 
-class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
-    """Start the courier for shared parameters; see `platoon_base.courier.messages.Begin`."""
-
-    specs: list[tuple[str, tuple[int, ...], str]]
-    moments: int
-    rule: str
-    every_s: float
-
-
-class CenterDropped(msgspec.Struct, frozen=True, tag="center-dropped"):
-    """All workers have released the center."""
-
-
 class SignalWorker(msgspec.Struct, frozen=True, tag="signal-worker"):
     """Send a signal to a worker; see `WorkerProcesses.offer` for ``offered``."""
 
@@ -182,20 +165,14 @@ class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
     again: bool = False
 
 
-Up = Union[Arrive, Begun, Requests, WorkerEnded, Signalled, Failed, Listening, Filled, Gathered, LeftOut]
+Up = Union[Arrive, Begun, Requests, WorkerEnded, Signalled, Failed, News]
 Down = Union[
     Welcome,
     Refused,
     Replies,
     JobState,
     SavedState,
-    StartCourier,
-    Peers,
-    Made,
-    CenterDropped,
-    Lost,
-    Gather,
-    Combine,
+    Order,
     SignalWorker,
     StartAgain,
     AdoptWorker,
@@ -219,8 +196,12 @@ def batches(items: Sequence[Forwarded]) -> Iterator[list[Forwarded]]:
         yield batch
 
 
-_encoder = msgspec.msgpack.Encoder()
-_up_decoder: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
+def _path(kind: Any, value: Any) -> Path:
+    return Path(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=os.fspath)
+_up_decoder: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up, dec_hook=_path)
 _down_decoder: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,40 +63,55 @@ class Mirror:
         self._holder.close()
 
 
-class Sender:
-    """Finds the changes in rows since they were sent to one host."""
+class _Changes:
+    """Finds changes in the rows of workers that have joined, and numbers the polls that find some.
 
-    def __init__(self, job_state: SharedState, is_held: Any) -> None:
-        self._job_state = job_state
-        self._is_held = is_held
-        self._rows: dict[int, bytes] = {}
-        self._held: dict[int, bool] = {}
+    ``is_held(rank)`` returns whether a worker holds its lock.
+    """
+
+    def __init__(self, job_state: SharedState, is_held: Callable[[int], bool]) -> None:
+        self._job_state, self._is_held = job_state, is_held
+        self._number = 0
+        count = job_state.rows
+        self._rows = np.zeros(count, MIRRORED)
+        self._words: Any = as_words(self._rows)
+        self._held = np.zeros(count, bool)
+        self._seen = np.zeros(count, bool)  # Ranks that held their lock at any poll.
+        self._found = np.zeros(count, "i8")  # The poll that found a rank changed.
+
+    def _take(self, ranks: Sequence[int]) -> None:
+        """Copy the rows of joined workers among these ranks, and mark those that have changed."""
+        # Read locks before rows, see `Mirror.put`.
+        held = np.fromiter(map(self._is_held, ranks), bool, len(ranks))
+        rows = copied_rows(self._job_state, ranks)
+        at = np.asarray(ranks, "i8")
+        self._seen[at] |= held
+        words = as_words(rows)
+        changed = ((words != self._words[at]).any(axis=1) | (held != self._held[at])) & self._seen[at]
+        self._held[at] = held
+        if changed.any():
+            self._number += 1
+            self._words[at[changed]] = words[changed]
+            self._found[at[changed]] = self._number
+
+    def _rows_of(self, ranks: Any) -> Rows:
+        held = self._held[ranks].astype("u1").tobytes()
+        return Rows(time.monotonic(), ranks.tolist(), self._rows[ranks].tobytes(), held)
+
+
+class Sender(_Changes):
+    """Finds the changes in rows since they were sent to one host."""
 
     def changed(self, ranks: Sequence[int]) -> Rows:
         """Return the rows of these ranks that have changed, of workers that have joined."""
-        # Read locks before rows, see `Mirror.put`.
-        held = {rank: self._is_held(rank) for rank in ranks}
-        ranks = [rank for rank in ranks if held[rank] or rank in self._rows]
-        if not ranks:
-            return Rows(time.monotonic())
-        sent_at = time.monotonic()
-        rows = copied_rows(self._job_state, ranks)
-        data = [row.tobytes() for row in rows]
-        changed = [
-            i for i, rank in enumerate(ranks) if self._held.get(rank) != held[rank] or self._rows.get(rank) != data[i]
-        ]
-        self._rows.update((ranks[i], data[i]) for i in changed)
-        self._held.update((rank, held[rank]) for rank in ranks)
-        return _rows(sent_at, [ranks[i] for i in changed], rows[changed], held)
+        before = self._number
+        self._take(ranks)
+        return self._rows_of(np.flatnonzero(self._found > before))
 
     def newly_held(self, ranks: Iterable[int]) -> Rows:
         """Return the rows of ranks that acquired their lock since the last call."""
-        new = [rank for rank in ranks if not self._held.get(rank) and self._is_held(rank)]
+        new = [rank for rank in ranks if not self._held[rank] and self._is_held(rank)]
         return self.changed(new) if new else Rows(time.monotonic())
-
-
-def _rows(sent_at: float, ranks: list[int], rows: Any, held: Mapping[int, bool]) -> Rows:
-    return Rows(sent_at, ranks, rows.tobytes(), bytes(held[rank] for rank in ranks))
 
 
 @dataclass
@@ -108,29 +123,20 @@ class _Sent:
     state: tuple[str, int, bool] | None = None
 
 
-class StateChanges:
+class StateChanges(_Changes):
     """Finds changes in the rows and the state of a job, for the hosts that mirror it.
 
-    Polls are numbered, and each rank has the number of the poll that found it changed. A host is
-    sent the ranks of other hosts that changed since the last poll that it was sent.
-    ``is_held(rank)`` returns whether a worker holds its lock.
+    A host is sent the ranks of other hosts that changed since the last poll that it was sent.
     """
 
     def __init__(self, job_state: SharedState, roster: Roster, is_held: Callable[[int], bool]) -> None:
-        self._job_state, self._roster, self._is_held = job_state, roster, is_held
+        super().__init__(job_state, is_held)
+        self._roster = roster
         self._sent: dict[int, _Sent] = {}
-        self._number = 0
         # The reason to stop, the leader, and whether several workers share parameters.
         self._state = ("", 0, False)
-        count = job_state.rows
-        self._rows = np.zeros(count, MIRRORED)
-        self._words: Any = as_words(self._rows)
-        self._held = np.zeros(count, bool)
-        self._seen = np.zeros(count, bool)  # Ranks that held their lock at any poll.
-        self._host = np.zeros(count, "i8")
-        self._found = np.zeros(count, "i8")
-        self._endings = np.zeros(count, "S512")
-        self._ended = np.zeros(count, "i8")  # The poll that found the ending changed.
+        self._endings = np.zeros(job_state.rows, "S512")
+        self._ended = np.zeros(job_state.rows, "i8")  # The poll that found the ending changed.
         self._free: list[int] = []  # Ranks with a free lock at the latest poll.
         self._known = 0  # Number of ranks of the roster that have been polled.
 
@@ -167,22 +173,6 @@ class StateChanges:
         stop = shared.stop_reason or ("stop" if shared.stopping else "")
         self._state = (stop, shared.leader, shared.shared_by_several)
 
-    def _take(self, ranks: list[int]) -> None:
-        """Copy the rows of joined workers among these ranks, and mark those that have changed."""
-        # Read locks before rows, see `Mirror.put`.
-        held = np.fromiter(map(self._is_held, ranks), bool, len(ranks))
-        rows = copied_rows(self._job_state, ranks)
-        at = np.asarray(ranks, "i8")
-        self._seen[at] |= held
-        words = as_words(rows)
-        changed = ((words != self._words[at]).any(axis=1) | (held != self._held[at])) & self._seen[at]
-        self._host[at] = [self._roster[rank].host_index for rank in ranks]
-        self._held[at] = held
-        if changed.any():
-            self._number += 1
-            self._words[at[changed]] = words[changed]
-            self._found[at[changed]] = self._number
-
     def since_sent(self, host: int) -> JobState | None:
         """Return the changes that a host has not been sent, or None, and mark them as sent."""
         sent = self._sent.setdefault(host, _Sent())
@@ -190,7 +180,8 @@ class StateChanges:
         same = num_live == sent.num_live and self._state == sent.state
         if same and sent.number == self._number:
             return None
-        ranks = np.flatnonzero((self._found > sent.number) & (self._host != host))
+        found = np.flatnonzero(self._found > sent.number)
+        ranks = found[[self._roster[rank].host_index != host for rank in found]]
         ended = [
             (rank, int(self._job_state.row(rank)["lives"]), bytes(self._endings[rank]).decode(errors="replace"))
             for rank in np.flatnonzero(self._ended > sent.number).tolist()
@@ -198,12 +189,8 @@ class StateChanges:
         sent.state, sent.num_live, sent.number = self._state, num_live, self._number
         if same and not len(ranks) and not ended:
             return None
-        rows = Rows(time.monotonic())
-        if len(ranks):
-            held = self._held[ranks].astype("u1").tobytes()
-            rows = Rows(rows.sent_at, ranks.tolist(), self._rows[ranks].tobytes(), held)
         stop, leader, several = self._state
-        return JobState(stop, num_live, leader, several, ended, rows)
+        return JobState(stop, num_live, leader, several, ended, self._rows_of(ranks))
 
     def forget(self, host: int) -> None:
         self._sent.pop(host, None)

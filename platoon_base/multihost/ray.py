@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
+from platoon_base.job.starting import free_address
 from platoon_base.multihost.start import PASSED
 from platoon_base.system.environment import KEY_FILE
 from platoon_base.timeouts import POLL_S, timeout
@@ -224,11 +225,7 @@ class Launcher:
     def where(self) -> tuple[str, str, str]:
         """Return Ray's id of this node, its name, and its address with a free port."""
         ray = importlib.import_module("ray")
-        address = ray.util.get_node_ip_address()
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
-            sock.bind((address, 0))
-            port = sock.getsockname()[1]
-        endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        endpoint = free_address(ray.util.get_node_ip_address())
         return ray.get_runtime_context().get_node_id(), os.uname().nodename, endpoint
 
     def start(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:

@@ -10,7 +10,9 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 import platoon_base
 from platoon_base.controller.stop_signals import StopSignals
@@ -49,29 +51,19 @@ class RendezvousInterruptedError(Exception):
         self.number = number
 
 
-class Introduction(NamedTuple):
-    """The introduction of this host; ``problem`` is why it cannot take part, or empty."""
-
-    place: Place
-    devices: list[str]
-    program: str
-    problem: str = ""
-
-    def arrival(self, address: str, first_address: str) -> between.Arrive:
-        """Return the message to host 0; other hosts reach this one at ``address``."""
-        return between.Arrive(
-            protocol=between.PROTOCOL,
-            version=platoon_base.__version__,
-            hosts=self.place.hosts,
-            host=self.place.host,
-            name=os.uname().nodename,
-            address=address,
-            first_address=first_address,
-            devices=self.devices,
-            program=self.program,
-            pid=os.getpid(),
-            problem=self.problem,
-        )
+def introduction(place: Place, devices: list[str], program: str, problem: str = "") -> between.Arrive:
+    """Return the message of this host to host 0, without the addresses."""
+    return between.Arrive(
+        protocol=between.PROTOCOL,
+        version=platoon_base.__version__,
+        hosts=place.hosts,
+        host=place.host,
+        name=os.uname().nodename,
+        devices=devices,
+        program=program,
+        pid=os.getpid(),
+        problem=problem,
+    )
 
 
 def fingerprint(program: Program, args: Sequence[str]) -> str:
@@ -103,7 +95,7 @@ def _says_loopback(name: str) -> bool:
 @contextlib.contextmanager
 def gather_hosts(
     endpoint: str,
-    here: Introduction,
+    here: between.Arrive,
     signals: StopSignals,
     say: Callable[[str], None],
     *,
@@ -130,7 +122,7 @@ def gather_hosts(
         world = World(
             [len(here.devices), *(len(each.devices) for each in arrived)],
             0,
-            [os.uname().nodename, *(each.name for each in arrived)],
+            [here.name, *(each.name for each in arrived)],
             [arrived[0].first_address, *(each.address for each in arrived)],
             secrets.token_hex(_KEY_BYTES) if encrypted else "",
             compression,
@@ -140,48 +132,58 @@ def gather_hosts(
         link.close()
 
 
-def _require_none(taken: Sequence[signal.Signals]) -> None:
-    if taken:
-        raise RendezvousInterruptedError(taken[0])
+class _Patience:
+    """The limit of a wait for other hosts, and the lines that are said meanwhile."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.limit_s = timeout("rendezvous")
+        self._until, self._next_news = awake() + self.limit_s, awake() + _FIRST_NEWS_S
+
+    def check(self, taken: Sequence[signal.Signals], waits_for: str, problem: str) -> None:
+        """Raise an error if a signal was taken, or the limit has passed; say at times what is missing."""
+        now = awake()
+        if taken:
+            raise RendezvousInterruptedError(taken[0])
+        if now > self._until:
+            raise ConfigurationError(problem)
+        if now > self._next_news:
+            self._next_news = now + _NEWS_S
+            self._say(f"waiting for {waits_for}")
 
 
 class _HostRendezvous:
     """The arrivals of the other hosts, on host 0."""
 
-    def __init__(self, link: LinkServer, here: Introduction, say: Callable[[str], None]) -> None:
+    def __init__(self, link: LinkServer, here: between.Arrive, say: Callable[[str], None]) -> None:
         self._link = link
         self._here = here
         self._say = say
         self.members: dict[int, Member] = {}
 
     def wait(self, signals: StopSignals) -> None:
-        began, timeout_s = awake(), timeout("rendezvous")
-        next_news = began + _FIRST_NEWS_S
+        patience = _Patience(self._say)
         while self._missing_hosts():
             self._link.poll(POLL_S, [signals.fd])
-            _require_none(signals.take())
+            patience.check(
+                signals.take(),
+                f"{self._missing()} at {self._link.address}",
+                f"{self._missing()} did not join at {self._link.address} within {patience.limit_s:g} s: start "
+                "`platoon launch` there with this --rdzv-endpoint, and read its messages (a firewall, another port?)",
+            )
             for peer, body in self._link.receive():
                 self._admit(peer, body)
             now = awake()
             self._link.tick(now)
             self._mark_silent_hosts(now)
-            if now > began + timeout_s:
-                raise ConfigurationError(
-                    f"{self._missing()} did not join at {self._link.address} within {timeout_s:g} "
-                    "s: start `platoon launch` there with this --rdzv-endpoint, and read its "
-                    "messages (a firewall, another port?)"
-                )
-            if now > next_news:
-                next_news = now + _NEWS_S
-                self._say(f"waiting for {self._missing()} at {self._link.address}")
 
     def _missing_hosts(self) -> list[int]:
-        hosts = range(1, self._here.place.hosts)
+        hosts = range(1, self._here.hosts)
         return [host for host in hosts if host not in self.members or self.members[host].silent]
 
     def _missing(self) -> str:
         missing = list(map(str, self._missing_hosts()))
-        return f"host{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._here.place.hosts}"
+        return f"host{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._here.hosts}"
 
     def _admit(self, peer: Peer, body: bytes) -> None:
         try:
@@ -200,15 +202,13 @@ class _HostRendezvous:
             self._link.forget(there.peer)
             there = None
         if arrived.host == 0 or there is not None:
-            taken = os.uname().nodename if there is None else there.name
-            pid = os.getpid() if there is None else there.arrived.pid
+            taken = self._here if there is None else there.arrived
             why = (
-                f"host {arrived.host} of the job is {taken} (process {pid}) already: pass a "
+                f"host {arrived.host} of the job is {taken.name} (process {taken.pid}) already: pass a "
                 "different --node-rank on each host"
             )
-            say_why = f"refused {arrived.name} (process {arrived.pid}): {why}"
             self._refuse(peer, why)
-            log.warning("%s", say_why)
+            log.warning("refused %s (process %d): %s", arrived.name, arrived.pid, why)
             return
         problem = self._problem(arrived)
         if problem:
@@ -220,17 +220,17 @@ class _HostRendezvous:
 
     def _problem(self, arrived: between.Arrive) -> str:
         here = self._here
-        if (arrived.protocol, arrived.version) != (between.PROTOCOL, platoon_base.__version__):
+        if (arrived.protocol, arrived.version) != (here.protocol, here.version):
             return (
-                f"has platoon-plugins {arrived.version}, and host 0 has "
-                f"{platoon_base.__version__}: install one version on all hosts"
+                f"has platoon-plugins {arrived.version}, and host 0 has {here.version}: "
+                "install one version on all hosts"
             )
         if arrived.problem:
             return f"cannot take part: {arrived.problem}"
-        if arrived.hosts != here.place.hosts:
-            return f"has --nnodes {arrived.hosts}, and host 0 has {here.place.hosts}: pass the same on all hosts"
-        if not 0 < arrived.host < here.place.hosts:
-            return f"has an index that is not one of 0 to {here.place.hosts - 1}: pass each host its --node-rank"
+        if arrived.hosts != here.hosts:
+            return f"has --nnodes {arrived.hosts}, and host 0 has {here.hosts}: pass the same on all hosts"
+        if not 0 < arrived.host < here.hosts:
+            return f"has an index that is not one of 0 to {here.hosts - 1}: pass each host its --node-rank"
         if arrived.program != here.program:
             return "runs another script than host 0, or has other arguments: use the same command on all hosts"
         workers = len(here.devices) + len(arrived.devices)
@@ -263,7 +263,7 @@ class _HostRendezvous:
 @contextlib.contextmanager
 def arrive(
     endpoint: Callable[[], str],
-    here: Introduction,
+    here: between.Arrive,
     signals: StopSignals,
     say: Callable[[str], None],
 ) -> Iterator[tuple[LinkClient, Callable[[], between.Welcome]]]:
@@ -274,8 +274,7 @@ def arrive(
     0, then the wait for all other hosts. Raises `ConfigurationError` if host 0 does not answer or refuses this
     host, and `RendezvousInterruptedError` at a signal.
     """
-    deadline = awake() + timeout("rendezvous")
-    poll = functools.partial(_poll, signals, say, deadline)
+    poll = functools.partial(_poll, signals, _Patience(say))
     path = key_file()
     key = poll(
         find_key,
@@ -292,10 +291,9 @@ def arrive(
         f"this host has no route to {address}: check its network (`ip route get {address}`), or pass another address"
     )
     own = poll(functools.partial(own_address_towards, address), f"a route to {address}", no_way)
-    arrival = here.arrival(own, address)
     link = LinkClient(address, port, key)
     try:
-        link.peer.send(between.encode(arrival))
+        link.peer.send(between.encode(msgspec.structs.replace(here, address=own, first_address=address)))
         yield link, lambda: _wait_for_welcome(link, f"{name}:{port}", signals, say)
     except Exception as exc:
         _send_reason(link, exc)
@@ -316,30 +314,28 @@ def _send_reason(link: LinkClient, exc: Exception) -> None:
     link.finish()
 
 
-def _poll(
-    signals: StopSignals, say: Callable[[str], None], deadline: float, ask: Callable[[], _T], what: str, problem: str
-) -> _T:
+def _poll(signals: StopSignals, patience: _Patience, ask: Callable[[], _T], what: str, problem: str) -> _T:
     """Wait until ``ask`` returns a value; ``what`` and ``problem`` are for messages."""
-    next_news = awake() + _FIRST_NEWS_S
     while not (found := ask()):
-        now = awake()
-        if now > deadline:
-            raise ConfigurationError(problem)
-        if now > next_news:
-            next_news = now + _NEWS_S
-            say(f"waiting for {what}: {problem}")
-        _require_none(signals.take(POLL_S))
+        patience.check(signals.take(POLL_S), f"{what}: {problem}", problem)
     return found
 
 
 def _wait_for_welcome(
     link: LinkClient, where: str, signals: StopSignals, say: Callable[[str], None]
 ) -> between.Welcome:
-    began, timeout_s = awake(), timeout("rendezvous")
-    next_news = began + _FIRST_NEWS_S
+    patience = _Patience(say)
     while True:
         link.poll(POLL_S, [signals.fd])
-        _require_none(signals.take())
+        missing, problem = "the other hosts", "some of the other hosts have not joined"
+        if not link.connected:
+            missing, problem = f"host 0 at {where}", f"no answer from {where}" + (f" ({link.why})" if link.why else "")
+        patience.check(
+            signals.take(),
+            missing,
+            f"{problem} within {patience.limit_s:g} s: check that --rdzv-endpoint is an address of host "
+            "0, and that its launcher runs",
+        )
         link.receive()
         while link.inbox:  # Messages after a welcome are for the deputy.
             message = between.decode_down(link.inbox.popleft())
@@ -363,14 +359,3 @@ def _wait_for_welcome(
             raise ConfigurationError(f"the job at {where} {link.dismissed}: {what}")
         if link.connected and link.peer.closed(now):
             raise ConfigurationError(f"host 0 at {where} ended before the job started")
-        if now > began + timeout_s:
-            what = "some of the other hosts have not joined"
-            if not link.connected:
-                what = f"no answer from {where}" + (f" ({link.why})" if link.why else "")
-            raise ConfigurationError(
-                f"{what} within {timeout_s:g} s: check that --rdzv-endpoint is an address of host "
-                "0, and that its launcher runs"
-            )
-        if now > next_news:
-            next_news = now + _NEWS_S
-            say(f"waiting for {'the other hosts' if link.connected else f'host 0 at {where}'}")

@@ -280,8 +280,13 @@ class Training(Fit):
 
     def finish(self) -> None:
         """End together with the others, or leave the job; the parameters get the center."""
-        if self.worker.closed or self.ended:
+        if self.ended:
             return
+        if self.worker.closed:
+            raise ConfigurationError(
+                "this worker left the job before its main loop ended, so the parameters are those of one worker: "
+                "call close(), or leave the with block of connect(), after main_loop.run()"
+            )
         self._evaluated = []
         try:
             together = self.end(self._meet_at_the_end)

@@ -13,7 +13,7 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices, require_uneven, shard_bounds, take
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.parts import Cut, is_nested, keep_part, leaves, map_arrays, rows_at
+from platoon_plugins.keras.parts import Cut, is_nested, keep_part, leaves, map_arrays, rows_at, too_few
 from platoon_plugins.keras.read_order import comparable, sources
 from platoon_plugins.keras.same_data import SameBatches, require_same_data
 from platoon_plugins.keras.torch_loaders import is_loader, is_share, shard_loader
@@ -130,16 +130,11 @@ def shard_arrays(
     rows = _common_rows(data)
     at = math.floor(rows * (1 - validation_split)) if validation_split else rows
     if at < worker.global_size:
-        raise ConfigurationError(
-            f"got {at} rows for {worker.global_size} workers, so some would have none: use fewer workers"
-        )
+        raise too_few(f"{at} rows", at, worker.global_size)
     require_same_data(data, worker)
     if validation_split and rows - at < worker.global_size:
-        raise ConfigurationError(
-            f"got validation_split={validation_split!r} of {rows} rows, {rows - at} for "
-            f"{worker.global_size} workers, so some would have none: use a larger part, or fewer "
-            "workers"
-        )
+        what = f"validation_split={validation_split!r} of {rows} rows, {rows - at}"
+        raise too_few(what, rows - at, worker.global_size)
 
     def part(start: int, stop: int, uneven: str, reshuffle: bool) -> tuple[Any, ...]:
         cut = Cut(start, stop, worker.global_rank, worker.global_size, uneven)

@@ -17,7 +17,7 @@ from platoon_base.worker import warn_once
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.data import is_dataset, is_sequence, is_sharded, shard, shard_arrays
 from platoon_plugins.keras.model_state import require_stateless
-from platoon_plugins.keras.parts import NAMES, has_rows, is_part, leaves, map_arrays, rows_at
+from platoon_plugins.keras.parts import NAMES, has_rows, is_part, leaves, map_arrays, rows_at, too_few
 from platoon_plugins.keras.read_order import REMEDY, ReadOrder, comparable, register, sources
 from platoon_plugins.keras.same_data import require_same_data
 from platoon_plugins.keras.torch_loaders import every_nth
@@ -170,6 +170,6 @@ def _part_of_dataset(data: Any, worker: Worker, what: str) -> Any:
     rows = [max(len(leaf) for leaf in leaves(batch)) for batch in data]
     sharing = [len(range(i, size, batches)) for i in range(batches)]
     if any(count < number for count, number in zip(rows, sharing)):
-        raise ConfigurationError(f"got {sum(rows)} rows for {size} workers, so some would have none: use fewer workers")
+        raise too_few(f"{sum(rows)} rows", sum(rows), size)
     mine = rank % batches
     return data.skip(mine).take(1).unbatch().shard(sharing[mine], rank // batches).batch(rows[mine])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import checksum
 from platoon_base.sharding import epoch_indices
 
@@ -59,6 +60,14 @@ def keep_part(array: Any, whole: Any, cut: Cut, reshuffle: bool, checked: bool =
 def is_part(array: Any) -> bool:
     found = _parts.get(id(array))
     return found is not None and found[0]() is array
+
+
+def too_few(got: str, rows: int, size: int) -> ConfigurationError:
+    """Return the error for fewer rows than workers."""
+    return ConfigurationError(
+        f"got {got} for {size} workers, so some would have none: use fewer workers, or more rows. For validation "
+        f"repeat each row, np.repeat(x, {-(-size // max(rows, 1))}, axis=0), which changes no mean, such as the loss"
+    )
 
 
 def part_of(array: Any) -> Part | None:

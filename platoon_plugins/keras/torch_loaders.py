@@ -12,6 +12,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices
 from platoon_plugins.keras import seeds
+from platoon_plugins.keras.parts import too_few
 from platoon_plugins.keras.read_order import REMEDY, ReadOrder, register
 
 # The rounds of row numbers that are drawn in one call.
@@ -58,9 +59,7 @@ def shard_loader(loader: Any, worker: Worker) -> Any:
         return DataLoader(loader.dataset, **kind, **options)
     batches, shuffles = loader.batch_sampler, type(_sampler(loader)).__name__ == "RandomSampler"
     if len(loader.dataset) < size:
-        raise ConfigurationError(
-            f"got {len(loader.dataset)} rows for {size} workers, so some would have none: use fewer workers"
-        )
+        raise too_few(f"{len(loader.dataset)} rows", len(loader.dataset), size)
     share = _Share(len(loader.dataset), shuffles, worker)
     batch = (
         {"batch_size": None} if batches is None else {"batch_size": batches.batch_size, "drop_last": batches.drop_last}

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
         pytest.param("asynchronous_workers_stop_together", 2, marks=pytest.mark.slow),
         ("a_worker_that_ends_alone_leaves_and_the_others_go_on", 2),
         ("dropout_differs_between_workers", 2),
+        ("a_worker_closed_before_the_end_is_refused", 2),
     ],
 )
 def test_workers(run_blocks, script, workers):

@@ -15,7 +15,7 @@ from platoon_base.links.peer import LinkServer
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.addresses import read_or_make_key
 from platoon_base.multihost.deputy import host_deputy
-from platoon_base.multihost.rendezvous import Introduction, RendezvousInterruptedError, arrive
+from platoon_base.multihost.rendezvous import RendezvousInterruptedError, arrive, introduction
 from platoon_base.system.process import awake
 from platoon_base.timeouts import adopt, change
 from platoon_base.worker_process.program import Program
@@ -71,7 +71,7 @@ def lost_after_a_second():
 @contextlib.contextmanager
 def arrived(first):
     """Connect a host with one worker; gives its link, what waits for a welcome, and its signals."""
-    here = Introduction(Place(2, 1, "a test"), ["cpu"], "program")
+    here = introduction(Place(2, 1, "a test"), ["cpu"], "program")
     with StopSignals() as signals, arrive(lambda: first.link.address, here, signals, str) as (link, welcome):
         first.until(between.Arrive, link)
         yield link, welcome, signals

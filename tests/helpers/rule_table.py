@@ -10,9 +10,20 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from platoon_base import rules
+from platoon_base.centers.host_kernels import Plan
 from platoon_base.rules import synchronous
 
-__all__ = ["ON_DEVICES", "OUTER", "RULES", "TABLE", "Entry", "arguments_of", "by_the_equations", "form_and_scalars"]
+__all__ = [
+    "ON_DEVICES",
+    "OUTER",
+    "RULES",
+    "TABLE",
+    "Entry",
+    "arguments_of",
+    "by_the_equations",
+    "form_and_scalars",
+    "run_once",
+]
 
 
 class Entry(NamedTuple):
@@ -98,3 +109,9 @@ def arguments_of(rule, arrays):
     """Sort arrays, in the order of the form, as `Rule.sync` takes them: local, center, local states, center states."""
     split = 2 + len(rule.local_state)
     return arrays[0], arrays[1], tuple(arrays[2:split]), tuple(arrays[split:])
+
+
+def run_once(rule, pieces):
+    """Run a plan of the pieces' centers and states on their local arrays."""
+    own, shared = ([list(states) for states in zip(*(piece[i] for piece in pieces))] for i in (2, 3))
+    return Plan([piece[1] for piece in pieces], own, shared).run(rule, [piece[0] for piece in pieces])

@@ -44,7 +44,7 @@ def test_commands_options_and_values_are_completed(complete):
 
 
 def test_the_names_of_running_jobs_are_completed(complete):
-    files = JobFiles.create(1)
+    files = JobFiles(size=1).create()
     lock = files.lock()
     try:
         assert complete(f"platoon top {files.job[:2]}") == [files.job]

@@ -3,7 +3,7 @@ from platoon_base.job.files import JobFiles
 from platoon_base.shm.segments import Segment
 
 os.setgid(65534), os.setuid(65534)  # from here on this process may not even read the package
-files = JobFiles.create(1)
+files = JobFiles(size=1).create()
 try:
     with Segment.create(files.job_state, 4096):
         print(files.job_state, flush=True)

@@ -30,7 +30,7 @@ from platoon_base.checkpoints.files import (
     require_alike,
 )
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving, StallTimer
-from platoon_base.cli.run_files import LogFolder
+from platoon_base.cli.run_files import log_folder
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules import EASGD
@@ -325,7 +325,7 @@ def test_where_nothing_can_be_locked_a_warning_says_so(tmp_path, monkeypatch, ca
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with LogFolder(tmp_path):
+    with log_folder(tmp_path):
         assert not is_locked(tmp_path)
     CheckpointFolder(tmp_path).close()
     assert caplog.text.count(f"without locks ({os.strerror(number)})") == 2

@@ -25,7 +25,7 @@ class Table:
 
     def __init__(self, files):
         self.roster = Roster(3, 0, world=WORLD)
-        arrived = between.Arrive(1, "", 3, 1, "", "", "", [], "", 1)
+        arrived = between.Arrive(1, "", 3, 1, "", [], "", 1)
         members = {host: Member(host, "", Peer(bytes(16), bytes(16)), arrived) for host in (1, 2)}
         self.orders, self.given_up = [], []
         self.table = CourierTable(files, WORLD, self.roster, members, self.keep, lambda host: None, self.give_up)
@@ -52,7 +52,7 @@ class Table:
 
 @pytest.fixture
 def table():
-    files = JobFiles.create(3, world=WORLD)
+    files = JobFiles(size=3, world=WORLD).create()
     try:
         yield Table(files)
     finally:
@@ -79,7 +79,7 @@ def changes(table):
 
 def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
     assert not any("courier" in line for line in changes(table)), "they listen for the first time"
-    table.table.round_met(RoundReached(1, {0: 1, 1: 1, 2: 1}))
+    table.table.take(RoundReached(1, {0: 1, 1: 1, 2: 1}))
     for host in (0, 2):
         table.table.handle_news(host, Gathered(1, {0: 3, 1: 2, 2: 3}))
     table.table.handle_news(1, Gathered(1, {0: 3, 1: 2, 2: 3}))
@@ -100,10 +100,9 @@ def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
 def test_who_waits_for_the_initial_values_of_the_first_host_is_said_once(table, monkeypatch, caplog, first):
     monkeypatch.setattr(courier_table, "timeout", {"link": -1.0, "exchange": 0.2}.get)
     shared = Shared(Layout((ParameterSpec("w", (2,), "float32"),)), "ASGD", "")
-    monkeypatch.setattr(CourierKeeper, "start", lambda *args: None)
     monkeypatch.setattr(CourierKeeper, "handle_order", lambda *args: None)
     for host in (first, 1):
-        table.table.center_made(CenterMade(host, shared))
+        table.table.take(CenterMade(host, shared))
         table.table.step()
         table.table.step()
     said = [record.getMessage() for record in caplog.records]

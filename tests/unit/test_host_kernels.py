@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pairwise import pairwise
-from rule_table import RULES, arguments_of, by_the_equations
+from rule_table import RULES, arguments_of, by_the_equations, run_once
 
 from platoon_base.centers import host_kernels as kernels
 from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan
@@ -48,12 +48,6 @@ def arrays(rule, size, dtype, seed=0):
 
 def piece(x, c, *states):
     return x, c, tuple(states[:1]), tuple(states[1:])
-
-
-def run_once(rule, pieces):
-    """Run a plan of the pieces' centers and states on their local arrays."""
-    own, shared = ([list(states) for states in zip(*(p[i] for p in pieces))] for i in (2, 3))
-    return Plan([p[1] for p in pieces], own, shared).run(rule, [p[0] for p in pieces])
 
 
 def check(rule, before):

@@ -50,7 +50,7 @@ def jobs_folder(tmpdir_of_jobs):
 
 @pytest.fixture
 def files():
-    made = JobFiles.create(3)
+    made = JobFiles(size=3).create()
     yield made
     made.remove()
 
@@ -136,7 +136,7 @@ def test_a_job_that_is_not_running_is_not_found(dead_job):
 def test_the_beginning_of_a_name_or_none_finds_the_one_job_that_it_fits(live_job):
     assert JobFiles.find() == live_job
     assert JobFiles.find(live_job.job[:3]) == live_job
-    others = [JobFiles.create(1) for _ in range(17)]  # two of 18 names of hexadecimal digits begin alike
+    others = [JobFiles(size=1).create() for _ in range(17)]  # two of 18 names of hexadecimal digits begin alike
     with contextlib.ExitStack() as stack:
         for other in others:
             stack.callback(other.remove)
@@ -154,7 +154,7 @@ def test_the_beginning_of_a_name_or_none_finds_the_one_job_that_it_fits(live_job
 
 def test_a_job_knows_how_it_was_started(files):
     origin = Origin(["train.py", "--rate", "0.1"], ["cpu", "cuda0"], "/logs")
-    started = JobFiles.create(2, origin=origin)
+    started = JobFiles(size=2, origin=origin).create()
     try:
         read = JobFiles.read(started.folder).origin
     finally:
@@ -177,7 +177,7 @@ def test_a_running_job_is_found_by_its_port(live_job):
 
 
 def test_two_jobs_at_one_port_are_both_named(live_job):
-    other = JobFiles.create(1)
+    other = JobFiles(size=1).create()
     try:
         with Segment.create(other.job_state, 4096):
             for files in (live_job, other):
@@ -309,7 +309,7 @@ def test_what_is_no_job_is_left_alone(jobs_folder, files):
 def test_a_folder_that_others_can_enter_is_refused(jobs_folder, mode):
     jobs_folder.mkdir()
     jobs_folder.chmod(mode)
-    for call in (job_files.running, job_files.leftovers, lambda: JobFiles.create(1)):
+    for call in (job_files.running, job_files.leftovers, lambda: JobFiles(size=1).create()):
         with pytest.raises(PlatoonError, match="only you may have access"):
             call()
     assert list(jobs_folder.iterdir()) == []
@@ -320,7 +320,7 @@ def test_a_folder_of_another_user_is_refused(jobs_folder):
     jobs_folder.mkdir(mode=0o700)
     os.chown(jobs_folder, 65534, 65534)
     with pytest.raises(PlatoonError, match="only you may have access"):
-        JobFiles.create(1)
+        JobFiles(size=1).create()
 
 
 def test_jobs_of_another_namespace_are_neither_seen_nor_tidied_up(dead_job, live_job, monkeypatch):
@@ -509,7 +509,7 @@ def test_a_job_whose_controller_is_dead_does_not_lend_its_number_to_be_killed():
     """A late joiner has the job's memory open, and the number of the controller belongs to somebody else by now."""
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        files = JobFiles.create(1)
+        files = JobFiles(size=1).create()
         files = replace(files, origin=replace(files.origin, pid=other.pid))
         with Segment.create(files.job_state, 4096):
             with pytest.raises(ConfigurationError, match="has ended already"):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from rule_table import OUTER, RULES, TABLE, arguments_of, by_the_equations, form_and_scalars
+from rule_table import OUTER, RULES, TABLE, arguments_of, by_the_equations, form_and_scalars, run_once
 
 from platoon_base import compat, connect, rules
 from platoon_base.centers import host_kernels
@@ -19,7 +19,6 @@ from platoon_base.centers.host_kernels import (
     STEP_BLOCK,
     Plan,
     RoundKernels,
-    apply,
     find_fused,
     undo_bytes,
 )
@@ -101,7 +100,7 @@ def test_the_loops_in_c_are_the_equations_bit_by_bit(rule, size, dtype):
 def require_bits(rule, before):
     """One synchronization of copies of ``before`` against the equations."""
     now = [array.copy() for array in before]
-    said = apply(rule, [arguments_of(rule, now)])
+    said = run_once(rule, [arguments_of(rule, now)])
     expected, first = by_the_equations(rule, before)
     assert first is not None, "nothing was to be left out"
     assert said == (0, first)
@@ -309,7 +308,7 @@ def test_a_sync_of_a_derived_class_is_what_runs_whatever_the_dtype(dtype):
                 super().sync(local, center, local_state, center_state)
 
     x, c, expected_x, expected_c = (np.array([value], dtype) for value in (4, 0, 4, 0))
-    apply(Twice(0.25), [(x, c, (), ())])
+    run_once(Twice(0.25), [(x, c, (), ())])
     for _ in range(2):
         rules.EASGD(0.25).sync(expected_x, expected_c)
     assert (x, c) == (expected_x, expected_c)

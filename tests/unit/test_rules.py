@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rule_table import run_once
 
-from platoon_base.centers.host_kernels import BLOCK, apply
+from platoon_base.centers.host_kernels import BLOCK
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import (
     ASGD,
@@ -147,7 +148,7 @@ def test_a_rule_of_the_users_own_with_state_beside_the_center(dtype):
     before = [a.copy() for a in (x, c, x_old, v)]
     v_new = before[3] * np.dtype(dtype).type(0.5) + (before[0] - before[2])
     c_new = before[1] + v_new
-    assert apply(Momentum(0.5), [(x, c, (x_old,), (v,))]) == (0, BLOCK + 5)
+    assert run_once(Momentum(0.5), [(x, c, (x_old,), (v,))]) == (0, BLOCK + 5)
     for got, expected, old in zip((x, c, x_old, v), (c_new, c_new, c_new, v_new), before):
         np.testing.assert_array_equal(got, np.where(keep, expected, old))
 

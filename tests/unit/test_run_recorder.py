@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from platoon_base.cli.charts import INK, Series, chart, timeline
-from platoon_base.cli.observers import Observers
+from platoon_base.cli.observers import Observed, Observers
 from platoon_base.cli.recent import is_validation
 from platoon_base.cli.run_recorder import Lane, Point, RunRecorder, Shares, StragglerWatch, Value, rates
-from platoon_base.cli.trackers.report import About, RunReport, page, straggler_of, verdict
+from platoon_base.cli.trackers.report import RunReport, page, straggler_of, verdict
 from platoon_base.cli.trackers.trace import TraceFile
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.roster import Participant, Phase
-from platoon_base.coordination.story import Entry
+from platoon_base.coordination.story import Entry, Story
 from platoon_base.shm.job_state import Progress
 from platoon_base.shm.phases import BINS, COMPUTE, LOADING, PARTS, PHASES, PhaseTimes, bins_of
 
@@ -270,7 +270,7 @@ def test_a_page_of_many_workers_and_odd_names_is_read_as_it_was_meant():
         lane.points = [Point(60.0 * i, 0, i, math.nan if i % 2 else 1 / (1 + i), Shares()) for i in range(50)]
     recorder.values = {"val_</script>": [Value(1.0, 1.0, 2.0)], "loss": [Value(1.0, 1.0, math.nan)]}
     pytest.importorskip("matplotlib", reason="needs matplotlib: `make setup` installs it")
-    text = page(recorder, About("train.py --name '<b>' & more", "logs/<x>", None, []))
+    text = page(recorder, observed("logs/<x>", "train.py --name '<b>' & more"), None)
     body = STYLE.sub("", text).replace("<!DOCTYPE html>", "").replace('<meta charset="utf-8">', "")
     root = tree(re.sub(r"<meta[^>]*>", "", body))
     assert root.find(".//h1").text == "train.py --name '<b>' & more"
@@ -286,13 +286,18 @@ def test_a_page_of_many_workers_and_odd_names_is_read_as_it_was_meant():
     assert INK not in charts
 
 
+def observed(folder, command="train.py"):
+    return Observed("train.py", command, folder, Story())
+
+
 class BrokenReport(RunReport):
     def close(self, result=None):
         raise ZeroDivisionError("in the page")
 
 
 def test_an_error_in_the_report_costs_the_report_and_not_the_job(tmp_path, caplog):
-    broken, other = BrokenReport(tmp_path / "x", "train.py", tmp_path), RunReport(tmp_path / "y", "train.py", tmp_path)
+    job = observed(tmp_path)
+    broken, other = BrokenReport(tmp_path / "x", job), RunReport(tmp_path / "y", job)
     with pytest.raises(KeyError, match="of the job"), Observers([broken, other]):
         raise KeyError("of the job")
     assert "stopped writing for the report: ZeroDivisionError: in the page" in caplog.text
@@ -332,7 +337,7 @@ def test_other_words_that_contain_the_letters(name):
 def test_an_error_costs_the_trace_and_not_the_job(tmp_path, caplog, phase, made):
     """A worker of another release may know phases that the launcher does not."""
     path = tmp_path / "trace.json"
-    with caplog.at_level(logging.WARNING), Observers([TraceFile(path, tmp_path)]):
+    with caplog.at_level(logging.WARNING), Observers([TraceFile(path, observed(tmp_path))]):
         (tmp_path / "trace").mkdir()
         part = {"rank": 0, "spans": [[phase, 1.0, 2.0]]}
         (tmp_path / "trace" / "rank0.json").write_text(json.dumps(part))

@@ -14,8 +14,11 @@ from platoon_base.checkpoints.files import (
     read_checkpoint,
 )
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
+from platoon_base.controller.controller import Controller
+from platoon_base.controller.outcome import ControllerOptions
+from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.controller.saving import JobSaving
-from platoon_base.coordination.actions import Shared
+from platoon_base.coordination.actions import CenterDropped, Shared
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.job import backends
 from platoon_base.layout import Layout
@@ -37,13 +40,18 @@ def test_a_center_that_couriers_move_is_saved_once_they_have_ended(tmp_path):
         return VALUES, []
 
     center = SimpleNamespace(snapshot=snapshot, close=lambda: None)
-    couriers = SimpleNamespace(center_dropped=lambda: events.append("ended"))
+    couriers = SimpleNamespace(take=lambda event: events.append("ended"))
     job_state = JobState(bytearray(JobState.size_bytes(2)), 2, create=True)
     folder = CheckpointFolder(tmp_path)
     writer = CheckpointWriter(Saving(folder, 1000.0), lambda layout: center)
     try:
-        saving = JobSaving(writer, job_state, Coordinator(2, 0), SimpleNamespace(couriers=couriers), 0.0, None)
-        saving.save_dropped(Shared(Layout.of(VALUES), "LocalSGD", ""))
+        coordinator, hosts = Coordinator(2, 0), SimpleNamespace(couriers=couriers)
+        saving = JobSaving(writer, job_state, coordinator, hosts, 0.0, None)
+        server, children = SimpleNamespace(reply=None), WorkerProcesses()
+        controller = Controller(
+            server, job_state, coordinator, children, lambda rank: False, ControllerOptions(), saving, hosts
+        )
+        controller.handle_center(CenterDropped(Shared(Layout.of(VALUES), "LocalSGD", "")))
         until(lambda: not writer.writing)
     finally:
         writer.close()

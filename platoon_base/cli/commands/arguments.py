@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,13 @@ def _change_timeouts(context: click.Context, parameter: click.Parameter, texts: 
         change(os.environ, texts)
         if context.get_parameter_source("timeout") is ParameterSource.COMMANDLINE:
             context.meta[_GIVEN] = {text.partition("=")[0].strip() for text in texts}
+
+
+def add_options(command: _F, options: Iterable[_F]) -> _F:
+    """Add options of click to a command, in this order."""
+    for option in reversed([*options]):
+        command = option(command)
+    return command
 
 
 def timeout_option(command: _F) -> _F:

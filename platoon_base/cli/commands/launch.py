@@ -14,25 +14,25 @@ from typing import Any
 import click
 
 from platoon_base import __version__
-from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import SCRIPT, result_file, timeout_alias
 from platoon_base.cli.configuration import config_option
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.deterministic import deterministic_job, deterministic_options
-from platoon_base.cli.launch_options import HostOptions, StartOptions, engine_options, host_options, start_options
+from platoon_base.cli.launch_options import HostOptions, StartOptions, host_options, start_options
 from platoon_base.cli.launcher import choose_center, launch, open_checkpoints
 from platoon_base.cli.observers import Observed, Observer, Observers
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.report import summary
-from platoon_base.cli.run_files import LogFolder, new_log_folder, write_json
+from platoon_base.cli.run_files import log_folder, new_log_folder, write_json
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.trackers import tracker_options
 from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts import Place
 from platoon_base.job.hosting import JobOptions
-from platoon_base.multihost.rendezvous import Introduction, fingerprint
+from platoon_base.multihost.rendezvous import fingerprint, introduction
 from platoon_base.rules import parse_rule
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE, threads_of
 from platoon_base.system.job_paths import path_of
@@ -144,7 +144,6 @@ def _for_workers(context: click.Context, parameter: click.Parameter, value: Any)
     callback=result_file,
     help="Write the summary as JSON to this file.",
 )
-@engine_options
 @host_options
 @deterministic_options
 @tracker_options
@@ -201,12 +200,13 @@ def command(
     center = choose_center("host" if start.center == "auto" and place.hosts > 1 else start.center, chosen.devices)
     folder = log_dir or new_log_folder(program.title)
     fatal = "never" if allow_failures else "always" if fail_fast else "early"
-    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, fail_fast=fatal)
+    story = Story()
+    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, fail_fast=fatal, story=story)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         table = None
         if place.hosts > 1:
-            here = Introduction(place, chosen.devices, fingerprint(program, start.args))
+            here = introduction(place, chosen.devices, fingerprint(program, start.args))
             table = stack.enter_context(other_hosts(console, hosts, here, signals))
         size = len(chosen.devices) if table is None else table.world.size
         lines = [report.opening(chosen, center, folder, None if table is None else table.world)]
@@ -221,10 +221,11 @@ def command(
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
         settings = _settings(start, place, size, chosen.devices, options)
-        observers = trackers(Observed(program.title, " ".join(start.command), folder, settings))
+        observers = trackers(Observed(program.title, " ".join(start.command), folder, story, settings))
         lines += filter(None, (each.opening for each in observers))
-        # The logs come last, because this moves earlier ones.
-        stack.enter_context(_open_logs(folder, options.saving))
+        # The logs come last, because this moves earlier ones. The checkpoints may have locked the folder.
+        is_locked = options.saving is not None and options.saving.folder.path.resolve() == folder.resolve()
+        stack.enter_context(log_folder(folder, lock=not is_locked))
         for line in lines:
             report.print_line(console, line)
         lend_terminal(size)
@@ -260,9 +261,3 @@ def _settings(
         **of_workers,
         "platoon_version": __version__,
     }
-
-
-def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
-    """Return the folder of the logs, not opened yet; the checkpoints may have locked it."""
-    is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
-    return LogFolder(folder, lock=not is_locked)

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from platoon_base.cli.commands.arguments import add_options
 from platoon_base.cli.observers import Observed, Observer, Option, TrackedRun, Tracker
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.text import did_you_mean
@@ -73,13 +74,11 @@ def tracker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
         return command(*args, trackers=make, **kwargs)
 
-    wrapped: Callable[..., Any] = with_trackers
-    for option in reversed(options):
-        wrapped = option.option(wrapped)
-    return click.option(
+    tracker_option = click.option(
         "--tracker",
         multiple=True,
         metavar="NAME",
         callback=load,
         help=f"Record the job as one run of a tracker: {', '.join(known)}, or module:Class of your own. Repeatable.",
-    )(wrapped)
+    )
+    return add_options(with_trackers, [tracker_option, *(each.option for each in options)])

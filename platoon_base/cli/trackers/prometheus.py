@@ -40,12 +40,35 @@ _option = click.option(
 )
 
 
-class Metrics:
-    """A collector of prometheus_client over the latest snapshot; Prometheus computes the rates."""
+class MetricsPort:
+    """Serves the latest snapshot by HTTP, in threads; Prometheus computes the rates."""
 
-    def __init__(self, script: str) -> None:
+    name, limit_s = "Prometheus", None
+
+    def __init__(self, address: tuple[str, int], script: str) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
         self._script = script
         self._snapshot: Snapshot | None = None
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        host, port = address
+        self._server: Any
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"got --metrics-port {host}:{port}, where nothing can listen: {exc}; name "
+                "another port, another address of this host, or 0 for a free port"
+            ) from exc
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.server_port}/metrics"
+        self.opening = f"Prometheus can read {self.url}"
+
+    def close(self, result: Result | None = None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
     def take(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -99,36 +122,6 @@ class Metrics:
                 if not math.isnan(value):  # No loss is known yet.
                     family.add_metric([str(rank), devices.get(rank, "")], value)
             yield family
-
-
-class MetricsPort:
-    """Serves `Metrics` by HTTP, in threads."""
-
-    name, limit_s = "Prometheus", None
-
-    def __init__(self, address: tuple[str, int], script: str) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
-
-        self._metrics, registry = Metrics(script), CollectorRegistry(auto_describe=False)
-        registry.register(self._metrics)
-        host, port = address
-        self._server: Any
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as exc:
-            raise ConfigurationError(
-                f"got --metrics-port {host}:{port}, where nothing can listen: {exc}; name "
-                "another port, another address of this host, or 0 for a free port"
-            ) from exc
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._server.server_port}/metrics"
-        self.opening = f"Prometheus can read {self.url}"
-        self.take = self._metrics.take
-
-    def close(self, result: Result | None = None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 OPTION = Option(_option, "metrics_port", lambda address, job: MetricsPort(address, job.script))

@@ -16,8 +16,8 @@ import click
 
 from platoon_base.cli.charts import INK, NO_CHARTS, PAPER, Series, chart, has_charts, timeline
 from platoon_base.cli.commands.arguments import result_file
-from platoon_base.cli.observers import Option
-from platoon_base.cli.run_files import known_story, write_text
+from platoon_base.cli.observers import Observed, Option
+from platoon_base.cli.run_files import write_text
 from platoon_base.cli.run_recorder import (
     SHOWN,
     Lane,
@@ -72,15 +72,6 @@ details { margin: 12px 0; } pre { overflow-x: auto; font-size: 13px; }
 """
 
 
-class About(NamedTuple):
-    """The job of a page; `result` is None if it could not be run to its end."""
-
-    title: str
-    folder: str
-    result: Result | None
-    story: Sequence[Entry]
-
-
 def document(title: str, facts: str, parts: Iterable[str]) -> str:
     """Return an HTML document with a heading, a line of facts, and parts that are HTML."""
     lines = [
@@ -102,30 +93,33 @@ def embedded(svg: str) -> str:
     return svg.replace(INK, "currentColor").replace(PAPER, "none")
 
 
-def page(recorder: RunRecorder, about: About) -> str:
-    """Return the page about a job that has ended; without matplotlib it has no charts."""
-    lanes = recorder.lanes
+def page(recorder: RunRecorder, job: Observed, result: Result | None) -> str:
+    """Return the page about a job that has ended; without matplotlib it has no charts.
+
+    ``result`` is None if the job could not be run to its end.
+    """
+    lanes, story = recorder.lanes, job.story.entries
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recorder.began_at))
     count = f"{len(lanes)} worker{'s' * (len(lanes) != 1)}"
-    facts = f"{when}, {count}, {duration(recorder.seconds)}, logs in {about.folder}"
+    facts = f"{when}, {count}, {duration(recorder.seconds)}, logs in {job.folder}"
     curves = lives = f'<p class="faint">{escape(NO_CHARTS)}</p>'
     if has_charts():
         drawn = "\n".join(_charts(recorder)) or '<p class="faint">Nothing was reported.</p>'
         curves = f'<div class="charts">\n{drawn}\n</div>'
         shown = sorted(lanes)[:_MOST_ROWS]
         moments = (recorder.checkpoints, recorder.began_at, recorder.seconds)
-        lives = f'<div class="lives">{embedded(timeline(about.story, *moments, shown))}</div>'
+        lives = f'<div class="lives">{embedded(timeline(story, *moments, shown))}</div>'
     parts = [
-        _verdict_list(verdict(lanes, about.result, about.story)),
+        _verdict_list(verdict(lanes, result, story)),
         *_time_of_workers(lanes),
         *_steps(lanes),
         "<h2>Curves</h2>",
         curves,
         "<h2>What happened</h2>",
         lives,
-        _story(about.story),
+        _story(story),
     ]
-    return document(about.title, facts, parts)
+    return document(job.command, facts, parts)
 
 
 def _verdict_list(sentences: Iterable[Sentence]) -> str:
@@ -154,8 +148,7 @@ def _time_of_workers(lanes: Mapping[int, Lane]) -> list[str]:
             "-" if math.isnan(loss) else f"{loss:.4g}",
             *("-" if name == "loading" and not lane.has_loading else f"{percent:.1f} %" for name, percent in shown),
         ]
-        cells = "".join(f"<td>{number}</td>" for number in numbers)
-        rows.append(f"<tr><td>worker {lane.rank} {escape(lane.device)}</td>{cells}</tr>")
+        rows.append([f"worker {lane.rank} {lane.device}", *numbers])
     names = ["", "steps", "steps/s", "latest loss", *SHOWN]
     heads = "".join(f"<th>{name}</th>" for name in names)
     return [
@@ -163,8 +156,14 @@ def _time_of_workers(lanes: Mapping[int, Lane]) -> list[str]:
         f"<p>{keys}</p>",
         f'<div class="bars">{"".join(bars)}</div>',
         _left_out(lanes),
-        f'<div class="wide"><table><tr>{heads}</tr>{"".join(rows)}</table></div>',
+        _table([heads], rows),
     ]
+
+
+def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; ``heads`` are cells in HTML, ``rows`` texts."""
+    lines = [*heads, *("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)]
+    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
 
 
 def _first(lanes: Mapping[int, Lane]) -> list[Lane]:
@@ -191,11 +190,10 @@ def _steps(lanes: Mapping[int, Lane]) -> list[str]:
             for part, counts in zip(PARTS, lane.counts)
             for share in _QUANTILES
         ]
-        cells = "".join(f"<td>{each}</td>" for each in times)
-        rows.append(f"<tr><td>worker {lane.rank}</td>{cells}</tr>")
+        rows.append([f"worker {lane.rank}", *times])
     return [
         "<h2>Time of one step</h2>",
-        f'<div class="wide"><table><tr><th></th>{heads}</tr><tr><th></th>{below}</tr>{"".join(rows)}</table></div>',
+        _table([f"<th></th>{heads}", f"<th></th>{below}"], rows),
         '<p class="faint">90 % of the steps take no longer than the second number. The numbers '
         "are accurate to a fifth, because steps are counted in classes of time. Synchronization "
         "includes the waits within collective calls on arrays.</p>",
@@ -365,8 +363,8 @@ class RunReport:
 
     name, limit_s = "the report", None
 
-    def __init__(self, path: Path, title: str, folder: Path) -> None:
-        self._path, self._title, self._folder = path, title, folder
+    def __init__(self, path: Path, job: Observed) -> None:
+        self._path, self._job = path, job
         self.opening = "" if has_charts() else NO_CHARTS
         self.recorder = RunRecorder()
 
@@ -376,9 +374,7 @@ class RunReport:
     def close(self, result: Result | None = None) -> None:
         """Write the page and the curves; report on standard error which file cannot be written."""
         self.recorder.end()
-        story = known_story(self._folder, "the report")
-        about = About(self._title, str(self._folder), result, story)
-        write_text(self._path, page(self.recorder, about), "the report")
+        write_text(self._path, page(self.recorder, self._job, result), "the report")
         write_text(self._beside("workers"), workers_as_csv(self.recorder), "the workers' curves")
         write_text(self._beside("values"), values_as_csv(self.recorder), "the reported values")
 
@@ -408,4 +404,4 @@ def values_as_csv(recorder: RunRecorder) -> str:
     return file.getvalue()
 
 
-OPTION = Option(_option, "report_file", lambda path, job: RunReport(path, job.command, job.folder))
+OPTION = Option(_option, "report_file", RunReport)

@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from platoon_base.cli.commands.arguments import result_file
-from platoon_base.cli.observers import Option
-from platoon_base.cli.run_files import known_story, write_text
+from platoon_base.cli.observers import Observed, Option
+from platoon_base.cli.run_files import write_text
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import PHASES, STEP
@@ -45,10 +45,10 @@ class TraceFile:
 
     name, opening, limit_s = "the trace", "", None
 
-    def __init__(self, path: Path, folder: Path) -> None:
-        self._path, self._folder = path, folder
+    def __init__(self, path: Path, job: Observed) -> None:
+        self._path, self._story = path, job.story
         self._wall, self._start = time.time(), time.monotonic()
-        self._parts = path_of(folder.absolute(), "trace")  # Workers make it.
+        self._parts = path_of(job.folder.absolute(), "trace")  # Workers make it.
         os.environ[TRACE] = str(self._parts)
 
     def take(self, snapshot: Snapshot) -> None:
@@ -57,8 +57,7 @@ class TraceFile:
     def close(self, result: Result | None = None) -> None:
         del os.environ[TRACE]
         try:
-            story = known_story(self._folder, "the trace")
-            events = events_of(_read(self._parts), story, self._wall, self._start)
+            events = events_of(_read(self._parts), self._story.entries, self._wall, self._start)
             found = {"traceEvents": events, "displayTimeUnit": "ms"}
             write_text(self._path, msgspec.json.encode(found).decode(), "the trace")
         finally:
@@ -103,4 +102,4 @@ def _microseconds(seconds: float) -> float:
     return round(8e6 * seconds) / 8
 
 
-OPTION = Option(_option, "trace_file", lambda path, job: TraceFile(path, job.folder))
+OPTION = Option(_option, "trace_file", TraceFile)
