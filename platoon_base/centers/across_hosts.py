@@ -54,11 +54,6 @@ class Overwrites:
         """Return the version of the next overwrite on ``host``; the higher host wins a tie."""
         return ((version >> _HOST_BITS) + 1 << _HOST_BITS) | host
 
-    def await_all_hosts(self, count: int, timeout_s: float) -> None:
-        """Wait until all other hosts have an overwrite, or raise `CollectiveTimeoutError`."""
-        what = "the other hosts to receive the center that this worker has overwritten"
-        await_hosts(lambda: self.spread >= count, timeout_s, what)
-
 
 def await_hosts(done: Callable[[], bool], timeout_s: float, what: str) -> None:
     """Wait until the courier has done something, or raise `CollectiveTimeoutError`."""

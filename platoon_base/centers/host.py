@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, HostsRounds, Overwrites, Shift, wide
+from platoon_base.centers.across_hosts import AcrossHosts, HostsMeans, HostsRounds, Overwrites, Shift, await_hosts, wide
 from platoon_base.centers.base import Named, NonFiniteElement, OnHost
 from platoon_base.centers.host_kernels import undo_bytes
 from platoon_base.centers.host_rounds import Rounds, contributions_of
@@ -238,7 +238,8 @@ class HostCenter(OnHost):
                 count = self.overwrites.note()
             finally:
                 self.locks.release_all()
-        self.overwrites.await_all_hosts(count, max(deadline - awake(), timeout("stripe")))
+        what = "the other hosts to receive the center that this worker has overwritten"
+        await_hosts(lambda: self.overwrites.spread >= count, max(deadline - awake(), timeout("stripe")), what)
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's; False if a stripe stayed locked."""

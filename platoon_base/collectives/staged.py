@@ -31,10 +31,10 @@ class StagedCollective(Collective):
             return self._host.call(kind, array, op, root, out, timeout_s, feedback)
         with self._refusing():
             out = array if kind == "broadcast" else self._target(kind, array, out)
-            staged = _fetch(array)
-        in_place = staged if kind in ("all_reduce", "broadcast") else None
+            staged = self._fetch(array)
+        in_place = staged if kind == "broadcast" or (kind == "all_reduce" and staged.flags.owndata) else None
         result = self._host.call(kind, staged, op, root, in_place, timeout_s, feedback)
-        return array if kind == "broadcast" and root == self.rank else _store(out, result)
+        return array if kind == "broadcast" and root == self.rank else self._store(out, result, array)
 
     def close(self) -> None:
         self._host.close()
@@ -60,24 +60,26 @@ class StagedCollective(Collective):
         require_fit(out, shape, array.dtype)
         return out
 
+    def _fetch(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copy to the host; memory that the result does not own is not changed by an all-reduce."""
+        if not hasattr(array, "__array__"):
+            raise ConfigurationError(
+                f"got {type(array).__name__}: pass a NumPy array or a device array such as GpuArray"
+            )
+        # The result may be read-only, or a view of the device's memory.
+        staged = np.asarray(array)
+        return staged if staged.flags.carray and staged.flags.owndata else np.array(staged, order="C")
+
+    def _store(self, out: Any, staged: np.ndarray[Any, Any], array: Any) -> Any:
+        """Copy the result of a call on ``array`` to ``out``, and return it."""
+        if staged.size == 0:
+            return out
+        if hasattr(out, "write") and out.flags.c_contiguous:
+            out.write(staged)
+        else:
+            assign(out, staged)
+        return out
+
 
 def _empty(like: Any, shape: tuple[int, ...]) -> Any:
     return sys.modules[type(like).__module__].empty(shape, dtype=like.dtype, context=like.context)
-
-
-def _fetch(array: Any) -> np.ndarray[Any, Any]:
-    if not hasattr(array, "__array__"):
-        raise ConfigurationError(f"got {type(array).__name__}: pass a NumPy array or a device array such as GpuArray")
-    # The result may be read-only, or a view of the device's memory.
-    staged = np.asarray(array)
-    return staged if staged.flags.carray and staged.flags.owndata else np.array(staged, order="C")
-
-
-def _store(array: Any, staged: np.ndarray[Any, Any]) -> Any:
-    if staged.size == 0:
-        return array
-    if hasattr(array, "write") and array.flags.c_contiguous:
-        array.write(staged)
-    else:
-        assign(array, staged)
-    return array

@@ -14,6 +14,7 @@ import torch
 
 from platoon_base.collectives.base import Collective, result_shape
 from platoon_base.collectives.nccl_group import NcclCollective, NcclGroup
+from platoon_base.collectives.staged import StagedCollective
 from platoon_base.dtypes import NCCL_CODES
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_arrays import HostCopy
@@ -65,27 +66,21 @@ class NcclTensors(NcclCollective):
         out.detach().div_(self.size, rounding_mode="trunc")
 
 
-class HostTensors(Collective):
+class HostTensors(StagedCollective):
     """Combines tensors as ndarrays, copied from the device and back; ``host`` is borrowed."""
 
     def __init__(self, host: Collective) -> None:
-        self.rank, self.size = host.rank, host.size
-        self._host = host
+        super().__init__(host)
         self._staged: dict[tuple[Any, ...], HostCopy] = {}
 
     def call(self, kind: str, array: Any, op: str, root: Any, out: Any, timeout_s: float, feedback: Any = None) -> Any:
-        if kind == "barrier":
-            return self._host.barrier(timeout_s=timeout_s)
-        if kind == "all_reduce" and out is array and array.is_cuda:
+        if kind == "all_reduce" and out is array and getattr(array, "is_cuda", False):
             return self._all_reduce_in_place(array, op, timeout_s, feedback)
-        result_shape(kind, tuple(array.shape), self.size)
-        fetched = _fetched(array)
-        staged = np.array(fetched, order="C") if kind == "broadcast" else None
-        result = self._host.call(kind, fetched if staged is None else staged, op, root, staged, timeout_s, feedback)
-        return _stored(out, result, array)
+        return super().call(kind, array, op, root, out, timeout_s, feedback)
 
     def _all_reduce_in_place(self, array: Tensor, op: str, timeout_s: float, feedback: Any) -> Tensor:
-        _require_on_host(array)
+        with self._refusing():
+            _require_on_host(array)
         key = array.device, array.shape, array.dtype
         staged = self._staged.pop(key, None) or HostCopy(array)
         self._staged[key] = staged  # The most recently used is last.
@@ -96,6 +91,24 @@ class HostTensors(Collective):
         self._host.all_reduce(values, op, values, timeout_s=timeout_s, feedback=feedback)
         staged.write(array)
         return array
+
+    def _target(self, kind: str, array: Tensor, out: Any) -> Any:
+        shape = result_shape(kind, tuple(array.shape), self.size)
+        if out is not None:
+            _require_fit(out, shape, array)
+        return out
+
+    def _fetch(self, array: Tensor) -> np.ndarray[Any, Any]:
+        _require_on_host(array)
+        fetched: np.ndarray[Any, Any] = array.detach().contiguous().cpu().numpy()
+        return fetched
+
+    def _store(self, out: Any, staged: np.ndarray[Any, Any], array: Tensor) -> Tensor:
+        tensor = torch.from_numpy(np.asarray(staged))
+        if out is None:
+            return tensor.to(array.device)
+        out.detach().copy_(tensor)
+        return out
 
     def close(self) -> None:
         """Do nothing: the host's group is borrowed."""
@@ -127,18 +140,3 @@ def _require_on_host(array: Tensor) -> None:
         raise ConfigurationError(
             "got a tensor of dtype torch.bfloat16, which cannot be summed on the host: pass tensor.float()"
         )
-
-
-def _fetched(array: Tensor) -> np.ndarray[Any, Any]:
-    _require_on_host(array)
-    fetched: np.ndarray[Any, Any] = array.detach().contiguous().cpu().numpy()
-    return fetched
-
-
-def _stored(out: Tensor, result: np.ndarray[Any, Any], array: Tensor) -> Tensor:
-    tensor = torch.from_numpy(np.asarray(result))
-    if out is None:
-        return tensor.to(array.device)
-    _require_fit(out, tuple(result.shape), array)
-    out.detach().copy_(tensor)
-    return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,28 +31,20 @@ def residual_layout(layout: Layout) -> Layout:
     return Layout(tuple(specs))
 
 
-class _Part(NamedTuple):
-    """Location of a packed chunk of a parameter."""
-
-    start: int
-    stop: int
-    at: int
-    nbytes: int
-
-
 class Packing:
     """Packs the parameters of a layout into ``nbytes`` bytes; only floats are encoded."""
 
     def __init__(self, layout: Layout, codec: Codec) -> None:
         self._codec = codec
-        self._parts: list[list[_Part]] = []
+        # For each chunk of each parameter, its elements and the bytes of its record.
+        self._parts: list[list[tuple[slice, slice]]] = []
         self.nbytes = 0
         for spec in layout.specs:
-            dtype, parts = np.dtype(spec.dtype), []
+            dtype, parts = np.dtype(spec.dtype), list[tuple[slice, slice]]()
             for start in range(0, spec.size, CHUNK):
                 stop = min(start + CHUNK, spec.size)
                 size = codec.nbytes(stop - start) if _is_float(dtype) else (stop - start) * dtype.itemsize
-                parts.append(_Part(start, stop, self.nbytes, size))
+                parts.append((slice(start, stop), slice(self.nbytes, self.nbytes + size)))
                 self.nbytes += -(-size // 8) * 8
             self._parts.append(parts)
 
@@ -99,9 +91,8 @@ class Packing:
         """Yield parameter, elements, values and record of each chunk of floats; copy other values in or out."""
         for parameter, array in enumerate(arrays):
             flat = array.reshape(-1)
-            for part in self._parts[parameter]:
-                own = slice(part.start, part.stop)
-                x, record = flat[own], data[part.at : part.at + part.nbytes]
+            for own, at in self._parts[parameter]:
+                x, record = flat[own], data[at]
                 if _is_float(array.dtype):
                     yield parameter, own, x, record
                 elif packs:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker, connect
+from platoon_base.errors import ConfigurationError
 from platoon_base.worker import DEFAULT_TIMEOUT_S, Fit, State, agree, default_rule_of, require_same_values
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,11 @@ class Training(Fit):
     @staticmethod
     def of(worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S) -> Training:
         if worker not in _trainings:
+            if any(each.closed and training.synced for each, training in _trainings.items()):
+                raise ConfigurationError(
+                    "this worker left the job (close(), or the end of a with block) before finish_training(), so "
+                    "each worker has its own model: call evaluate() and finish_training() before that"
+                )
             _trainings[worker] = Training(worker)
         _trainings[worker].timeout_s = timeout_s
         return _trainings[worker]

@@ -31,12 +31,12 @@ def test_workers(run_job, script, workers):
     run_job(script_path(f"lasagne_jobs_{script}"), workers).require_success()
 
 
-@pytest.mark.parametrize("how", ["finishes", "fails", "ends"])
+@pytest.mark.parametrize("how", ["finishes", "fails", "ends", "closes"])
 def test_a_script_that_ends_without_finish_training_is_told_that_its_model_is_its_own(run_job, how):
     outcome = run_job(script_path("lasagne_jobs_ends_without_finish_training"), args=[how])
     assert (outcome.result.status == 0) == (how != "fails")
     told = ["without finish_training(), so it has only the model of this worker" in log for log in outcome.logs]
-    assert told == [how == "ends"] * 2, outcome.logs
+    assert told == [how in ("ends", "closes")] * 2, outcome.logs
 
 
 @pytest.mark.promise

@@ -737,3 +737,43 @@ def test_a_refused_device_array_breaks_the_group(make):
             StagedCollective(group.members[0]).all_reduce(DeviceArray(F32), out=F32, timeout_s=1)
         with pytest.raises(ConfigurationError, match="rank 0 refused its collective call 1.*: got a device array"):
             group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S)
+
+
+def test_a_refused_tensor_breaks_the_group(make):
+    torch = pytest.importorskip("torch")
+    from platoon_base.collectives.tensors import HostTensors
+
+    with make(2) as group:
+        with pytest.raises(ConfigurationError, match="bfloat16, which cannot be summed on the host"):
+            HostTensors(group.members[0]).all_reduce(torch.zeros(3, dtype=torch.bfloat16), timeout_s=1)
+        with pytest.raises(ConfigurationError, match="rank 0 refused its collective call 1.*bfloat16"):
+            group.members[1].all_reduce(F32, timeout_s=5)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_tensors_go_by_way_of_the_host(group, strided):
+    torch = pytest.importorskip("torch")
+    from platoon_base.collectives.tensors import HostTensors
+
+    size = len(group.members)
+    arrays = [values(rank, (size, 40), "float32") for rank in range(size)]
+
+    def call(c):
+        staged = HostTensors(c)
+        staged.barrier(timeout_s=TIMEOUT_S)
+        own, sent, mine = (torch.tensor(arrays[c.rank]) for _ in range(3))
+        if strided:
+            own, sent, mine = (tensor.T.contiguous().T for tensor in (own, sent, mine))
+        assert staged.all_reduce(own, out=own, timeout_s=TIMEOUT_S) is own
+        assert staged.broadcast(sent, size - 1, timeout_s=TIMEOUT_S) is sent
+        into = torch.empty(size, 40)
+        assert staged.all_reduce(mine, out=into, timeout_s=TIMEOUT_S) is into
+        found = staged.all_reduce(mine, "max", timeout_s=TIMEOUT_S), staged.all_gather(mine, timeout_s=TIMEOUT_S)
+        np.testing.assert_array_equal(mine, arrays[c.rank])
+        return [tensor.numpy() for tensor in (own, into, sent, *found)]
+
+    for own, into, sent, most, gathered in group.run(call):
+        require_equal([own, into], oracle(arrays, "sum", group.workers))
+        require_equal([sent], arrays[-1])
+        require_equal([most], oracle(arrays, "max", group.workers))
+        require_equal([gathered], np.stack(arrays))

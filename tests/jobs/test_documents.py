@@ -21,6 +21,8 @@ RESULTS = {
     "torch": "model.pt",
 }  # fmt: skip
 
+TRAINED = {"torch": "Sequential of 802, AdamW, 5 epochs, async", "jax": "parameters of 42, 5 epochs, async"}
+
 
 def needs_keras_3(test):
     of_3 = pytest.mark.skipif(KERAS_2, reason="the script is for Keras 3: run it in .nox/keras3 (make test)")
@@ -47,6 +49,9 @@ def run_whole_scripts(platoon, folder, framework, shown="", instead=""):
         done = platoon("launch", "-n", 2, "--log-dir", "logs", "train.py").require()
         assert (folder / RESULTS[framework]).stat().st_size > 0
         assert "shared and averaged nothing" not in done.stderr
+        if framework in TRAINED:  # Loops say so by themselves, in the last table.
+            found = re.findall(r"^(trained|saved) +(.*?) *$", done.stdout, re.MULTILINE)
+            assert found == [("trained", TRAINED[framework]), ("saved", RESULTS[framework])]
 
 
 FRAMEWORKS = {

@@ -299,6 +299,7 @@ def chosen_back_ends(path):
     of_ours = {
         "courier/process.py": {"platoon_base.centers.host"},  # a process of its own
         "collectives/hosts.py": {"platoon_base.collectives.host"},  # which is the one of a host, and more
+        "collectives/tensors.py": {"platoon_base.collectives.staged"},  # tensors go the same way
         "job/backends.py": BACK_ENDS,
     }
     found = within(imports(path), BACK_ENDS)

@@ -89,7 +89,7 @@ def test_a_class_of_the_user_gets_one_run(track, tmp_path):
     assert [(values["val_loss"], step) for values, step, worker in logged if "val_loss" in values] == [(0.25, 5)]
     for rank in range(2):
         assert [(values["loss"], step) for values, step, worker in logged if worker == rank][-1] == (0.75, 5)
-        (used,) = [values for values, step, worker in logged if worker == rank and "system/memory_mb" in values]
+        used = [values for values, _, worker in logged if worker == rank and "system/memory_mb" in values][-1]
         assert 0 < used["system/cpu_percent"] < 100 * os.cpu_count()
         assert 10 < used["system/memory_mb"] < 2000
     assert all("note" not in values for values, _, _ in logged)
