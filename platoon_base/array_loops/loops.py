@@ -275,7 +275,8 @@ class Loop:
             self._host = HostAverage(worker.all_reduce, worker.global_rank, worker.global_size, compresses)
         wide = next((x.dtype for x in reals if x.dtype.itemsize >= 4), np.float32)  # Travels with these.
         mine, everyones = (Header(worker.global_size, dtype=wide) for _ in range(2))
-        self._host(reals, reals, weight, mine, everyones, names=[(key, i) for i in range(len(reals))])
+        residuals = [(key, i) for i in range(len(reals))] if self._host.compresses else ()
+        self._host(reals, reals, weight, mine, everyones, names=residuals)
 
     def _compare(self, names: Sequence[str], arrays: Sequence[Array], values: Sequence[Array]) -> None:
         """Compare the first gradients of all workers, and their ``values``."""

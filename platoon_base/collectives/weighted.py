@@ -29,6 +29,8 @@ class Header:
 def sums_of(means: Array, size: int) -> Array:
     """Return the sums of which these are means over ``size`` workers; exactly, if they are integers."""
     sums = means * size
+    if not size & (size - 1):  # Divisions by a power of two are exact.
+        return sums
     whole = np.rint(sums)
     return np.where(abs(sums - whole) <= _NEAR[means.dtype] * whole, whole, sums)
 

@@ -88,6 +88,7 @@ class FlatAverage(WeightedAverage):
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.element_size())
         self.header = flat[end:]
         self._sent: dict[int, tuple[list[float], Tensor]] = {}  # The latest headers, by their lengths.
+        self._weights = _array(self.header[: self.divisor])
         self._weight: Any = 0.0
         self._ahead = 0  # Elements of the header that precede the gradients.
         self.compresses = worker.advanced.compresses(_array(self.header), timeout_s)
@@ -132,20 +133,18 @@ class FlatAverage(WeightedAverage):
             else:
                 for number in range(begun, len(self.buckets)):
                     self.combine_bucket(number)
-            behind = self.header[self._ahead :]
-            if self.compresses and behind.numel():
+            if self.compresses and self._ahead < len(self.header):
                 self.header[self._ahead : len(header[0])] = header[1][self._ahead :]
-                self.combine(behind)
+                self.combine(self.header[self._ahead :])
             self.scale(self.rest())
 
     def exchange_header(self) -> None:
         self.combine(self.header[: self._ahead])
 
     def weights(self) -> Any:
-        weights = self.header[: self.divisor]
-        if weights.is_cuda:  # This does not wait for the device.
-            return weights.sum()
-        return math.fsum(sums_of(weights.numpy(), self.divisor).tolist()) / self.divisor
+        if torch.is_tensor(self._weights):  # This does not wait for the device.
+            return self._weights.sum()
+        return math.fsum(sums_of(self._weights, self.divisor).tolist()) / self.divisor
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
