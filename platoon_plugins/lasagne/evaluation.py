@@ -83,7 +83,7 @@ def evaluate(
     # For a mean the workers divide the rows, and for any other function whole calls.
     unit = 1 if _is_mean(val_fn) else rows_in_call
     name = f"evaluate {count} rows {fingerprint(*data)}"
-    training = Training.of(worker, timeout_s)
+    training = Training.begun(worker, timeout_s)
 
     def own(index: int, number: int) -> Pairs:
         start, stop = shard_bounds(-(-count // unit), index, number)

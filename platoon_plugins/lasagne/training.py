@@ -41,14 +41,19 @@ class Training(Fit):
     @staticmethod
     def of(worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S) -> Training:
         if worker not in _trainings:
-            if any(each.closed and training.synced for each, training in _trainings.items()):
-                raise ConfigurationError(
-                    "this worker left the job (close(), or the end of a with block) before finish_training(), so "
-                    "each worker has its own model: call evaluate() and finish_training() before that"
-                )
             _trainings[worker] = Training(worker)
         _trainings[worker].timeout_s = timeout_s
         return _trainings[worker]
+
+    @staticmethod
+    def begun(worker: Worker, timeout_s: float) -> Training:
+        """Return the training that this worker evaluates or finishes; an error if it has left the job since."""
+        if worker not in _trainings and any(each.closed and training.synced for each, training in _trainings.items()):
+            raise ConfigurationError(
+                "this worker left the job (close(), or the end of a with block) before finish_training(), so "
+                "each worker has its own model: call evaluate() and finish_training() before that"
+            )
+        return Training.of(worker, timeout_s)
 
     @staticmethod
     def forget(worker: Worker) -> None:
@@ -154,7 +159,7 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
     ...     numpy.savez("model.npz", *lasagne.layers.get_all_param_values(network))
     """
     worker = connect() if worker is None else worker
-    training = Training.of(worker, timeout_s)
+    training = Training.begun(worker, timeout_s)
     if worker.global_size > 1 and not worker.advanced.sharing and training.rule is None and not training.averaged:
         log.warning(
             "rank %d: this training has shared nothing, so each worker has its own model; pass "
