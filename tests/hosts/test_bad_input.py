@@ -105,7 +105,8 @@ def test_the_key_is_on_no_command_line_and_in_no_log(laboratory):
         for pid, words in host.processes().items():
             assert KEY not in words
             assert KEY not in Path(f"/proc/{pid}/environ").read_text(errors="replace")
-        for path in host.outside("/tmp").rglob("*"):
+        folders = [path for path in host.outside("/tmp").iterdir() if not ROOT.is_relative_to(f"/tmp/{path.name}")]
+        for path in (below for folder in folders for below in folder.rglob("*")):
             if path.is_file() and path.name != "key" and path.stat().st_mode & 0o077:
                 assert KEY not in path.read_text(errors="replace"), path
     job.launchers[1].kill()

@@ -133,7 +133,7 @@ for step in range(1, 4):
 def test_workers_that_need_each_other_go_on_at_one_position_unless_rounds_have_kept_them_together(
     platoon, write_script, tmp_path, rule, bound
 ):
-    text = LOOP.read_text().replace("connect()\n", "connect()\nworker.advanced.meet('all', binds=True)\n")
+    text = LOOP.read_text().replace("\nrule,", "\nworker.advanced.meet('all', binds=True)\nrule,")
     options = "--deterministic", "--checkpoint-every", 60, "--resume", "kept"
     assert platoon("launch", "-n", 2, *options, write_script(text), rule, 4, 8).returncode == 0
     assert read_checkpoint(newest_in(tmp_path / "kept")).about.bound is bound

@@ -416,7 +416,7 @@ def test_a_disk_that_is_slow_at_the_last_checkpoint_loses_no_host(hosts):
     site.mkdir()
     (site / "sitecustomize.py").write_text(SLOW_DISK)
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    code = script('worker.barrier("start")')
+    code = script('worker.barrier("start")\nworker.progress(steps=1)')
     options = ["--checkpoint-every", "100", "--resume", "slow", "--host-timeout", "2"]
     hosts.start(code, *options, host=0, environment={"PYTHONPATH": path})
     hosts.start(code, *options, host=1)
