@@ -41,7 +41,7 @@ class Place:
     """Stands in for a worker of a job, of which a shard needs no more than the numbers."""
 
     closed = True  # nothing is told to it
-    compresses_gradients = False
+    compresses_gradients, all_reduce = False, None  # nothing is averaged
 
     def __init__(self, rank, size, seed):
         self.global_rank, self.global_size, self.seed = rank, size, seed
