@@ -2,8 +2,9 @@
 
 The scripts are those of docs/ten_minutes.md, on two workers and the CPU. Measured are the lines that each adds to the
 script of one process, the seconds to the first step and to the end, the memory of all processes (the largest sum of
-their proportional set sizes), the lines of `--help`, the lines printed when rank 1 meets a wrong label, and the files
-that are there at the end. All tools run in turn, in one environment that pip fills unless `--environment` is given.
+their proportional set sizes), the lines of `--help`, the lines printed when rank 1 meets a wrong label and the first
+that names it, and the files that are there at the end. All tools run in turn, in one environment that pip fills unless
+`--environment` is given.
 
     python benchmarks/first_hour.py [--rounds 5] [--environment FOLDER] [--quick]
 """
@@ -131,7 +132,9 @@ def measure():
                 row["help lines"] = subprocess.check_output(command, text=True).count("\n")
             if tool != "one process":
                 failed = run(tool, folder / "bin", texts[tool], texts["task.py"], "1")
-                row |= {"error lines": failed["text"].count("\n"), "error, s": failed["seconds"]}
+                lines = failed["text"].splitlines()
+                first = next((number for number, line in enumerate(lines, 1) if "out of bounds" in line), None)
+                row |= {"error lines": len(lines), "named in line": first, "error, s": failed["seconds"]}
             rows.append({**row, "kept": runs[-1]["kept"]})
     harness.table("one task on two workers; medians", rows)
     for row in rows:

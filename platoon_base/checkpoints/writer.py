@@ -127,11 +127,15 @@ class CheckpointWriter:
     def postpone(self, until: float) -> None:
         self.next_due = until
 
-    def begin(self, about: About, layout: Layout | None, at_once: bool = False, empty: bool = False) -> None:
-        """Begin a checkpoint, unless it is ``empty``; ``at_once`` reads the center before this call returns."""
+    def skip(self) -> None:
+        """Wait for a whole period."""
         self.next_due = time.monotonic() + self._saving.every_s
+
+    def begin(self, about: About, layout: Layout | None, at_once: bool = False) -> None:
+        """Begin a checkpoint; with ``at_once`` the center is read before this call returns."""
+        self.skip()
         # A checkpoint without a center must not replace one with a center.
-        if self._over or empty or (layout is None and self._keeps_center):
+        if self._over or (layout is None and self._keeps_center):
             return
         self._saw_center |= layout is not None
         self._keeps_center |= layout is not None

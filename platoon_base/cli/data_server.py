@@ -14,8 +14,7 @@ from pathlib import Path
 
 import click
 
-from platoon_base.controller.processes import Exit
-from platoon_base.controller.watch import exit_status
+from platoon_base.controller.watch import described, exit_status
 from platoon_base.data.batch_link import report_failure
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import JOB, LAUNCHER, RANK
@@ -84,7 +83,7 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
 def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> None:
     """Wait for the end of a data server; report it to the user and to waiting workers."""
     status = process.wait()
-    how = str(Exit(-1, exit_status(status)))
+    how = described(exit_status(status))
     if status == -signal.SIGKILL:
         how += ", by a user or by the kernel because memory ran out"
     if status not in (0, -signal.SIGTERM):

@@ -22,9 +22,8 @@ from platoon_base.cli.configuration import chosen_devices, require_one_host, req
 from platoon_base.cli.observers import Observers
 from platoon_base.cli.run_files import new_log_folder
 from platoon_base.cli.screen import Screen
-from platoon_base.controller.processes import Exit
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.controller.watch import exit_status
+from platoon_base.controller.watch import described, exit_status
 from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
@@ -108,7 +107,7 @@ def _run(args: argparse.Namespace) -> int:
         with screen, Observers([screen]):
             status = _run_script(controller, [*words, f"--workers-args={args.workers_args}"])
         if status:
-            how = Exit(-1, exit_status(status))
+            how = described(exit_status(status))
             logs = f"its output is above, the workers' output is in {folder}"
             click.echo(f"platoon-launcher: {controller.name} ended with {how}; {logs}", err=True)
         return FAILED if status else OK

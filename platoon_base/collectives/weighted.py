@@ -85,8 +85,8 @@ class WeightedAverage:
         return self.divisor if self._is_sum else self.unit / self.nonzero(self.weights())
 
     def nonzero(self, weights: Any) -> Any:
-        """Return a divisor of values, which are all 0 if the weights are; on devices it may be 0."""
-        return weights or 1.0 if isinstance(weights, float) else weights
+        """Return the weights as a divisor: 1 for 0, since then all values are 0."""
+        return weights or 1.0
 
 
 class HostAverage(WeightedAverage):

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from platoon_base.controller.stop_signals import PASSED_ON
-from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
+from platoon_base.controller.watch import (
+    ChildProcess,
+    Ended,
+    ForeignProcess,
+    LockHolder,
+    Watched,
+    described,
+    exit_status,
+)
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.limits import limit_text, oom_kills
 from platoon_base.system.own_files import open_log
@@ -47,12 +55,7 @@ class Exit(NamedTuple):
     at: float = 0.0  # When it failed or ended, in seconds since the epoch.
 
     def __str__(self) -> str:
-        if self.why:
-            return self.why
-        if self.status > 128:
-            with contextlib.suppress(ValueError):
-                return f"killed by {signal.Signals(self.status - 128).name}"
-        return f"exit status {self.status}"
+        return self.why or described(self.status)
 
     @property
     def cause(self) -> str:
@@ -169,7 +172,7 @@ class WorkerProcesses:
         elif self.stopping:
             self._collected += [Exit(start.rank, exit_status(code)) for start in server.starts]
         else:
-            ended = f"the fork server ended with {Exit(-1, exit_status(code))}"
+            ended = f"the fork server ended with {described(exit_status(code))}"
             self._start_one_by_one(server.starts, f"{ended}, see {server.starts[0].log_file}")
 
     def take_over(self, start: Start, pid: int) -> None:

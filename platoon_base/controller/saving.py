@@ -105,18 +105,20 @@ class JobSaving:
     def _save(self) -> None:
         shared = self._coordinator.shared
         about = self._begin(shared)
-        if self._hosts is not None:
+        if self._hosts is not None and about is not None:
             parameters = [] if shared is None else [tuple(spec) for spec in shared.layout.specs]
             self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self.checkpointer.folder)
 
-    def _begin(self, shared: Shared | None, at_once: bool = False) -> About:
-        """Begin a checkpoint, unless it would be empty, as after a failed import."""
+    def _begin(self, shared: Shared | None, at_once: bool = False) -> About | None:
+        """Begin a checkpoint; None if it would be empty, as after a failed import."""
         progress = map(self._job_state.progress, self._coordinator.roster)
         trained = any(each.steps > each.steps_before_start for each in progress)
         # Positions are read before the center: a resume skips no batch, but may repeat some.
         about = self._about(shared)
-        empty = shared is None and not about.kept and not trained
-        self.checkpointer.begin(about, None if shared is None else shared.layout, at_once, empty)
+        if shared is None and not about.kept and not trained:
+            self.checkpointer.skip()
+            return None
+        self.checkpointer.begin(about, None if shared is None else shared.layout, at_once)
         if trained and not self._warned_of_no_parameters and not self.checkpointer.keeps_center:
             self._warned_of_no_parameters = True
             log.warning("%s", _NO_PARAMETERS)

@@ -27,6 +27,14 @@ def exit_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
+def described(status: int) -> str:
+    """Return an exit status in words, such as ``killed by SIGTERM``."""
+    if status > 128:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(status - 128).name}"
+    return f"exit status {status}"
+
+
 class Ended(NamedTuple):
     """The exit status that a shell shows; ``why`` explains one that is not the process's own."""
 

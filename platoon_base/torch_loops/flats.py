@@ -146,6 +146,10 @@ class FlatAverage(WeightedAverage):
             return self._weights.sum()
         return math.fsum(sums_of(self._weights, self.divisor).tolist()) / self.divisor
 
+    def nonzero(self, weights: Any) -> Any:
+        # To look at a tensor would wait for the device. `Bucket.scale` bounds what is divided by 0.
+        return weights if torch.is_tensor(weights) else super().nonzero(weights)
+
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Measure the device's time for the work that is queued within the ``with`` block."""

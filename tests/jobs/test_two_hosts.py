@@ -399,6 +399,19 @@ def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(host
         again.close()
 
 
+def test_nothing_to_resume_is_named_where_nothing_was_trained(hosts):
+    """The first host is lost after many periods without a step."""
+    code = script('begun = time.monotonic()\nwhile time.monotonic() < begun + 1: pass\nsay("waits")\ntime.sleep(100)')
+    folder = hosts.folder / "kept"
+    for host in (0, 1):
+        hosts.start(code, "--resume", folder, "--checkpoint-every", "0.05", host=host)
+    hosts.until("logs1/rank1.log", "waits")
+    hosts.launchers[0].kill()
+    assert hosts.wait()[0] == -9
+    assert not list(folder.glob("checkpoint-*.npz"))
+    assert "Resume from" not in hosts.output(1), hosts.output(1)
+
+
 SLOW_DISK = """
 import os, threading, time
 force = os.fsync
